@@ -20,7 +20,7 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from benchmarks.servers import find_binaries, settings_for
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 
 Rows = list[tuple[Any, ...]]
 Variant = Callable[[psycopg.Connection, Rows, Rows], None]

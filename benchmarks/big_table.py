@@ -1,6 +1,6 @@
 """The large table of some benchmarks."""
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 
 
 def create(key_type: str = "bigint") -> str:

@@ -21,10 +21,10 @@ from typing import Final
 import psycopg
 
 from benchmarks.servers import find_binaries, version_of
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source.capture_functions import create_sql
+from streamer.source.capture.capture_functions import create_sql
 
 MAPPED_MS: Final = 20.0
 OTHER_MS: Final = 2.0

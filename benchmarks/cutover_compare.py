@@ -13,10 +13,10 @@ from pathlib import Path
 
 from benchmarks.compare import SETTINGS
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
-from streamer.commands.cutover.plan import CutoverOptions, FinalComparison, Step
-from streamer.commands.cutover.run import Cutover
-from streamer.commands.embedded import Server
-from streamer.config import static
+from streamer.commands.cutover.cutover import Cutover
+from streamer.commands.cutover.cutover_steps import CutoverOptions, FinalComparison, Step
+from streamer.commands.demo.embedded_servers import Server
+from streamer.config import static_mapping
 
 TABLES = ("quiet", "busy")
 NOTE_BYTES = 640
@@ -40,7 +40,7 @@ def fill(server: Server, rows: int) -> None:
 
 async def measure(config: Path, source: Server, changed: int) -> None:
     """Do the steps up to the comparison, and print its outcome beside that of all rows."""
-    settings, mapping = static.load(config)
+    settings, mapping = static_mapping.load(config)
     (only,) = mapping.sources
 
     def report(step: str, outcome: str) -> None:

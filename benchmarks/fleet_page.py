@@ -12,13 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from streamer.admin import fleet
-from streamer.admin.events import Events
-from streamer.admin.minute_series import Series
+from streamer.admin.live import fleet_overview
+from streamer.admin.live.events import Events
+from streamer.admin.live.minute_series import Series
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.runtime.services import Health
-from streamer.runtime.target_watch import TargetHealth
+from streamer.runtime.target_health import TargetHealth
 from streamer.target.connection import TargetAddress
 from tests.support.admin import admin
 from tests.support.fleet import large_fleet, show_fleet
@@ -102,7 +102,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "survey of 20,000 tables": spent(lambda: fleet.survey(sources)),
+                "survey of 20,000 tables": spent(lambda: fleet_overview.survey(sources)),
                 "answers": asyncio.run(pages()),
                 "idle": asyncio.run(idle()),
             },

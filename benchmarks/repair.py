@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
-from streamer.commands.embedded import Server
-from streamer.mapping.resync import KeySet, Mode, Resync, RowScope
+from streamer.commands.demo.embedded_servers import Server
+from streamer.control.resync_options import KeySet, Mode, Resync, RowScope
 
 READY = (
     "select bool_and(state = 'ready') and not exists"

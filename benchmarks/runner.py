@@ -29,7 +29,7 @@ from benchmarks.sides import (
     launch,
 )
 from benchmarks.usage import Cpu, peak_memory, take_snapshot
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 
 DRAIN_SECONDS: Final = 900.0
 SETTLE_SECONDS: Final = 2.0

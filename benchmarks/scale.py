@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.servers import Database, find_binaries, source_and_target, wait_until
 from benchmarks.sides import Process, launch
 from benchmarks.usage import peak_memory, take_snapshot
-from streamer.commands.embedded import Server, free_port
+from streamer.commands.demo.embedded_servers import Server, free_port
 
 SETTINGS = {
     "max_connections": "2000",

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import psycopg
 
-from streamer.commands.embedded import Server, packaged_binaries
+from streamer.commands.demo.embedded_servers import Server, packaged_binaries
 
 SETTINGS: Final = {
     "shared_buffers": "512MB",

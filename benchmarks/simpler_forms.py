@@ -22,11 +22,11 @@ from typing import Final
 import psycopg
 
 from benchmarks.servers import source_and_target
-from streamer.lsn import Lsn
-from streamer.source.attached_partitions import _LEAVES_SQL
-from streamer.source.journal.files import Journal, read_record
-from streamer.source.journal.records import JournalIdentity, Kind, Record
+from streamer.source.journal.journal_files import Journal, read_record
+from streamer.source.journal.journal_records import JournalIdentity, Kind, Record
+from streamer.source.tables.attached_partitions import _LEAVES_SQL
 from streamer.source.timeline_branches import Branch
+from streamer.util.lsn import Lsn
 
 ROUNDS: Final = 3
 RECORD_BYTES: Final = 1024 * 1024

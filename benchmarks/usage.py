@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.servers import Database
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 

@@ -21,15 +21,14 @@ from pydantic.fields import FieldInfo
 
 from streamer.admin.api.router import make_router
 from streamer.cli.main import app
-from streamer.cli.options import PANELS
-from streamer.commands import embedded
-from streamer.commands.demo import stage
+from streamer.cli.shared_options import PANELS
+from streamer.commands.demo import demo_servers, embedded_servers
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
-from streamer.error_reports import classes_of_errors
-from streamer.errors import StreamerError
-from streamer.observability.http import add_routes
+from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_reports import classes_of_errors
+from streamer.observability.http_server import add_routes
 from streamer.observability.metrics import Metrics
-from streamer.runtime.gauges import ScrapeFacts, families
+from streamer.runtime.health.gauges import ScrapeFacts, families
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
@@ -371,8 +370,8 @@ def metrics_table() -> str:
 
 def error_classes() -> list[type[StreamerError]]:
     """Return the classes of errors that have a code of their own."""
-    assert issubclass(embedded.ServerError, StreamerError)
-    assert issubclass(stage.DemoError, StreamerError)
+    assert issubclass(embedded_servers.ServerError, StreamerError)
+    assert issubclass(demo_servers.DemoError, StreamerError)
     return [error for error in classes_of_errors() if "code" in vars(error)]
 
 

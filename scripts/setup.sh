@@ -60,6 +60,6 @@ implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
 .venv/bin/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 &
 if command -v java >/dev/null || [ -n "${JAVA_HOME:-}" ]; then
     echo "making the class data archive of Spark's JVM"
-    .venv/bin/python -m streamer.sync.spark.class_archive --installed >/dev/null
+    .venv/bin/python -m streamer.copy.spark.class_archive --installed >/dev/null
 fi
 wait # A test that cannot be imported fails in the run itself.

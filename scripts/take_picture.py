@@ -13,7 +13,7 @@ from typing import Final
 
 from playwright.sync_api import sync_playwright
 
-from streamer.commands.embedded import free_port
+from streamer.commands.demo.embedded_servers import free_port
 from tests.support.chromium import launch
 
 PICTURE: Final = Path(__file__).parents[1] / "docs" / "images" / "page.png"

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from prometheus_client import Histogram
 
-from streamer.config import static
-from streamer.progress.table_state import State
-from streamer.runtime.engine import Engine, StopCondition
+from streamer.config import static_mapping
+from streamer.control.table_state import State
+from streamer.runtime.process.engine import Engine, StopCondition
 from streamer.runtime.services import SOURCE_STATES
 from tests.test_docs import ROOT, anchors
 
@@ -38,7 +38,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """Return the labels of every series there is, by its name."""
     path = tmp_path_factory.mktemp("deploy") / "config.yaml"
     path.write_text("target: {url: 'postgresql://127.0.0.1/dw'}")
-    registry = Engine(*static.load(path), StopCondition()).metrics.registry
+    registry = Engine(*static_mapping.load(path), StopCondition()).metrics.registry
     found = dict(SCRAPED)
     for collector in registry._collector_to_names:
         names = getattr(collector, "_labelnames", None)
@@ -176,7 +176,7 @@ def test_the_configuration_of_compose_is_accepted(monkeypatch: pytest.MonkeyPatc
     mounted = dict(volume.split(":")[:2] for volume in service["volumes"])
     (path,) = [p for p, inside in mounted.items() if inside == "/etc/streamer/config.yaml"]
 
-    settings, mapping = static.load(DEPLOY / path)
+    settings, mapping = static_mapping.load(DEPLOY / path)
 
     assert settings.admin.has_credentials  # or it would not listen beyond loopback
     assert settings.http.listen == "0.0.0.0:8000"
@@ -244,7 +244,7 @@ def test_kubernetes_runs_one_process_and_asks_it_the_right_things(
         monkeypatch.setenv(variable["name"], variable["value"])
     path = tmp_path / "config.yaml"
     path.write_text(KUBERNETES["ConfigMap"]["data"]["config.yaml"])
-    settings, mapping = static.load(path)
+    settings, mapping = static_mapping.load(path)
     assert settings.admin.has_credentials
     assert [source.label for source in mapping.sources] == ["shop:eu"]
 

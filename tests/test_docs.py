@@ -12,11 +12,11 @@ import yaml
 from pydantic import BaseModel
 
 from scripts import reference
-from streamer.config import static
+from streamer.config import static_mapping
 from streamer.config.settings import CHOICES, Settings
-from streamer.error_reports import classes_of_errors
-from streamer.errors import StreamerError
-from streamer.mapping.functions import GROUPS
+from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_reports import classes_of_errors
+from streamer.mapping.allowed_functions import GROUPS
 
 ROOT: Final = Path(__file__).parent.parent
 DOCS: Final = ROOT / "docs"
@@ -121,7 +121,7 @@ def test_example_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.setenv(name, "secret")
 
-    _, mapping = static.load(EXAMPLE)
+    _, mapping = static_mapping.load(EXAMPLE)
 
     assert [source.label for source in mapping.sources] == ["shop:eu", "shop:us"]
 
@@ -135,7 +135,7 @@ def test_configuration_of_the_tutorial_loads(
     monkeypatch.setenv("SHOP_PASSWORD", "secret")
     monkeypatch.setenv("DW_PASSWORD", "secret")
 
-    _, mapping = static.load(path)
+    _, mapping = static_mapping.load(path)
 
     (source,) = mapping.sources
     assert source.publication in page("tutorial")

@@ -111,45 +111,45 @@ PURE = {
     "decode.pgoutput",
     "decode.transactions",
     "decode.tuples",
-    "mapping.definition",
+    "schema.source_definition",
     "mapping.expressions",
-    "mapping.functions",
-    "mapping.names",
-    "mapping.objects",
-    "mapping.options",
-    "mapping.resync",
+    "mapping.allowed_functions",
+    "mapping.relation_names",
+    "schema.indexes_constraints_types",
+    "mapping.rule_options",
+    "control.resync_options",
     "mapping.rules",
-    "apply.binary",
-    "apply.fold",
-    "apply.lane_transaction",
-    "apply.make_plan",
-    "apply.plan",
-    "apply.sql.copydata",
-    "apply.sql.definition_changes",
-    "apply.sql.expressions",
-    "apply.sql.object_changes",
-    "apply.sql.statements",
-    "apply.sql.type_changes",
+    "apply.rows.binary_transfer",
+    "apply.rows.fold",
+    "apply.lanes.lane_transaction",
+    "apply.rows.make_plan",
+    "apply.rows.apply_plan",
+    "apply.rows.copydata",
+    "schema_changes.translate.definition_translator",
+    "apply.sql.computed_statements",
+    "schema_changes.translate.object_translator",
+    "apply.sql.set_statements",
+    "schema_changes.translate.type_translator",
     "apply.sql.wide_rows",
-    "compare.compared_tables",
-    "compare.hashes",
-    "compare.judge",
-    "compare.ranges",
-    "compare.tables",
-    "progress.table_state",
-    "progress.tracker",
-    "runtime.dispatch",
+    "compare.build_compared_table",
+    "compare.row_hashes",
+    "compare.judge_keys",
+    "compare.cut_ranges",
+    "compare.compared_table",
+    "control.table_state",
+    "control.progress_tracker",
+    "runtime.session.dispatcher",
     "source.history_check",
-    "sync.copy_query",
-    "sync.copy_queue",
-    "sync.exchange_rows",
-    "sync.ctid_ranges",
-    "sync.turn_waits",
+    "copy.copy_query",
+    "copy.copy_queue",
+    "copy.exchange_rows",
+    "copy.parts.ctid_ranges",
+    "copy.turn_waits",
     "postgres.quoting",
     "postgres.row_values",
     "postgres.sqlstate",
-    "hints",
-    "quantities",
+    "errors.command_lines",
+    "util.quantities",
 }
 """Modules that decide, with all their imports. A module outside this list may call itself alone
 pure.
@@ -180,10 +180,10 @@ def says_pure(module: Module) -> bool:
 def test_the_tree_was_found() -> None:
     assert set(NAMES) >= PURE
     assert own_imports(NAMES["mapping.rules"]) == {
-        "errors",
+        "errors.error_classes",
         "mapping.expressions",
-        "mapping.names",
-        "mapping.options",
+        "mapping.relation_names",
+        "mapping.rule_options",
         "postgres.keyed_hash",
         "postgres.secret",
     }
@@ -193,26 +193,16 @@ def test_the_tree_was_found() -> None:
 # ---- which way imports point -------------------------------------------------------------------
 
 LAYERS = [
-    {"", "lsn", "hints", "quantities", "backoff"},
-    {"remedies"},
-    {"errors"},
-    {
-        "batched",
-        "containment",
-        "error_reports",
-        "failpoints",
-        "compiled",
-        "migrations",
-        "owned_directory",
-        "waiting",
-    },
+    {"", "errors"},
+    {"util", "compiled"},
     {"postgres"},
     {"decode", "mapping"},
+    {"control", "schema"},
     {"source", "target", "config", "observability", "report"},
-    {"definitions"},
-    {"progress"},
+    {"bookkeeping"},
     {"apply"},
-    {"sync", "indexes"},
+    {"schema_changes"},
+    {"drain", "copy", "indexes"},
     {"compare"},
     {"runtime"},
     {"commands"},
@@ -264,16 +254,16 @@ IMPURE = {
 DRIVERS = {
     "asyncpg": {"target.connection"},
     "pyspark": {
-        *("sync.spark.job", "sync.spark.start", "sync.spark.worker"),
-        *("compare.parquet", "compare.spark_program"),
+        *("copy.spark.job", "copy.spark.start", "copy.spark.spark_worker"),
+        *("compare.parquet_report", "compare.spark_program"),
     },
-    # Beside source/ and sync/: connection strings are libpq's, so it reads them. psycopg knows the
+    # Beside source/ and copy/: connection strings are libpq's, so it reads them. psycopg knows the
     # binary formats. Commands speak to servers for a person, not for the stream.
     "psycopg": {
-        *("source", "sync", "compare", "commands"),
+        *("source", "copy", "compare", "commands"),
         *("postgres.conninfo", "postgres.binary_values"),
     },
-    "aiosqlite": {"admin.mapping_rows", "admin.store"},
+    "aiosqlite": {"admin.mapping.mapping_rows", "admin.mapping.admin_store"},
 }
 PARSERS = {"postgres.conninfo": {"psycopg"}, "postgres.binary_values": {"psycopg"}}
 """Pure modules that use a driver nevertheless: it reads a string or a value for them."""
@@ -317,11 +307,11 @@ SWALLOWS = {
     # The last net of a command: one line for people, the rest for debugging.
     "cli.terminal": 1,
     # A process of its own, which reports to the one that started it, over a pipe.
-    "sync.spark.job": 2,
+    "copy.spark.job": 2,
     # The same, of a comparison without Spark.
     "compare.local_program": 1,
     # Any failure of a relation is reported the same way, by tasks and by a thread.
-    "sync.copy_parts": 2,
+    "copy.parts.part_copier": 2,
 }
 
 
@@ -404,40 +394,40 @@ def test_a_module_is_named_for_what_it_holds() -> None:
 # ---- bookkeeping -------------------------------------------------------------------------------
 
 TABLES = {
-    "compared_range": {"progress.comparisons", "progress.task_statements"},
-    "comparison": {"progress.comparisons"},
-    "conflict": {"progress.noted_conflicts"},
-    "cutover": {"progress.cutovers"},
-    "ddl": {"progress.definition_changes"},
-    "deferred_index": {"progress.deferred_indexes"},
-    "definition": {"progress.planned_definitions"},
-    "former_relation": {"progress.unmapped_relations"},
-    "held": {"progress.held_changes"},
-    "installation": {"progress.schema"},
-    "mapping": {"progress.replicas"},
-    "migration": {"progress.schema"},
-    "minute": {"progress.minutes"},
-    "purge": {"progress.purges"},
-    "quarantine": {"progress.quarantined_changes"},
+    "compared_range": {"bookkeeping.comparisons", "bookkeeping.task_statements"},
+    "comparison": {"bookkeeping.comparisons"},
+    "conflict": {"bookkeeping.noted_conflicts"},
+    "cutover": {"bookkeeping.cutovers"},
+    "ddl": {"bookkeeping.ddl_records"},
+    "deferred_index": {"bookkeeping.deferred_indexes"},
+    "definition": {"bookkeeping.planned_definitions"},
+    "former_relation": {"bookkeeping.unmapped_relations"},
+    "held": {"bookkeeping.held_changes"},
+    "installation": {"bookkeeping.bookkeeping_schema"},
+    "mapping": {"bookkeeping.replicas"},
+    "migration": {"bookkeeping.bookkeeping_schema"},
+    "minute": {"bookkeeping.minutes"},
+    "purge": {"bookkeeping.purges"},
+    "quarantine": {"bookkeeping.quarantined_changes"},
     "relation": {
-        "progress.copies",
-        "progress.positions",
-        "progress.registered_relations",
-        "progress.relation_columns",
-        "progress.relation_definitions",
-        "progress.relation_states",
-        "progress.relations",
-        "progress.taken_requests",
-        "progress.unmapped_relations",
+        "bookkeeping.copies",
+        "bookkeeping.positions",
+        "bookkeeping.registered_relations",
+        "bookkeeping.relation_columns",
+        "bookkeeping.relation_definitions",
+        "bookkeeping.relation_states",
+        "bookkeeping.relation_records",
+        "bookkeeping.taken_requests",
+        "bookkeeping.unmapped_relations",
     },
-    "replica": {"progress.replicas"},
-    "request": {"progress.requests"},
-    "script": {"progress.scripts"},
-    "sequence": {"progress.sequences"},
+    "replica": {"bookkeeping.replicas"},
+    "request": {"bookkeeping.requests"},
+    "script": {"bookkeeping.scripts"},
+    "sequence": {"bookkeeping.followed_sequences"},
     # The proof that a connection is on the server of a claim is part of the connection.
-    "source": {"progress.positions", "progress.sources", "target.claim"},
-    "sync_partition": {"progress.copied_parts", "progress.task_statements"},
-    "verification": {"progress.verifications"},
+    "source": {"bookkeeping.positions", "bookkeeping.sources", "target.write_claim"},
+    "sync_partition": {"bookkeeping.copied_parts", "bookkeeping.task_statements"},
+    "verification": {"bookkeeping.verifications"},
 }
 """The modules of a bookkeeping table: no other SQL writes it. A query that joins tables stands in a
 module of one of them.
@@ -475,7 +465,7 @@ def test_only_the_modules_of_the_bookkeeping_have_sql_on_it() -> None:
 
 def test_one_module_asks_which_session_blocks_another() -> None:
     asking = {m.name for m in MODULES for sql in statements(m) if "pg_blocking_pids" in sql}
-    assert asking == {"postgres.sessions"}
+    assert asking == {"postgres.blocking_sessions"}
 
 
 def test_every_bookkeeping_table_has_a_module() -> None:

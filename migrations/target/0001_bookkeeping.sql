@@ -17,7 +17,7 @@ create table streamer.source (
     error text,
     -- The code of `error`, which decides its runbook: see the reference of error codes.
     error_code text,
-    -- The operator's next step: words, commands and SQL, as `streamer.remedies` has them.
+    -- The operator's next step: words, commands and SQL, as `streamer.errors.remedies` has them.
     error_remedy jsonb,
     -- What the start of the source waits for, in words.
     waiting_for text,

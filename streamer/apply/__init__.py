@@ -1,1 +1,1 @@
-"""Changes to rows of the target, committed together with the progress they stand for."""
+"""Changes to rows of the target, committed together with their progress."""

@@ -13,15 +13,14 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from streamer import __version__
-from streamer.cli import cutover as cutover_command
-from streamer.cli import mapping as mapping_commands
-from streamer.cli import requests as request_commands
-from streamer.cli import scripts as scripts_command
-from streamer.cli import tenants as tenant_commands
-from streamer.cli import users as user_commands
-from streamer.cli.conflicts import conflicts
-from streamer.cli.ddl import ddl
-from streamer.cli.options import (
+from streamer.cli import cutover_command, mapping_commands, request_commands
+from streamer.cli import execute_command as scripts_command
+from streamer.cli import tenants_commands as tenant_commands
+from streamer.cli import users_commands as user_commands
+from streamer.cli.conflicts_command import conflicts
+from streamer.cli.ddl_commands import ddl
+from streamer.cli.quarantine_commands import quarantine
+from streamer.cli.shared_options import (
     ACCESS,
     INCIDENTS,
     MAPPING,
@@ -39,7 +38,6 @@ from streamer.cli.options import (
     WhereOption,
     example,
 )
-from streamer.cli.quarantine import quarantine
 from streamer.cli.terminal import (
     GLOBALS,
     fail,
@@ -50,20 +48,20 @@ from streamer.cli.terminal import (
     run_to_end,
     with_mapping_database,
 )
-from streamer.commands import indexes as indexes_command
+from streamer.commands import missing_indexes as indexes_command
 from streamer.commands import status as status_command
-from streamer.commands import status_view
+from streamer.commands import status_output
 from streamer.commands import teardown as teardown_command
 from streamer.commands import wait as wait_command
-from streamer.commands.problems import only_problems, troubled
-from streamer.commands.requests import command_actor
-from streamer.commands.scope import Scope
+from streamer.commands.command_scope import Scope
+from streamer.commands.status_problems import only_problems, troubled
+from streamer.commands.table_requests import command_actor
 from streamer.compiled import choice
-from streamer.config import static
-from streamer.errors import StreamerError
-from streamer.lsn import Lsn
+from streamer.config import static_mapping
+from streamer.errors.error_classes import StreamerError
 from streamer.observability import logs
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import Lsn
 
 
 def _join_lines(command: Any) -> None:
@@ -191,9 +189,9 @@ def run(
     """
     # Ignored until the handlers exist: streamer has not read the configuration yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    from streamer.cli import run as run_command
-    from streamer.runtime.engine import StopCondition
-    from streamer.runtime.processes.child import Membership
+    from streamer.cli import run_command
+    from streamer.runtime.child_processes.child_process import Membership
+    from streamer.runtime.process.engine import StopCondition
 
     lsn = None
     if stop_at_lsn is not None:
@@ -231,8 +229,8 @@ def check(
 
     The command changes nothing at the servers. Its exit code is 1 if it found an error.
     """
-    from streamer.commands.check import command as check_command
-    from streamer.commands.check.copies import copy_lines
+    from streamer.commands.check import check as check_command
+    from streamer.commands.check.planned_copies import copy_lines
     from streamer.commands.check.sql_file import sql_file
 
     settings, mapping = load()
@@ -287,13 +285,13 @@ def status(
         return only_problems(report) if problems else report
 
     if watch:
-        run_to_end(status_view.watch(read, interval, Console(), is_wide=wide, as_json=as_json))
+        run_to_end(status_output.watch(read, interval, Console(), is_wide=wide, as_json=as_json))
         return
     report = run_to_end(read())
     if as_json:
-        print_json(status_view.as_json_object(report))
+        print_json(status_output.as_json_object(report))
     else:
-        status_view.print_status(report, Console(), is_wide=wide)
+        status_output.print_status(report, Console(), is_wide=wide)
     if report.exit_code:
         fail(report.failure, report.exit_code)
 
@@ -311,7 +309,7 @@ def doctor(
     The diagnosis uses the facts of `check` and `status`. The exit code is 1 if there is a problem.
     Server messages in a bundle can contain values of rows: review it before you share it.
     """
-    from streamer.commands.doctor import bundle as bundle_command
+    from streamer.commands.doctor import bug_report as bundle_command
     from streamer.commands.doctor import diagnosis as doctor_command
 
     if bundle is not None:
@@ -347,11 +345,11 @@ def show_events(
     The events come from the running process: that of this configuration, or the one at --url, with
     the token in STREAMER_ADMIN__TOKEN. If none runs, the command reads the bookkeeping tables.
     """
-    from streamer.admin import event_tail
-    from streamer.commands.screen import until_interrupted
+    from streamer.admin.live import event_tail
+    from streamer.commands.terminal_screen import until_interrupted
 
     async def show() -> None:
-        _, settings = static.read(GLOBALS.config, GLOBALS.overrides)
+        _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
         async for name, data in event_tail.tail(settings, url, follow=follow):
             if name in event_tail.CHATTY and not everything:
                 continue
@@ -506,7 +504,7 @@ def _compare(
     **given: Any,
 ) -> None:
     """Compare, and print the results. *strict*: definitions count for the exit code."""
-    from streamer.commands import compare as compare_command
+    from streamer.commands import compare_command
     from streamer.commands import repair as repair_command
     from streamer.compare.comparison import ComparisonScope, Options
 
@@ -638,7 +636,7 @@ def demo(
 
     The exit code is 0 only if sources and target are equal at the end.
     """
-    from streamer.commands.demo import show as demo_command
+    from streamer.commands.demo import demo as demo_command
 
     code = run_to_end(demo_command.demo(seconds, keep=keep, as_json=as_json))
     if code:

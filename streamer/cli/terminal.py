@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from streamer.commands.listing import Listing, print_rows
 from streamer.commands.status import MappingState
-from streamer.config import static
-from streamer.errors import StreamerError
+from streamer.commands.terminal_table import Listing, print_rows
+from streamer.config import static_mapping
+from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import Mapping
 from streamer.observability import logs
-from streamer.owned_directory import NotPrivateError
+from streamer.util.owned_directory import NotPrivateError
 
 if TYPE_CHECKING:
-    from streamer.admin.store import AdminStore
+    from streamer.admin.mapping.admin_store import AdminStore
     from streamer.config.settings import Settings
-    from streamer.source.teardown import Teardown
+    from streamer.source.slot_and_publications.source_teardown import Teardown
 
 T = TypeVar("T")
 
@@ -76,8 +76,8 @@ def with_mapping_database(
     settings: "Settings", work: "Callable[[AdminStore], Coroutine[Any, Any, T]]"
 ) -> T:
     """Do *work* with the mapping database directly, without the process that streams."""
-    from streamer.admin.applied_mapping import keyring_of
-    from streamer.admin.store import open_store
+    from streamer.admin.mapping.admin_store import open_store
+    from streamer.admin.mapping.applied_mapping import keyring_of
 
     async def run() -> T:
         store = await open_store(settings.mapping_database, keyring_of(settings))
@@ -120,7 +120,7 @@ def print_left(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
 
 def _settings_and_mapping() -> tuple[Any, Mapping]:
     try:
-        return static.load(GLOBALS.config, GLOBALS.overrides)
+        return static_mapping.load(GLOBALS.config, GLOBALS.overrides)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
 
@@ -131,7 +131,7 @@ def load_to_show() -> tuple[Any, Mapping, MappingState]:
     path = settings.mapping_database
     if path is None:
         return settings, mapping, MappingState()
-    from streamer.admin.applied_mapping import read_applied
+    from streamer.admin.mapping.applied_mapping import read_applied
 
     mapping, trouble = run_to_end(read_applied(settings))
     return settings, mapping, MappingState(trouble, None if path.exists() else path)
@@ -141,12 +141,12 @@ def load(*, needs_sources: bool = False) -> Any:
     """Return the settings and the applied mapping."""
     settings, mapping = _settings_and_mapping()
     if settings.mapping_database is not None:
-        from streamer.admin.applied_mapping import load_applied
+        from streamer.admin.mapping.applied_mapping import load_applied
 
         mapping = run_to_end(load_applied(settings))
     if needs_sources:
         try:
-            static.require_sources(settings, mapping)
+            static_mapping.require_sources(settings, mapping)
         except StreamerError as exc:
             fail(str(exc), exc.exit_code)
     return settings, mapping

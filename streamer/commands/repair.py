@@ -1,27 +1,27 @@
 """``streamer repair`` and ``streamer compare --repair``: correct tables that differ.
 
 The comparison names the keys of the rows that differ, and a resync of these keys copies the rows
-(`streamer.mapping.resync.RowScope`). The protocol is that of a resync: changes wait at the position
-of a snapshot, and a single transaction exchanges rows and stores the position. If the keys are too
-many, or rows have none, a resync in mode `diff` copies the differing rows of the whole table. The
-command then compares the same rows again.
+(`streamer.control.resync_options.RowScope`). The protocol is that of a resync: changes wait at the
+position of a snapshot, and a single transaction exchanges rows and stores the position. If the keys
+are too many, or rows have none, a resync in mode `diff` copies the differing rows of the whole
+table. The command then compares the same rows again.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from streamer.commands.compare import compare
-from streamer.commands.outcomes import await_outcomes
-from streamer.commands.requests import command_actor
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.requests import make_request
+from streamer.commands.compare_command import compare
+from streamer.commands.request_outcomes import await_outcomes
+from streamer.commands.table_requests import command_actor
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
-from streamer.errors import ComparisonError
+from streamer.control.resync_options import Mode, Resync, RowScope
+from streamer.errors.error_classes import ComparisonError
 from streamer.mapping.expressions import Expression
-from streamer.mapping.resync import Mode, Resync, RowScope
 from streamer.mapping.rules import Mapping
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.requests import make_request
 from streamer.target.connection import TargetAddress
 
 KEYS_MAX: Final = 5000

@@ -9,41 +9,41 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from streamer.commands.scope import ALL, Scope
-from streamer.error_reports import ErrorReport, TableWait, error_fields, runbook_address
-from streamer.errors import (
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import is_installed
+from streamer.bookkeeping.copies import CopyProgress, read_progress
+from streamer.bookkeeping.followed_sequences import SequenceRecord, read_sequences
+from streamer.bookkeeping.held_changes import HeldRecord, read_held
+from streamer.bookkeeping.planned_definitions import DefinitionRecord, read_definitions
+from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.replicas import Fleet, ReplicaRecord, find_newest_mapping, read_fleet
+from streamer.bookkeeping.sources import SourceRecord, read_source_records
+from streamer.bookkeeping.verifications import VerificationRecord, read_verifications
+from streamer.commands.command_scope import ALL, Scope
+from streamer.errors.error_classes import (
     SourceConnectionError,
     SourceElsewhereError,
     SourceError,
     TargetError,
     TargetMovedError,
 )
-from streamer.lsn import NOTHING, Lsn
-from streamer.mapping.options import OnMaxRetainedWal
+from streamer.errors.error_reports import ErrorReport, TableWait, error_fields, runbook_address
+from streamer.errors.remedies import Remedy
+from streamer.mapping.lost_mapping import MappingTrouble, find_lost_mapping
+from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.copies import CopyProgress, read_progress
-from streamer.progress.held_changes import HeldRecord, read_held
-from streamer.progress.lost_mapping import MappingTrouble, find_lost_mapping
-from streamer.progress.planned_definitions import DefinitionRecord, read_definitions
-from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.replicas import Fleet, ReplicaRecord, find_newest_mapping, read_fleet
-from streamer.progress.schema import is_installed
-from streamer.progress.sequences import SequenceRecord, read_sequences
-from streamer.progress.sources import SourceRecord, read_source_records
-from streamer.progress.verifications import VerificationRecord, read_verifications
-from streamer.remedies import Remedy
-from streamer.report.facts import ReportedTarget, source_of_row
+from streamer.report.problem_facts import ReportedTarget, source_of_row
 from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
-from streamer.runtime.target_watch import TargetHealth, look_once
-from streamer.runtime.wal_retention.guard import Backlog
+from streamer.runtime.target_health import TargetHealth, look_once
+from streamer.runtime.wal_retention.backlog_guard import Backlog
 from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import Connection, connection, is_standby
-from streamer.source.primaries import require_server_of_run
-from streamer.source.retained_wal import read_retained
-from streamer.source.slot import Slot, read_slot, read_visible_lsn
+from streamer.source.server.primaries_after_failover import require_server_of_run
+from streamer.source.slot_and_publications.retained_wal import read_retained
+from streamer.source.slot_and_publications.slot import Slot, read_slot, read_visible_lsn
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import NOTHING, Lsn
 
 Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
 
@@ -116,7 +116,7 @@ class TableStatus:
 class SourceStatus:
     """A source in ``status --json``.
 
-    ``backlog``: see `streamer.runtime.wal_retention.guard.Backlog`.
+    ``backlog``: see `streamer.runtime.wal_retention.backlog_guard.Backlog`.
     """
 
     database: str

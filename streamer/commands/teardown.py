@@ -5,21 +5,21 @@ Rows in the target stay. A second run is harmless.
 
 from pathlib import Path
 
-from streamer.error_reports import ErrorReport
-from streamer.errors import SourceError
-from streamer.mapping.names import parse_name
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import drop_if_empty, is_installed, read_installation
+from streamer.bookkeeping.deferred_indexes import read_deferred_targets, restore_indexes
+from streamer.bookkeeping.requests import TEARDOWN, begin_act, end_request
+from streamer.bookkeeping.server_of_run import read_known_place
+from streamer.bookkeeping.sources import forget_source, read_source_records
+from streamer.copy.staging_tables import drop_leftover_stages, find_leftover_stages
+from streamer.errors.error_classes import SourceError
+from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.relation_names import parse_name
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.deferred_indexes import read_deferred_targets, restore_indexes
-from streamer.progress.requests import TEARDOWN, begin_act, end_request
-from streamer.progress.schema import drop_if_empty, is_installed, read_installation
-from streamer.progress.server_of_run import read_known_place
-from streamer.progress.sources import forget_source, read_source_records
-from streamer.source.journal.files import directory_of, remove_journal
-from streamer.source.teardown import Teardown, teardown_source
-from streamer.sync.staging_tables import drop_leftover_stages, find_leftover_stages
+from streamer.source.journal.journal_files import directory_of, remove_journal
+from streamer.source.slot_and_publications.source_teardown import Teardown, teardown_source
 from streamer.target.connection import TargetAddress, target_connection
-from streamer.waiting import in_thread
+from streamer.util.waiting import in_thread
 
 
 async def teardown(

@@ -12,20 +12,26 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from streamer.commands.scope import ALL, Scope
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import is_installed
+from streamer.bookkeeping.lagging_tables import ask_for_positions
+from streamer.bookkeeping.planned_definitions import read_definitions
+from streamer.bookkeeping.positions import RelationPosition, SourcePosition, read_positions
+from streamer.bookkeeping.server_of_run import connection_of_run
+from streamer.commands.command_scope import ALL, Scope
 from streamer.commands.status import read_report
-from streamer.errors import MappingError, Retry, SourceError, StreamerError, TargetError
-from streamer.lsn import NOTHING, Lsn
+from streamer.errors.error_classes import (
+    MappingError,
+    Retry,
+    SourceError,
+    StreamerError,
+    TargetError,
+)
 from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lag import ask_for_positions
-from streamer.progress.planned_definitions import read_definitions
-from streamer.progress.positions import RelationPosition, SourcePosition, read_positions
-from streamer.progress.schema import is_installed
-from streamer.progress.server_of_run import connection_of_run
 from streamer.report.problems import worst_first
-from streamer.source.primary import flush_source
+from streamer.source.server.primary_of_standby import flush_source
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import NOTHING, Lsn
 
 POLL_SECONDS: Final = 0.02
 POLL_SECONDS_MAX: Final = 0.25

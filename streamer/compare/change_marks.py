@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_literal, quote_qualified
 

@@ -18,53 +18,53 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
 
-from streamer.compare.change_marks import tables_sql
-from streamer.compare.compared_tables import TableFacts, build_table
-from streamer.compare.hashes import PROBE_SQL, HashKind, choose_hash
-from streamer.compare.ranges import (
-    count_buckets,
-    count_page_readers,
-    count_ranges,
-    sampled_percent,
-    split_range,
-)
-from streamer.compare.readings import ComparisonEnds, Unit
-from streamer.compare.table_definitions import read_differences
-from streamer.compare.tables import ComparedTable
-from streamer.definitions.difference import DefinitionDifference
-from streamer.errors import ComparisonError, MappingError, StreamerError
-from streamer.lsn import Lsn
-from streamer.mapping.expressions import Expression
-from streamer.mapping.names import RelationName, parse_name, parse_relation
-from streamer.mapping.options import TableType
-from streamer.mapping.resync import KeySet
-from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
-from streamer.postgres.credentials import passwords_kept
-from streamer.postgres.key_ranges import KeyRange
-from streamer.postgres.quoting import quote_qualified
-from streamer.postgres.secret import Secret
-from streamer.progress import comparisons
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.comparisons import (
+from streamer.bookkeeping import comparisons
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import require_installed
+from streamer.bookkeeping.comparisons import (
     ComparisonRecord,
     RangeRecord,
     begin_comparison,
     end_comparison,
     find_comparison,
 )
-from streamer.progress.relation_definitions import read_others
-from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.schema import require_installed
-from streamer.progress.server_of_run import connection_of_run
-from streamer.progress.sources import SourceRecord, read_source_records
-from streamer.progress.verifications import VerificationRecord, store_verifications
-from streamer.source import distant_keys
+from streamer.bookkeeping.relation_definitions import read_others
+from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.server_of_run import connection_of_run
+from streamer.bookkeeping.sources import SourceRecord, read_source_records
+from streamer.bookkeeping.verifications import VerificationRecord, store_verifications
+from streamer.compare.build_compared_table import TableFacts, build_table
+from streamer.compare.change_marks import tables_sql
+from streamer.compare.compared_table import ComparedTable
+from streamer.compare.cut_ranges import (
+    count_buckets,
+    count_page_readers,
+    count_ranges,
+    sampled_percent,
+    split_range,
+)
+from streamer.compare.read_both_definitions import read_differences
+from streamer.compare.readings import ComparisonEnds, Unit
+from streamer.compare.row_hashes import PROBE_SQL, HashKind, choose_hash
+from streamer.control.resync_options import KeySet
+from streamer.copy.parts.ctid_ranges import task_rate
+from streamer.errors.error_classes import ComparisonError, MappingError, StreamerError
+from streamer.mapping.expressions import Expression
+from streamer.mapping.relation_names import RelationName, parse_name, parse_relation
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
+from streamer.postgres.credentials import passwords_kept
+from streamer.postgres.key_ranges import KeyRange
+from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.secret import Secret
+from streamer.schema.table_difference import DefinitionDifference
+from streamer.schema_changes.create_tables import published_relation
 from streamer.source.catalog import SourceRelation, flush_wal, read_relations
 from streamer.source.connection import Connection, fetch_all, fetch_one, login_of_source
-from streamer.sync.create_tables import published_relation
-from streamer.sync.ctid_ranges import task_rate
+from streamer.source.tables import distant_keys
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, login_of_target
+from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:
     from streamer.source.reached_server import Place

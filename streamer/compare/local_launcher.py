@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import structlog
 
-from streamer.errors import ComparisonError
-from streamer.sync.spark.security import choose_environment
+from streamer.copy.spark.security import choose_environment
+from streamer.errors.error_classes import ComparisonError
 
 log = structlog.get_logger()
 
@@ -24,7 +24,7 @@ STOP_SECONDS: Final = 2.0
 
 
 class LocalProcess:
-    """Takes the jobs of comparisons, like `streamer.sync.spark.launcher.SparkLauncher`.
+    """Takes the jobs of comparisons, like `streamer.copy.spark.launcher.SparkLauncher`.
 
     *is_background*: with a low priority, and no further than to a number of rows that differ.
     """

@@ -20,12 +20,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import chain
 from typing import Any, Final, NoReturn
 
-from streamer.compare.files import VerdictFile, write_files
+from streamer.compare.compared_table import ComparedTable
+from streamer.compare.comparison_files import VerdictFile, write_files
 from streamer.compare.readings import ComparisonEnds, SharedItems, Unit
-from streamer.compare.results import Findings, TableFinding
-from streamer.compare.tables import ComparedTable
 from streamer.compare.unit_reader import UnitReader
-from streamer.sync.copy_parts import PassingError
+from streamer.compare.verdicts import Findings, TableFinding
+from streamer.copy.parts.part_copier import PassingError
 
 DIFFERING_MAX: Final = 10_000
 """With that many rows that differ, a verification does not read the rest of a table: it needs a

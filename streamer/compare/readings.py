@@ -24,7 +24,15 @@ from typing import Any, Final, Self, TypeVar
 
 import psycopg
 
-from streamer.compare.judge import (
+from streamer.bookkeeping.task_statements import FINISH_RANGE_SQL, IS_THROTTLED_SQL, POSITION_SQL
+from streamer.compare.compared_table import ALL_PAGES, ComparedTable, Pages, Sums, add, cut_pages
+from streamer.compare.cut_ranges import (
+    BUCKET_ROWS,
+    count_parts,
+    split_range,
+    whole_rate,
+)
+from streamer.compare.judge_keys import (
     UNKNOWN_COMMIT,
     Difference,
     Judge,
@@ -32,31 +40,8 @@ from streamer.compare.judge import (
     SourceReading,
     TargetReading,
 )
-from streamer.compare.ranges import (
-    BUCKET_ROWS,
-    count_parts,
-    split_range,
-    whole_rate,
-)
-from streamer.compare.results import ERROR, UNDECIDED, KeyVerdict
-from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages, Sums, add, cut_pages
-from streamer.failpoints import failpoint
-from streamer.lsn import Lsn
-from streamer.owned_directory import read_private
-from streamer.postgres.key_ranges import Key, KeyRange
-from streamer.postgres.row_values import quoted_unless_known
-from streamer.postgres.sqlstate import is_transient
-from streamer.progress.task_statements import FINISH_RANGE_SQL, IS_THROTTLED_SQL, POSITION_SQL
-from streamer.source.reached_server import Place
-from streamer.source.wal_end import (
-    COMMIT_LATER_SQL,
-    COMMIT_SQL,
-    FLUSH_LSN_SQL,
-    INSERT_LSN_SQL,
-    WRITER_POLL_SECONDS,
-    WRITER_SECONDS,
-)
-from streamer.sync.copy_parts import (
+from streamer.compare.verdicts import ERROR, UNDECIDED, KeyVerdict
+from streamer.copy.parts.part_copier import (
     CopyEnds,
     NotCopiedError,
     Pace,
@@ -66,6 +51,21 @@ from streamer.sync.copy_parts import (
     connect,
     prove,
 )
+from streamer.postgres.key_ranges import Key, KeyRange
+from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.sqlstate import is_transient
+from streamer.source.reached_server import Place
+from streamer.source.wal_end import (
+    COMMIT_LATER_SQL,
+    COMMIT_SQL,
+    FLUSH_LSN_SQL,
+    INSERT_LSN_SQL,
+    WRITER_POLL_SECONDS,
+    WRITER_SECONDS,
+)
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import Lsn
+from streamer.util.owned_directory import read_private
 
 Connection = psycopg.Connection[Any]
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """The Spark program of a comparison, whose tasks run the engine of `streamer.compare.unit_reader`.
 
-`streamer.sync.spark.job` runs this program for a job whose ``program`` is ``compare``. The program
+`streamer.copy.spark.job` runs this program for a job whose ``program`` is ``compare``. The program
 has two stages:
 
 1. *ranges*: tasks find the differing small ranges and buckets;
@@ -8,7 +8,7 @@ has two stages:
 
 The driver merges the findings of tasks. Verdicts for a report or for statements wait in the
 driver's `VerdictFile`. All further data stays with the executors, which get connection strings from
-`streamer.sync.spark.job`.
+`streamer.copy.spark.job`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from pyspark import RDD, SparkContext, StorageLevel
 
-from streamer.compare.files import PARQUET, VerdictFile, write_files, write_report
-from streamer.compare.parquet import write_parquet
+from streamer.compare.compared_table import ComparedTable
+from streamer.compare.comparison_files import PARQUET, VerdictFile, write_files, write_report
+from streamer.compare.parquet_report import write_parquet
 from streamer.compare.readings import Tables
-from streamer.compare.results import Findings, KeyVerdict
-from streamer.compare.tables import ComparedTable
 from streamer.compare.unit_reader import find_parts, is_findings, is_row, judge_parts
+from streamer.compare.verdicts import Findings, KeyVerdict
 
 RANGES_PER_TASK: Final = 8
 

@@ -4,14 +4,14 @@
 2. *Split.* A large range that differs is cut at keys, and the parts go through 1 again.
 3. *Fetch.* Hashes of rows travel, of small ranges and of buckets that differ.
 4. *Judge.* The keys whose rows differ are read on both sides until each has a judgement
-   (`streamer.compare.judge`).
+   (`streamer.compare.judge_keys`).
 
 `UnitReader.find` does 1 and 2, `UnitReader.judge` 3 and 4. Tasks of Spark (`find_parts`,
 `judge_parts`) and the threads of a process run both (`streamer.compare.local_program`). A
-comparison at the point of a copy needs only `find` (`streamer.compare.at_point`).
+comparison at the point of a copy needs only `find` (`streamer.compare.differences_at_point`).
 
 An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
-which `streamer.sync.spark.job` ships.
+which `streamer.copy.spark.job` ships.
 """
 
 import itertools
@@ -23,7 +23,8 @@ from typing import Any, Final, Self, TypeVar
 
 import psycopg
 
-from streamer.compare import ranges
+from streamer.compare import cut_ranges
+from streamer.compare.compared_table import differing_buckets
 from streamer.compare.readings import (
     SOURCE,
     TARGET,
@@ -40,9 +41,8 @@ from streamer.compare.readings import (
     fetch_rows,
     reading,
 )
-from streamer.compare.results import Findings, KeyVerdict
-from streamer.compare.tables import differing_buckets
-from streamer.sync.copy_parts import PassingError
+from streamer.compare.verdicts import Findings, KeyVerdict
+from streamer.copy.parts.part_copier import PassingError
 
 BUCKETS_ROWS: Final = 200_000
 """The rows of buckets that one query fetches, because each such query reads the whole table."""
@@ -131,7 +131,7 @@ class UnitReader:
                 yield replace(unit, buckets=buckets)
         elif differing:
             rows = max(differing[0])
-            if rows <= ranges.FETCH_ROWS or depth == ranges.SPLITS_MAX - 1:
+            if rows <= cut_ranges.FETCH_ROWS or depth == cut_ranges.SPLITS_MAX - 1:
                 yield unit
                 return
             side = SOURCE if differing[0][SOURCE] == rows else TARGET

@@ -4,6 +4,7 @@ choice.py       which implementation this process uses, and the reason
 _compiled.pyx   the extension module, in Cython; _compiled.pyi has its types
 
 The extension only takes common cases, and says where it stopped. The Python code of
-`streamer.source.stream`, `streamer.decode.transactions`, `streamer.apply.fold` and
-`streamer.apply.sql.copydata` does everything; it is the reference that tests compare with.
+`streamer.source.stream.replication_stream`, `streamer.decode.transactions`,
+`streamer.apply.rows.fold` and `streamer.apply.rows.copydata` does everything; it is the reference
+that tests compare with.
 """

@@ -156,7 +156,7 @@ def extend(
     """Return row messages with *added* more columns in each tuple of *count* columns.
 
     New tuples get the encoded values, old ones NULL. Other messages stay as they are. Return None
-    if one is not bytes. See `streamer.apply.row_metadata`.
+    if one is not bytes. See `streamer.apply.rows.row_metadata`.
     """
     cdef Py_ssize_t size, position, end, more, tail_size
     cdef const unsigned char *p
@@ -217,7 +217,7 @@ def mark_deletes(
 
     *keys* has a byte for each column of the source, other than 0 for the key. The new tuple has the
     columns of the key, or of a whole old row, and the encoded *values*; the others are unchanged.
-    All messages are bytes. See `streamer.apply.row_metadata`.
+    All messages are bytes. See `streamer.apply.rows.row_metadata`.
     """
     cdef Py_ssize_t size, position, begin, tail_size = PyBytes_GET_SIZE(values), used
     cdef int count = <int>PyBytes_GET_SIZE(keys), n, width
@@ -277,7 +277,7 @@ def mark_deletes(
 
 
 cdef class RowFolder(_Tuples):
-    """Folds row messages into dicts of net changes, see `streamer.apply.fold.Fold`."""
+    """Folds row messages into dicts of net changes, see `streamer.apply.rows.fold.Fold`."""
 
     cdef int *keys
     cdef int key_count
@@ -391,7 +391,7 @@ cdef class RowFolder(_Tuples):
         first left undone.
 
         A chain has *commit_time*, the kind, the number (from *number* on) and the message of each
-        change, see `streamer.apply.history_chains`. *counts*: as for `fold`.
+        change, see `streamer.apply.rows.history_chains`. *counts*: as for `fold`.
         """
         cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
         cdef const unsigned char *p
@@ -727,7 +727,7 @@ def lead_versions(
     object times, tuple ended not None, int64_t begin_time, int64_t open_time, *, bint binary
 ):
     """Return the leads and rows of the versions that begin with chains from number *start* to before
-    *stop*, as `streamer.apply.history_chains.new_versions` finds them.
+    *stop*, as `streamer.apply.rows.history_chains.new_versions` finds them.
     """
     cdef list leads = [], rows = [], chain
     cdef Py_ssize_t n, m

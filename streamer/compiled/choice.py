@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from streamer.errors import SettingsError
+from streamer.errors.error_classes import SettingsError
 
 VARIABLE: Final = "STREAMER_IMPLEMENTATION"
 _SOURCE: Final = Path(__file__).with_name("_compiled.pyx")

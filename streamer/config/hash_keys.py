@@ -6,7 +6,7 @@ from typing import Final, Self
 
 from pydantic import Field, model_validator
 
-from streamer.config.connection import CommandLine, SecretText, Strict
+from streamer.config.connection_settings import CommandLine, SecretText, Strict
 from streamer.postgres.secret import Secret
 from streamer.postgres.secret_command import OUTPUT_BYTES_MAX, CommandError, run_secret_command
 

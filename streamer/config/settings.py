@@ -24,13 +24,13 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from streamer.config.connection import ConnectionSettings, SecretText, Strict
+from streamer.config.connection_settings import ConnectionSettings, SecretText, Strict
 from streamer.config.hash_keys import HashKeySettings, HashSettings
-from streamer.config.size import Size
-from streamer.config.sync import SyncSection
+from streamer.config.size_setting import Size
+from streamer.config.sync_section import SyncSection
 from streamer.config.yaml_file import Document, Location, format_location
-from streamer.errors import SettingsError
-from streamer.mapping.options import (
+from streamer.errors.error_classes import SettingsError
+from streamer.mapping.rule_options import (
     Create,
     DdlCapture,
     DdlKind,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from streamer.errors import SettingsError
+from streamer.errors.error_classes import SettingsError
 
 # ``$${`` stands for a literal ``${``.
 _VARIABLE: Final = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}")

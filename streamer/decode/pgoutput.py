@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from streamer.decode.text_conversion import TextConversion
-from streamer.errors import ProtocolError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import ProtocolError
+from streamer.util.lsn import Lsn
 
 BEGIN: Final = ord("B")
 COMMIT: Final = ord("C")

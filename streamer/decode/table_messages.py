@@ -1,9 +1,9 @@
 """Converts rows of the capture's table to logical messages. Pure.
 
 pgoutput sends logical messages from PostgreSQL 14 on. On older servers the capture inserts messages
-into a small published table (`streamer.source.ddl_capture`). An INSERT there has the place and the
-subtransaction of the command, like a logical message. So the stream converts each INSERT to a
-logical message first, and all later code handles both alike.
+into a small published table (`streamer.source.capture.ddl_capture`). An INSERT there has the place
+and the subtransaction of the command, like a logical message. So the stream converts each INSERT to
+a logical message first, and all later code handles both alike.
 
 The table has a single column, of type bytea. Layouts: "Logical Replication Message Formats" in
 PostgreSQL's documentation.
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from streamer.decode import pgoutput
-from streamer.errors import ProtocolError
+from streamer.errors.error_classes import ProtocolError
 
 _COLUMN: Final = struct.Struct(">cHcI")
 """NEW_TUPLE, number of columns, kind and length of the first column."""

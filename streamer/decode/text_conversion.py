@@ -2,8 +2,9 @@
 
 PostgreSQL can convert text before sending, but a character without an equivalent in UTF-8 then ends
 the stream of all tables. So the source sends stored text unchanged, and this module converts rows.
-The source's conversion provides the table of characters (`streamer.source.database_encoding`).
-Python's codecs would differ from PostgreSQL in some characters.
+The source's conversion provides the table of characters
+(`streamer.source.server.database_encoding`). Python's codecs would differ from PostgreSQL in some
+characters.
 
 A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY accepts.
 The change is then handled like a change whose value the target refuses. Pure.
@@ -16,7 +17,7 @@ from typing import Final, cast
 
 from streamer.decode.large_values import LargeValue, pieces
 from streamer.decode.tuples import Row, Value
-from streamer.errors import ProtocolError
+from streamer.errors.error_classes import ProtocolError
 
 ReadRow = Callable[..., tuple[Row, int]]
 

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from streamer.compiled import choice
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import LogicalMessage, Relation
-from streamer.errors import ProtocolError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import ProtocolError
+from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:
     from streamer.decode.table_messages import TableMessages

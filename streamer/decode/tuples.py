@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from streamer.decode.large_values import large_or_bytes
-from streamer.errors import ProtocolError
+from streamer.errors.error_classes import ProtocolError
 
 _length_at: Final = struct.Struct(">I").unpack_from
 

@@ -1,4 +1,1 @@
-"""Which table goes where: rules of the mapping, expressions of filter and set, options of a resync.
-
-Pure.
-"""
+"""Which table goes where: names, rules, options, expressions of `filter` and `set`. Pure."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from streamer.mapping.functions import ALLOWED, PINNED_STABLE
+from streamer.mapping.allowed_functions import ALLOWED, PINNED_STABLE
 from streamer.postgres.quoting import quote_identifier, quote_literal
 
 EXPRESSION_BYTES_MAX: Final = 10_000

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Protocol, Self, TypeVar
 
-from streamer.errors import MappingError
+from streamer.errors.error_classes import MappingError
 from streamer.mapping.expressions import Expression
-from streamer.mapping.names import (
+from streamer.mapping.relation_names import (
     NAME_BYTES_MAX,
     PLACEHOLDER,
     RelationName,
     RelationPattern,
     can_be_stored,
 )
-from streamer.mapping.options import (
+from streamer.mapping.rule_options import (
     ON_DDL_DEFAULT,
     Create,
     DdlCapture,

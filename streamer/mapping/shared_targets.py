@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 
 
 @dataclass(frozen=True, slots=True)

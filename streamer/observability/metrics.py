@@ -1,4 +1,4 @@
-"""The counters and histograms: name, labels and help text. `runtime.gauges` has the gauges.
+"""The counters and histograms: name, labels and help text. `runtime.health.gauges` has the gauges.
 
 ``make reference`` writes them to ``docs/reference/metrics.md``.
 """
@@ -23,7 +23,7 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from streamer.decode.pgoutput import from_datetime
-from streamer.errors import StreamerError
+from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.table_metrics import (
     SOURCE,

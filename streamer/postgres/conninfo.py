@@ -12,7 +12,7 @@ from typing import Final
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from streamer.remedies import Command, Remedy
+from streamer.errors.remedies import Command, Remedy
 
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _PORTS: Final = re.compile(r"\d*(,\d*)*")

@@ -27,7 +27,7 @@ from streamer.postgres.password_source import (
     write_job_url,
 )
 from streamer.postgres.secret import Secret
-from streamer.waiting import in_thread
+from streamer.util.waiting import in_thread
 
 _FILES_AT_ONCE: Final = 8
 _COMMANDS_AT_ONCE: Final = 8

@@ -1,9 +1,9 @@
 """Values of keys that compare in Python as they compare in PostgreSQL. Pure.
 
 Their types have the same order on all servers: no collation, time zone or version changes the
-order. Text has that order where its collation sorts by bytes (`streamer.source.bytewise_columns`).
-Sessions of streamer pin DateStyle, TimeZone, bytea_output and extra_float_digits, which decide the
-texts.
+order. Text has that order where its collation sorts by bytes
+(`streamer.source.tables.bytewise_columns`). Sessions of streamer pin DateStyle, TimeZone,
+bytea_output and extra_float_digits, which decide the texts.
 
 PostgreSQL's ``date_send``, ``timestamp_send``, ``numeric_send`` and ``float8send`` have the binary
 formats.

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from streamer.owned_directory import OwnedDirectory, read_private
 from streamer.postgres.conninfo import add_password, parse_conninfo
 from streamer.postgres.secret_command import (
     COMMAND_SECONDS,
@@ -24,6 +23,7 @@ from streamer.postgres.secret_command import (
     CommandError,
     run_secret_command,
 )
+from streamer.util.owned_directory import OwnedDirectory, read_private
 
 COMMAND_VARIABLE: Final = "STREAMER_PASSWORD_COMMAND"
 """Names the password command of a worker in a cluster, in the environment of its executor."""

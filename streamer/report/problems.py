@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from streamer.error_reports import ErrorReport, runbook_address
-from streamer.errors import RUNBOOKS, ComparisonError
-from streamer.mapping.resync import SKIP_CHANGES
+from streamer.control.resync_options import SKIP_CHANGES
+from streamer.errors.error_classes import RUNBOOKS, ComparisonError
+from streamer.errors.error_reports import ErrorReport, runbook_address
+from streamer.errors.remedies import Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
-from streamer.quantities import format_bytes, format_latency
-from streamer.remedies import Remedy, Sql, at_target, run
-from streamer.report.facts import ReportedSource, ReportedTable, ReportedTarget
+from streamer.report.problem_facts import ReportedSource, ReportedTable, ReportedTarget
+from streamer.util.quantities import format_bytes, format_latency
 
 OVERDUE_SECONDS: Final = 5.0
 """A heartbeat that has been on its way for longer is a problem."""

@@ -1,1 +1,1 @@
-"""The running parts: pipelines of sources, shared services, and their supervision."""
+"""The running parts: engine, sessions of sources, guards, health, replicas."""

@@ -22,16 +22,16 @@ from typing import Final
 
 import structlog
 
-from streamer.errors import Retry, SourceConnectionError, SourceError
-from streamer.lsn import NOTHING, Lsn
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.errors.error_classes import Retry, SourceConnectionError, SourceError
 from streamer.mapping.rules import SourceMapping
-from streamer.progress.tracker import ProgressTracker
 from streamer.report.problems import OVERDUE_SECONDS
 from streamer.runtime.services import Services
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, names_several_hosts, translating
-from streamer.source.heartbeat import emit_heartbeat, heartbeat_obstacle
-from streamer.source.primary import connection_to_primary
+from streamer.source.server.primary_of_standby import connection_to_primary
+from streamer.source.stream.emit_heartbeat import emit_heartbeat, heartbeat_obstacle
+from streamer.util.lsn import NOTHING, Lsn
 
 log = structlog.get_logger()
 

@@ -14,9 +14,9 @@ from typing import Final
 
 import structlog
 
-from streamer.owned_directory import make_private, read_private
 from streamer.postgres.conninfo import parse_conninfo
-from streamer.waiting import in_thread
+from streamer.util.owned_directory import make_private, read_private
+from streamer.util.waiting import in_thread
 
 log = structlog.get_logger()
 

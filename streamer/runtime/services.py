@@ -4,25 +4,25 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from streamer.apply.drain.drainer import Drainer
-from streamer.apply.queue_budget import Budget
-from streamer.apply.spool import SpoolDirectory
-from streamer.apply.worker import Worker
-from streamer.error_reports import ErrorReport, TableWait
-from streamer.lsn import NOTHING, Lsn
+from streamer.apply.lanes.queue_budget import Budget
+from streamer.apply.lanes.spool import SpoolDirectory
+from streamer.apply.write.worker import Worker
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.positions import AcknowledgedPositions
+from streamer.bookkeeping.source_lock import LockSession
+from streamer.bookkeeping.verifications import VerificationRecord
+from streamer.copy.copy_context import SyncSettings
+from streamer.copy.source_turns import CopyTurns
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.drain.drainer import Drainer
+from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.observability.metrics import Metrics
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession
-from streamer.progress.positions import AcknowledgedPositions
-from streamer.progress.verifications import VerificationRecord
 from streamer.runtime.start_limit import Starts
-from streamer.runtime.target_watch import TargetHealth
-from streamer.source.kept_connections import KeptConnections
-from streamer.sync.context import SyncSettings
-from streamer.sync.source_turns import CopyTurns
-from streamer.sync.spark.launcher import SparkLauncher
-from streamer.target.claim import Claim
+from streamer.runtime.target_health import TargetHealth
+from streamer.source.server.kept_connections import KeptConnections
 from streamer.target.connection import TargetAddress
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import NOTHING, Lsn
 
 if TYPE_CHECKING:
     from streamer.runtime.heartbeat import ServerBeats
@@ -41,7 +41,7 @@ class Services:
     positions: AcknowledgedPositions
     workers: list[Worker]
     hot_workers: list[Worker]
-    """The places of hot lanes, see `streamer.apply.hot_lanes`."""
+    """The places of hot lanes, see `streamer.apply.lanes.hot_lanes`."""
     drainer: Drainer
     launcher: SparkLauncher
     spools: SpoolDirectory

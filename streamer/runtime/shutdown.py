@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import structlog
 
-from streamer.errors import StreamerError
+from streamer.errors.error_classes import StreamerError
 
 log = structlog.get_logger()
 

@@ -8,11 +8,16 @@ of the pipeline.
 
 from typing import Final
 
-from streamer.errors import SourceTakenError
+from streamer.errors.error_classes import SourceTakenError
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.installation_id import Installation
 from streamer.source.connection import Connection
-from streamer.source.ownership import Found, check_owner, read_found, take_over_hint
+from streamer.source.slot_and_publications.ownership import (
+    Found,
+    check_owner,
+    read_found,
+    take_over_hint,
+)
 
 _UNKNOWN_HINT: Final = (
     "restore the connection to the target; until then the source keeps the WAL. With "

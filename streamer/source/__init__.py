@@ -1,1 +1,1 @@
-"""The publishing side: its catalogs, our publication and slot there, and the stream of changes."""
+"""The publishing side: its catalogs, the objects of streamer there, and the stream of changes."""

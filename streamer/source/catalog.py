@@ -12,23 +12,14 @@ from typing import Final
 import psycopg
 from psycopg.rows import DictRow
 
-from streamer.errors import (
+from streamer.errors.error_classes import (
     SourceDivergedError,
     SourceError,
     SourceStandbyError,
     SourceUnreadyError,
 )
-from streamer.lsn import Lsn
-from streamer.mapping.definition import DefinedColumn, SourceDefinition
-from streamer.mapping.names import RelationName
-from streamer.mapping.objects import (
-    DefinedObject,
-    DefinedType,
-    object_of,
-    primary_key_of,
-    unique_keys_of,
-)
-from streamer.mapping.partitions import Partition
+from streamer.errors.remedies import Remedy, at_source
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.describing import (
     COLUMN,
@@ -38,7 +29,15 @@ from streamer.postgres.describing import (
     USER_OIDS_BEGIN,
     objects_sql,
 )
-from streamer.remedies import Remedy, at_source
+from streamer.schema.indexes_constraints_types import (
+    DefinedObject,
+    DefinedType,
+    object_of,
+    primary_key_of,
+    unique_keys_of,
+)
+from streamer.schema.partitions import Partition
+from streamer.schema.source_definition import DefinedColumn, SourceDefinition
 from streamer.source.connection import Connection, fetch_all, fetch_one, is_standby
 from streamer.source.guarded_identities import read_identities
 from streamer.source.reached_server import STARTED_SQL, Place
@@ -53,6 +52,7 @@ from streamer.source.wal_end import (
     WRITER_POLL_SECONDS,
     WRITER_SECONDS,
 )
+from streamer.util.lsn import Lsn
 
 VERSION_MIN: Final = 12_00_00
 CAPTURE_MARK: Final = "streamer captures definitions, version "

@@ -15,7 +15,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import DictRow, dict_row
 
-from streamer.errors import (
+from streamer.errors.error_classes import (
     SlotInUseError,
     SlotMissingError,
     SnapshotExpiredError,
@@ -29,8 +29,9 @@ from streamer.errors import (
     SourceUnreadyError,
     StreamerError,
 )
+from streamer.errors.remedies import Remedy, at_source
 from streamer.mapping.rules import SourceMapping
-from streamer.postgres import pooler, session
+from streamer.postgres import pooler, session_settings
 from streamer.postgres.connect_failures import connect_hint, is_refused, may_not_replicate
 from streamer.postgres.conninfo import has_several_hosts, with_host_first
 from streamer.postgres.credentials import (
@@ -39,20 +40,19 @@ from streamer.postgres.credentials import (
     has_password_source,
     job_url,
 )
-from streamer.postgres.limits import limit_hint
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
+from streamer.postgres.server_limits import limit_hint
 from streamer.postgres.sqlstate import PRIVILEGE_HINT, Meaning, is_catalog_race, meaning
-from streamer.remedies import Remedy, at_source
-from streamer.source.synchronous import COMMIT_AT_ONCE_SQL
+from streamer.source.synchronous_commit import COMMIT_AT_ONCE_SQL
 
 Connection = psycopg.AsyncConnection[DictRow]
 
 _CONNECTION_DEFAULTS: Final = {
     "connect_timeout": "10",
-    **{name: str(value) for name, value in session.KEEPALIVES.items()},
+    **{name: str(value) for name, value in session_settings.KEEPALIVES.items()},
 }
 
 _BY_SQLSTATE: Final[dict[str, type[StreamerError]]] = {
@@ -209,7 +209,7 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
 def _pin_sql(connection: Connection) -> str:
     info = connection.info
     is_superuser = info.parameter_status("is_superuser")
-    return session.pin_sql(version=info.server_version, is_superuser=is_superuser)
+    return session_settings.pin_sql(version=info.server_version, is_superuser=is_superuser)
 
 
 ANYWHERE: Final[Mapping[str, str]] = {}

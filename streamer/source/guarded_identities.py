@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from streamer.source.connection import Connection, fetch_all
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
 

@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 
 KEPT_MAX: Final = 4096
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 
 NONE: Final = "none"
 """The value of `RelationIdentity.published` if only inserts may be published."""

@@ -6,7 +6,7 @@ different database under the url is no reason for a copy or a new slot. Pure.
 
 from collections.abc import Mapping
 
-from streamer.errors import SourceDatabaseError
+from streamer.errors.error_classes import SourceDatabaseError
 from streamer.mapping.rules import SourceMapping
 from streamer.source.timeline_branches import KnownPlace
 

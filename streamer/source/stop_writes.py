@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from streamer.errors.remedies import Remedy, at_source
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.remedies import Remedy, at_source
 from streamer.source.connection import Connection, fetch_all, fetch_one
 
 _FACTS_SQL: Final = """

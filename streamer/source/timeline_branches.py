@@ -5,7 +5,7 @@ Pure.
 
 from dataclasses import dataclass
 
-from streamer.lsn import EVERYTHING, Lsn
+from streamer.util.lsn import EVERYTHING, Lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from typing import Final
 
+from streamer.errors.remedies import Remedy, at_target
 from streamer.postgres.quoting import quote_identifier
-from streamer.remedies import Remedy, at_target
 from streamer.target.connection import TargetConnection
 
 _READ_SQL: Final = """

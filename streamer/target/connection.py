@@ -21,7 +21,7 @@ import asyncpg
 import structlog
 from asyncpg import connect_utils
 
-from streamer.errors import (
+from streamer.errors.error_classes import (
     ConflictError,
     SettingsError,
     StreamerError,
@@ -36,7 +36,7 @@ from streamer.errors import (
     TextEncodingError,
     ValueConversionError,
 )
-from streamer.postgres import origin, pooler, session
+from streamer.postgres import pooler, replication_origin, session_settings
 from streamer.postgres.connect_failures import connect_hint
 from streamer.postgres.conninfo import TLS_HINT, parse_conninfo, several_hosts
 from streamer.postgres.credentials import (
@@ -46,11 +46,11 @@ from streamer.postgres.credentials import (
     job_url,
     password_generation,
 )
-from streamer.postgres.limits import limit_hint
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.secret import Secret
+from streamer.postgres.server_limits import limit_hint
 from streamer.postgres.sqlstate import (
     CONFLICT_KINDS,
     DEPENDANTS_HINT,
@@ -60,8 +60,8 @@ from streamer.postgres.sqlstate import (
     meaning,
 )
 from streamer.target.array_types import OWN_ARRAYS, own_array
-from streamer.target.claim import PROOF_SQL, Claim
-from streamer.target.liveness import Activity, Unreachable, Watch
+from streamer.target.silent_server import Activity, Unreachable, Watch
+from streamer.target.write_claim import PROOF_SQL, Claim
 
 log = structlog.get_logger()
 
@@ -443,7 +443,7 @@ class TargetConnection:
         if endpoint is None or endpoint.family == socket.AF_UNIX or stated.get("keepalives") == 0:
             return
         endpoint.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        values = session.KEEPALIVES | stated
+        values = session_settings.KEEPALIVES | stated
         for option, name in (
             ("TCP_KEEPIDLE", "keepalives_idle"),
             ("TCP_KEEPINTVL", "keepalives_interval"),
@@ -455,11 +455,13 @@ class TargetConnection:
                 endpoint.setsockopt(socket.IPPROTO_TCP, level, values[name])
 
     async def _pin(self, applies: bool) -> None:
-        settings = dict(session.PINNED)
+        settings = dict(session_settings.PINNED)
         if applies:
-            settings |= session.APPLY
+            settings |= session_settings.APPLY
         is_superuser = getattr(self._connection.get_settings(), "is_superuser", None)
-        pinned = session.pin_sql(settings, version=self.server_version, is_superuser=is_superuser)
+        pinned = session_settings.pin_sql(
+            settings, version=self.server_version, is_superuser=is_superuser
+        )
         await self._connection.execute(pinned)
         # A setting stronger than "on" stays; a weaker setting could lose acknowledged changes.
         self.backend_pid = await self._connection.fetchval(
@@ -480,8 +482,8 @@ class TargetConnection:
         if self._has_origin:
             return
         with translating():
-            await self._connection.execute(origin.SET_UP_SQL)
-            row = await self._connection.fetchrow(origin.RESULT_SQL)
+            await self._connection.execute(replication_origin.SET_UP_SQL)
+            row = await self._connection.fetchrow(replication_origin.RESULT_SQL)
         self._has_origin = bool(row["tagged"])
         if not self._has_origin:
             _say_untagged(row["reason"])
@@ -508,7 +510,7 @@ class TargetConnection:
 
         Raises TargetError if the server rolled the transaction back instead.
         """
-        stamp = origin.STAMP_SQL if self._has_origin else ""
+        stamp = replication_origin.STAMP_SQL if self._has_origin else ""
         sql = "; ".join(filter(None, [last, stamp, "commit"]))
         with translating(), self._watch.waiting():
             status: str = await self._connection.execute(self._take_before() + sql)
@@ -735,7 +737,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
         async with asyncio.timeout(address.connect_seconds):
             raw = await _log_in(address, {})
             try:
-                await raw.execute(session.HIDE_SCHEMAS_SQL)
+                await raw.execute(session_settings.HIDE_SCHEMAS_SQL)
                 knows_progress = raw.get_server_version().major >= 14
                 progress = _COPY_PROGRESS if knows_progress else "null"
                 row = await raw.fetchrow(_ACTIVITY_SQL.format(progress=progress), pid)

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
-from streamer.errors import TargetSchemaError
-from streamer.mapping.names import RelationName
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.relation_names import RelationName
 from streamer.target.connection import TargetConnection, transaction
 
 HARMLESS: Final = (

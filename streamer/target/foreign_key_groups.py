@@ -7,7 +7,7 @@ wait for rows that the referenced table cannot write before.
 from collections.abc import Iterable
 from typing import Final
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from streamer.target.connection import TargetConnection, may_replace_role
 
 _KEYS_SQL: Final = """

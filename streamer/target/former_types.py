@@ -8,9 +8,9 @@ staging tables for the current types of the target's columns.
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedType, TypeUse
+from streamer.mapping.relation_names import RelationName
 from streamer.postgres.quoting import quote_qualified
+from streamer.schema.indexes_constraints_types import DefinedType, TypeUse
 from streamer.target.connection import TargetConnection
 
 # A type is part of further types, which have separate uses.

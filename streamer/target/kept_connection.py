@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from streamer.errors import (
+from streamer.errors.error_classes import (
     TargetMovedError,
 )
-from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.write_claim import Claim
 
 
 class KeptConnection:

@@ -14,7 +14,7 @@ from benchmarks.cases import CASES, Case, Kind, copy_of_tables
 from benchmarks.runner import Options, Runner, changes_of, delays
 from benchmarks.servers import settings_for
 from benchmarks.synchronous_mode import latency_of
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import SETTINGS, running, versions
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamer.sync.spark import class_archive
+from streamer.copy.spark import class_archive
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 @contextmanager
 def serving(environment: dict[str, str]) -> Iterator[tuple[bool, str]]:
     """Start the Spark process; yield whether it lacks an archive, and the files of its JVM."""
-    program = [sys.executable, "-m", "streamer.sync.spark.job", "--serve"]
+    program = [sys.executable, "-m", "streamer.copy.spark.job", "--serve"]
     with subprocess.Popen(
         [*program, "--master", "local[1]", "--jobs", "1"],
         stdin=subprocess.PIPE,

@@ -23,22 +23,22 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from streamer.commands.embedded import Server, free_port
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.commands.demo.embedded_servers import Server, free_port
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
-from streamer.owned_directory import write_private
+from streamer.copy.parts.part_copier import CopyEnds, copy_parts
+from streamer.copy.spark import job as spark_job
+from streamer.copy.spark import launcher
+from streamer.copy.spark.class_archive import use_options
+from streamer.copy.spark.jvm import java_program
+from streamer.copy.spark.launcher import SparkLauncher
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.schema import migrate
-from streamer.runtime import engine
+from streamer.runtime.process import engine
 from streamer.source.reached_server import PLACE_SQL, place_of
-from streamer.sync.copy_parts import CopyEnds, copy_parts
-from streamer.sync.spark import job as spark_job
-from streamer.sync.spark import launcher
-from streamer.sync.spark.class_archive import use_options
-from streamer.sync.spark.jvm import java_program
-from streamer.sync.spark.launcher import SparkLauncher
-from streamer.target.claim import LOCK_CLASS
 from streamer.target.connection import TargetAddress
+from streamer.target.write_claim import LOCK_CLASS
+from streamer.util.owned_directory import write_private
 from tests.support.plain_python import plain_python
 from tests.support.postgres import Database, assert_same, database
 from tests.support.streamer import Streamer, write_config
@@ -349,7 +349,7 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
     shown += out + err + str([result.to_json() for result in results.values()])
     recorded = written(cluster.work, cluster.directory / "events", tmp_path / "spool")
     assert "SparkListenerTaskEnd" in recorded
-    assert "streamer.sync.copy_parts.PassingError: " in recorded, "why the task failed"
+    assert "streamer.copy.parts.part_copier.PassingError: " in recorded, "why the task failed"
     for text in (shown, recorded):
         assert SECRET not in text
         assert SPARK_SECRET not in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamer.commands.embedded import free_port
+from streamer.commands.demo.embedded_servers import free_port
 from tests.support.postgres import Database
 from tests.support.process import Process
 from tests.support.waiting import eventually

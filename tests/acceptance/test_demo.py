@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.demo import shop
-from streamer.commands.demo.stage import DemoError, check_java
-from streamer.config import static
-from streamer.mapping.options import TableType
+from streamer.commands.demo import shop_tables
+from streamer.commands.demo.demo_servers import DemoError, check_java
+from streamer.config import static_mapping
+from streamer.mapping.rule_options import TableType
 from tests.support.runbooks import block
 from tests.support.waiting import eventually
 
@@ -79,7 +79,7 @@ def test_demo_ends_equal_and_kept_leaves_nothing_behind_once_stopped(place: Path
     assert demo.process.returncode == 0, said
     report = json.loads(output)
     assert report["equal"]
-    assert {table["table"] for table in report["tables"]} == {t.source for t in shop.TABLES}
+    assert {table["table"] for table in report["tables"]} == {t.source for t in shop_tables.TABLES}
     assert report["rows_copied"] > 100_000
     assert report["changes"] > 0
     for line in ("rows copied", "changes streamed", "peak lag", "equal            yes"):
@@ -122,10 +122,10 @@ def test_configuration_says_what_is_compared(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "target: {url: postgresql://host/dw}\nsources:\n  - database: shop\n"
-        f"    urls: [{{url: postgresql://host/shop}}]\n    tables:\n{shop.TABLES_YAML}"
+        f"    urls: [{{url: postgresql://host/shop}}]\n    tables:\n{shop_tables.TABLES_YAML}"
     )
 
-    _, mapping = static.load(path)
+    _, mapping = static_mapping.load(path)
 
     (source,) = mapping.sources
     found = [
@@ -137,8 +137,8 @@ def test_configuration_says_what_is_compared(tmp_path: Path) -> None:
         )
         for rule in source.rules
     ]
-    assert found == [(t.source, t.target, t.type, t.excluded) for t in shop.TABLES]
-    assert {t.type for t in shop.TABLES} == set(TableType)
+    assert found == [(t.source, t.target, t.type, t.excluded) for t in shop_tables.TABLES]
+    assert {t.type for t in shop_tables.TABLES} == set(TableType)
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 from tests.support.process import Process, command
 from tests.support.streamer import write_config

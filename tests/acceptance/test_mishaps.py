@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.forks import ForkedProcess
 from tests.support.mishap import Site, eventually, make_admin_site, make_site
 from tests.support.postgres import Database, running, versions
@@ -62,7 +62,7 @@ def drop_slot(source: Database) -> None:
 WITHOUT_SID = {"--sid eu": ""}
 
 
-@pytest.mark.follows("runtime.slot_check:SlotCheck._resync_hint")
+@pytest.mark.follows("runtime.guards.slot_check:SlotCheck._resync_hint")
 @pytest.mark.follows("runbooks:slot-lost#1")
 @pytest.mark.follows("runbooks:slot-lost#2")
 def test_01_slot_dropped(site: Site) -> None:
@@ -109,7 +109,7 @@ def pair_of_servers(directory: Path, settings: dict[str, str]) -> Iterator[tuple
         yield source, target
 
 
-@pytest.mark.follows("runtime.slot_check:SlotCheck._resync_hint")
+@pytest.mark.follows("runtime.guards.slot_check:SlotCheck._resync_hint")
 def test_02_slot_invalidated(tmp_path: Path, server_directory: Path) -> None:
     settings = {"max_slot_wal_keep_size": "32MB", "max_wal_size": "64MB"}
     with pair_of_servers(server_directory / "invalidated", settings) as (
@@ -142,7 +142,7 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         site.is_mended()
 
 
-@pytest.mark.follows("apply.rejection_advice:_run_at_target")
+@pytest.mark.follows("apply.write.rejection_advice:_run_at_target")
 @pytest.mark.follows("runbooks:table-in-error#1")
 @pytest.mark.follows("runbooks:table-in-error#2")
 def test_04_refused_row(site: Site) -> None:
@@ -161,7 +161,7 @@ def test_04_refused_row(site: Site) -> None:
         site.is_mended()
 
 
-@pytest.mark.follows("postgres.sessions:Blockers.wait_for")
+@pytest.mark.follows("postgres.blocking_sessions:Blockers.wait_for")
 @pytest.mark.follows("runbooks:source-lags#1")
 def test_05_locked_table(site: Site) -> None:
     url = site.target.server.url(site.target.name)
@@ -304,7 +304,7 @@ def test_10_killed(site: Site) -> None:
         site.sees("1 source streams", "", in_views=("page",))
 
 
-@pytest.mark.follows("runtime.reconcile:_resync_command")
+@pytest.mark.follows("runtime.guards.reconcile:_resync_command")
 @pytest.mark.follows("runbooks:table-gone#2")
 def test_11_table_removed_from_the_publication(site: Site) -> None:
     site.source.execute("create table other (id int primary key)")
@@ -333,7 +333,7 @@ def test_12_black_hole(site: Site, side: str) -> None:
             site.is_mended()
 
 
-@pytest.mark.follows("apply.rejection_advice:_run_at_target")
+@pytest.mark.follows("apply.write.rejection_advice:_run_at_target")
 def test_13_duplicate_key(site: Site) -> None:
     site.target.execute("create table t (id int primary key, v text unique)")
     with site.running():
@@ -397,8 +397,8 @@ def test_15_wrong_token(
         site.is_mended()
 
 
-@pytest.mark.follows("admin.mapping_file:_trouble")
-@pytest.mark.follows("progress.lost_mapping:find_lost_mapping")
+@pytest.mark.follows("admin.mapping.mapping_file:_trouble")
+@pytest.mark.follows("mapping.lost_mapping:find_lost_mapping")
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
@@ -418,7 +418,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
         site.is_mended()
 
 
-@pytest.mark.follows("admin.mapping_file:_trouble")
+@pytest.mark.follows("admin.mapping.mapping_file:_trouble")
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:

@@ -134,7 +134,7 @@ def test_a_cluster_that_protects_nothing_gets_no_job(
 
     driver = subprocess.run(
         [
-            *(sys.executable, "-m", "streamer.sync.spark.job", "--serve"),
+            *(sys.executable, "-m", "streamer.copy.spark.job", "--serve"),
             *("--master", "local-cluster[1,1,512]"),
         ],
         stdin=subprocess.DEVNULL,

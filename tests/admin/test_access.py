@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.admin.access import FAILURES_MAX
-from streamer.errors import SettingsError
+from streamer.admin.service.access import FAILURES_MAX
+from streamer.errors.error_classes import SettingsError
 from tests.support.admin import TOKEN, VIEWER_TOKEN, Admin, OpenAdmin, quick_hash
 
 USERS = f"""

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import structlog
 
-from streamer.admin.access import FAILURES_MAX
-from streamer.admin.keyring import Keyring
-from streamer.admin.store import Query, open_store
-from streamer.commands.quarantine import Choice, ask
-from streamer.commands.requests import command_actor, request
+from streamer.admin.mapping.admin_store import Query, open_store
+from streamer.admin.mapping.keyring import Keyring
+from streamer.admin.service.access import FAILURES_MAX
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.bookkeeping.requests import KEPT_DAYS, begin_act, read_acts
+from streamer.commands.quarantined_rows import Choice, ask
+from streamer.commands.table_requests import command_actor, request
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.requests import KEPT_DAYS, begin_act, read_acts
-from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
 from tests.support.postgres import Database

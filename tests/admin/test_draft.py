@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.config import static
-from streamer.errors import MappingError, SettingsError, SourceConnectionError
+from streamer.config import static_mapping
+from streamer.errors.error_classes import MappingError, SettingsError, SourceConnectionError
 from tests.support.admin import CREDENTIALS, Admin, OpenAdmin
 
 FORCE = {"force": True}
@@ -249,8 +249,8 @@ async def test_export_import_export_gives_the_same_file(
         monkeypatch.setenv(name, "x")
     (tmp_path / "exported.yaml").write_text(first)
     (tmp_path / "imported.yaml").write_text(YAML)
-    _, exported = static.load(tmp_path / "exported.yaml")
-    _, imported = static.load(tmp_path / "imported.yaml")
+    _, exported = static_mapping.load(tmp_path / "exported.yaml")
+    _, imported = static_mapping.load(tmp_path / "imported.yaml")
     assert [s.label for s in exported.sources] == [s.label for s in imported.sources]
     assert {r for s in exported.sources for r in s.rules} == {
         r for s in imported.sources for r in s.rules

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamer.admin import events as module
-from streamer.error_reports import ErrorReport
+from streamer.admin.live import events as module
+from streamer.errors.error_reports import ErrorReport
 from streamer.runtime.services import Health
 from tests.support.admin import Admin, OpenAdmin
 from tests.support.waiting import until

@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.admin import bulk
-from streamer.admin.fleet import LineFilter, choose, groups, survey
-from streamer.admin.page.overview import SOURCES_PER_PAGE
-from streamer.admin.page.render import environment
-from streamer.admin.page.view import source_view
-from streamer.commands.requests import SourceKey, SourceOutcome
-from streamer.commands.requests import choose as choose_tables
-from streamer.errors import RUNBOOKS, InvalidError
+from streamer.admin.live.fleet_overview import LineFilter, choose, groups, survey
+from streamer.admin.live.status_view import source_view
+from streamer.admin.page.overview_page import SOURCES_PER_PAGE
+from streamer.admin.page.render_templates import environment
+from streamer.admin.service import act_on_many_sources
+from streamer.commands.table_requests import SourceKey, SourceOutcome
+from streamer.commands.table_requests import choose as choose_tables
+from streamer.errors.error_classes import RUNBOOKS, InvalidError
 from tests.support.admin import CREDENTIALS, VIEWER_TOKEN, Admin, OpenAdmin
 from tests.support.fleet import a_source, a_table, large_fleet, show_fleet
 
@@ -126,7 +126,7 @@ class Asked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
-        monkeypatch.setattr(bulk, "request_each", self._request)
+        monkeypatch.setattr(act_on_many_sources, "request_each", self._request)
 
     async def _request(
         self, address: Any, action: str, sources: list[SourceKey], **options: Any
@@ -201,7 +201,7 @@ async def test_the_api_acts_on_many_sources_with_the_guards_of_every_change(
     async with open_admin(CREDENTIALS, is_alone=False) as admin:
         show_fleet(admin.service, large_fleet(), tmp_path)
         async with admin.client(VIEWER_TOKEN) as viewer, admin.client(None) as nobody:
-            for action in bulk.ACTIONS:
+            for action in act_on_many_sources.ACTIONS:
                 assert (await viewer.post(f"/api/sources/{action}", json=body)).status_code == 403
                 assert (await nobody.post(f"/api/sources/{action}", json=body)).status_code == 401
             assert (await viewer.get("/api/sources")).status_code == 200
@@ -248,7 +248,7 @@ async def test_static_mode_and_faulty_patterns_ask_no_source(open_admin: OpenAdm
         assert 'name="pick"' not in (await client.get("/?view=wall")).text
     async with open_admin("") as admin:
         with pytest.raises(InvalidError):
-            await bulk.act_on_sources(
+            await act_on_many_sources.act_on_sources(
                 admin.service, "pause", [SourceKey("shop", None)], "x", tables=['"']
             )
 
@@ -302,7 +302,7 @@ async def test_hostile_names_are_text_on_the_wall_and_in_bulk_acts(
         async def fails(*arguments: Any, **options: Any) -> list[SourceOutcome]:
             return [SourceOutcome("shop", HOSTILE, 0, HOSTILE, HOSTILE)]
 
-        monkeypatch.setattr(bulk, "request_each", fails)
+        monkeypatch.setattr(act_on_many_sources, "request_each", fails)
         acts = "/sources/act?action=resync&which=all"
         picks = re.findall(r'name="pick" value="', (await client.get("/?view=wall")).text)
         assert len(picks) == 2

@@ -13,8 +13,8 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.checks import not_a_server_error
 
-from streamer.commands.embedded import free_port
-from streamer.observability.http import listen, serving
+from streamer.commands.demo.embedded_servers import free_port
+from streamer.observability.http_server import listen, serving
 from tests.support.admin import CREDENTIALS, TOKEN, admin
 from tests.support.postgres import Database
 

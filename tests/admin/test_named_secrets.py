@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from streamer.admin import service as service_module
+from streamer.admin.service import admin_service as service_module
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.config.allowed_names import AllowedNames, NotAllowedError
 from streamer.config.settings import AdminSettings
-from streamer.errors import SourceConnectionError
+from streamer.errors.error_classes import SourceConnectionError
 from streamer.mapping.rules import SourceMapping
 from tests.support.admin import CREDENTIALS, OpenAdmin
 

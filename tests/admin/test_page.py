@@ -10,14 +10,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from streamer.admin import status_reader
-from streamer.admin.access import FAILURES_MAX, SAFE_METHODS
-from streamer.admin.activity import ChangeActivity
-from streamer.admin.events import PAST_MAX
-from streamer.admin.page import adding
-from streamer.commands.quarantine import Choice
-from streamer.errors import TableGoneError
-from streamer.remedies import Remedy, run
+from streamer.admin.live import status_reader
+from streamer.admin.live.events import PAST_MAX
+from streamer.admin.live.table_activity import ChangeActivity
+from streamer.admin.page import add_source_page
+from streamer.admin.service.access import FAILURES_MAX, SAFE_METHODS
+from streamer.commands.quarantined_rows import Choice
+from streamer.errors.error_classes import TableGoneError
+from streamer.errors.remedies import Remedy, run
 from tests.support.admin import TARGET, TOKEN, VIEWER_TOKEN, Admin, OpenAdmin, quick_hash
 
 USERS = f"""
@@ -367,14 +367,14 @@ async def test_the_wizard_writes_nothing_before_its_last_step(open_admin: OpenAd
 
 def test_a_connection_without_tables_is_forgotten_and_is_of_one_user() -> None:
     now = 0.0
-    connections = adding.Connections(lambda: now)
+    connections = add_source_page.Connections(lambda: now)
     name = connections.add("alice", "shop", "host=h", None)
     assert connections.find(name, "alice") is not None
     assert connections.find(name, "victor") is None
-    for _ in range(adding.CONNECTIONS_MAX):
+    for _ in range(add_source_page.CONNECTIONS_MAX):
         last = connections.add("alice", "shop", "host=h", None)
     assert connections.find(name, "alice") is None
-    now = adding.CONNECTION_SECONDS + 1
+    now = add_source_page.CONNECTION_SECONDS + 1
     assert connections.find(last, "alice") is None
 
 

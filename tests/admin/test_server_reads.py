@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamer.admin import server_reads, service
-from streamer.admin.server_reads import AT_ONCE, ServerReads
+from streamer.admin.service import admin_service, server_reads
+from streamer.admin.service.server_reads import AT_ONCE, ServerReads
 from tests.support.admin import VIEWER_TOKEN, OpenAdmin
 from tests.support.postgres import Database
 
@@ -35,9 +35,9 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counted]:
     monkeypatch.setattr(server_reads, "KEEP_SECONDS", 60.0)
-    made = {name: Counted(getattr(service, name)) for name in READERS}
+    made = {name: Counted(getattr(admin_service, name)) for name in READERS}
     for name, function in made.items():
-        monkeypatch.setattr(service, name, function)
+        monkeypatch.setattr(admin_service, name, function)
     return made
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.admin.plan import make_plan
-from streamer.config import static
+from streamer.admin.mapping.plan_of_change import make_plan
+from streamer.config import static_mapping
 from streamer.mapping.rules import Mapping
 from tests.support.admin import Admin, OpenAdmin
 from tests.support.postgres import Database
@@ -145,7 +145,7 @@ async def test_a_plan_compares_with_what_is_streamed(
     tables = "t: {initial: none}\nu: {initial: none}"
     async with stream(tables) as streamer:
         await streamer.caught_up()
-        settings, mapping = static.load(streamer.path)
+        settings, mapping = static_mapping.load(streamer.path)
         same = await make_plan(settings, mapping, None)
         assert not same.has_changes
         assert not same.obstacles
@@ -160,7 +160,7 @@ async def test_a_plan_compares_with_what_is_streamed(
             .replace("t: {initial: none}", "t: {type: append}")
             .replace("u: {initial: none}", "")
         )
-        settings, changed = static.load(streamer.path)
+        settings, changed = static_mapping.load(streamer.path)
         (planned,) = (await make_plan(settings, changed, mapping)).to_json()["sources"]
         assert planned["action"] == "change"
         assert {t["source"]: t["action"] for t in planned["tables"]} == {

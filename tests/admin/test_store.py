@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streamer.admin import store as module
-from streamer.admin.keyring import Keyring
-from streamer.admin.models import validate
-from streamer.admin.store import Query, open_store, statements
-from streamer.errors import StoreError
-from streamer.migrations import Migration, read_migrations
+from streamer.admin.mapping import admin_store as module
+from streamer.admin.mapping.admin_store import Query, open_store, statements
+from streamer.admin.mapping.api_models import validate
+from streamer.admin.mapping.keyring import Keyring
+from streamer.errors.error_classes import StoreError
+from streamer.util.migrations import Migration, read_migrations
 
 if TYPE_CHECKING:
-    from streamer.admin.transfer import Wanted
+    from streamer.admin.mapping.export_and_import import Wanted
 
 
 def database(name: str) -> dict[str, object]:

@@ -4,10 +4,10 @@ from typing import Any
 
 import httpx
 
-from streamer.commands.embedded import Server
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.commands.demo.embedded_servers import Server
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.admin import OpenAdmin
 from tests.support.postgres import Database, database

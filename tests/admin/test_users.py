@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.admin.access import Access, hash_password
-from streamer.admin.server import take_over_users
-from streamer.admin.service import open_service
-from streamer.admin.store import Query
-from streamer.config import static
+from streamer.admin.admin_server import take_over_users
+from streamer.admin.mapping.admin_store import Query
+from streamer.admin.service.access import Access, hash_password
+from streamer.admin.service.admin_service import open_service
+from streamer.config import static_mapping
 from streamer.mapping.rules import Mapping
 from tests.support.admin import TARGET, OpenAdmin
 from tests.support.invoking import invoke
@@ -77,7 +77,7 @@ async def test_a_server_that_runs_takes_users_over_and_ends_their_sessions(
 
 
 async def test_removing_the_last_user_does_not_open_the_server(config: Path) -> None:
-    _, settings = static.read(config)
+    _, settings = static_mapping.read(config)
     service = await open_service(settings, config, Mapping((), "public"))
     try:
         access = Access(settings.admin)

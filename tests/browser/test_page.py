@@ -6,7 +6,7 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from streamer.admin.page import text
+from streamer.admin.page import number_text
 from streamer.postgres.quoting import quote_identifier
 from tests.browser.conftest import Site, Sites, look
 from tests.support.admin import quick_hash
@@ -370,7 +370,11 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     expect(page.locator("#connection")).to_have_text("live")
     look(page, "static")
     # The script writes numbers as the server does, or they would flicker.
-    for name, function in (("size", text.size), ("duration", text.duration), ("count", text.count)):
+    for name, function in (
+        ("size", number_text.size),
+        ("duration", number_text.duration),
+        ("count", number_text.count),
+    ):
         for value in (0, 7, 89.4, 999, 1001, 12_345, 123_456, 9_876_543, 10**9, 10**13):
             assert page.evaluate(f"v => {name}(v)", value) == function(value), (name, value)
     source.execute("alter table t add v text; insert into t values (1, 'one')")

@@ -13,15 +13,15 @@ import psycopg
 import pytest
 import yaml
 
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.requests import make_request
-from streamer.remedies import Remedy
-from streamer.report.facts import source_of_row
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.requests import make_request
+from streamer.copy.parts import part_copier
+from streamer.copy.parts.part_copier import Pace
+from streamer.errors.remedies import Remedy
+from streamer.report.problem_facts import source_of_row
 from streamer.report.problems import ProblemKind, of_source
-from streamer.runtime.wal_retention import guard as backlog
-from streamer.sync import copy_parts
-from streamer.sync.copy_parts import Pace
+from streamer.runtime.wal_retention import backlog_guard as backlog
 from streamer.target.connection import TargetAddress
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
@@ -615,7 +615,7 @@ async def test_a_copy_that_takes_long_does_not_keep_wal(
         begin(self, is_throttled=is_throttled, rounds=rounds)
 
     monkeypatch.setattr(Pace, "begin", recorded)
-    monkeypatch.setattr(copy_parts, "THROTTLED_TIMES", 1)
+    monkeypatch.setattr(part_copier, "THROTTLED_TIMES", 1)
     source.execute("insert into keyed select n, 'old' from generate_series(1000, 9000) n")
     tables = "keyed:\nkeyless: {initial: none}"
     options = {"group": SPOOL, "settings": "sync: {rows_per_second: 1500}"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.failpoints import NAMES
+from streamer.util.failpoints import NAMES
 from tests.fault.test_backlog import SPOOL, fill, journal_files, unconfirmed_bytes
 from tests.support.kills import Kills
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write

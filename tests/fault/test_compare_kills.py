@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamer.commands import compare as compare_command
+from streamer.commands import compare_command
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
-from streamer.compare.runner import ComparisonRunner
-from streamer.errors import SparkJobError
-from streamer.failpoints import NAMES, VARIABLE
-from streamer.sync.spark import launcher
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.compare.process_or_spark import ComparisonRunner
+from streamer.copy.spark import launcher
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.errors.error_classes import SparkJobError
+from streamer.util.failpoints import NAMES, VARIABLE
 from tests.support.comparing import Compare
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database

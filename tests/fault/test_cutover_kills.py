@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.failpoints import NAMES
+from streamer.util.failpoints import NAMES
 from tests.support.kills import Kills
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.failpoints import NAMES
+from streamer.util.failpoints import NAMES
 from tests.support.kills import Kills
 from tests.support.postgres import Database
 from tests.support.process import caught_up

@@ -13,12 +13,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.commands.check.command import examine
-from streamer.commands.embedded import Server
-from streamer.errors import SourceConnectionError
-from streamer.runtime import session
-from streamer.runtime.wal_retention import guard as backlog
-from streamer.sync.context import CopyContext
+from streamer.commands.check.check import examine
+from streamer.commands.demo.embedded_servers import Server
+from streamer.copy.copy_context import CopyContext
+from streamer.errors.error_classes import SourceConnectionError
+from streamer.runtime.session import session
+from streamer.runtime.wal_retention import backlog_guard as backlog
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
@@ -271,7 +271,7 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
     assert target.value(KEYS) == "1"
 
 
-@pytest.mark.follows("source.primaries:require_successor")
+@pytest.mark.follows("source.server.primaries_after_failover:require_successor")
 async def test_the_old_primary_that_runs_again_is_never_followed(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
@@ -418,7 +418,7 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
     assert looks == [None, None]
 
 
-@pytest.mark.follows("source.standbys:judge_standby_wait")
+@pytest.mark.follows("source.slot_and_publications.standbys:judge_standby_wait")
 async def test_a_standby_that_holds_changes_back_is_named_and_the_sql_lets_them_go(
     target: Database, tmp_path: Path, server_directory: Path
 ) -> None:

@@ -9,32 +9,32 @@ from unittest import mock
 
 import pytest
 
-from streamer.commands import execute
-from streamer.commands.check.capture import check_capture
-from streamer.commands.check.command import examine
+from streamer.bookkeeping.scripts import ScriptSide, ScriptState
+from streamer.commands import execute_script
+from streamer.commands.check.capture_findings import check_capture
+from streamer.commands.check.check import examine
 from streamer.commands.check.source_facts import read_source
-from streamer.config import static
-from streamer.error_reports import ErrorReport
-from streamer.errors import (
+from streamer.config import static_mapping
+from streamer.copy.hand_over import _with_resume
+from streamer.errors.error_classes import (
     SlotWaitError,
     SourceRejectedError,
     SourceStandbyError,
     SourceUnreadyError,
 )
-from streamer.mapping.options import DdlCapture
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy
+from streamer.mapping.rule_options import DdlCapture
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.scripts import ScriptSide, ScriptState
-from streamer.remedies import Remedy
-from streamer.runtime import timeline_watch
-from streamer.source import slot
+from streamer.runtime.guards import timeline_watch
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
-from streamer.source.publication import WantedMembers, ensure_publications
-from streamer.source.slot import create_slot
-from streamer.source.teardown import teardown_source
+from streamer.source.slot_and_publications import slot
+from streamer.source.slot_and_publications.publication import WantedMembers, ensure_publications
+from streamer.source.slot_and_publications.slot import create_slot
+from streamer.source.slot_and_publications.source_teardown import teardown_source
 from streamer.source.timeline_branches import KnownPlace
-from streamer.sync.hand_over import _with_resume
 from streamer.target.connection import TargetAddress
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
@@ -129,14 +129,14 @@ async def test_a_failover_slot_lets_streaming_go_on(
 
     await streamer.eventually(names_script)
     address = TargetAddress.parse(streamer.settings.target.url)
-    await execute.change(address, streamer.mapping.sources, "lost", None)
+    await execute_script.change(address, streamer.mapping.sources, "lost", None)
     await streamer.caught_up(SECONDS)
     await streamer.stop()
     assert second.execute(is_failover) == [(False,)]
 
 
 # The oldest version that decodes on a standby.
-@pytest.mark.follows("source.primary:primary_hint")
+@pytest.mark.follows("source.server.primary_of_standby:primary_hint")
 @pytest.mark.parametrize("pair", ["16"], indirect=True)
 async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url(
     pair: tuple[OnEither, Standby],
@@ -293,7 +293,7 @@ async def the_standby_alone(second: Standby) -> None:
 
 async def found(directory: Path) -> str:
     """Return the findings of `streamer check`."""
-    report = (await examine(*static.load(directory / "config.yaml"))).report
+    report = (await examine(*static_mapping.load(directory / "config.yaml"))).report
     return "\n".join(map(str, report.findings))
 
 
@@ -390,10 +390,10 @@ async def test_a_script_that_only_the_target_still_has_stops_the_source(
     await streamer.caught_up(SECONDS)
 
     async def run(name: str) -> None:
-        (result,) = await execute.execute(
+        (result,) = await execute_script.execute(
             TargetAddress.parse(streamer.settings.target.url),
             list(streamer.mapping.sources),
-            execute.Script(name, f"create table {name} (id int)", ScriptSide.BOTH),
+            execute_script.Script(name, f"create table {name} (id int)", ScriptSide.BOTH),
             seconds=SECONDS,
             target_namespace="public",
         )
@@ -427,7 +427,7 @@ async def test_a_script_that_only_the_target_still_has_stops_the_source(
         assert target.execute("select id from t") == []
         second.execute("create table lost (id int)", "shop")
         address = TargetAddress.parse(streamer.settings.target.url)
-        await execute.change(address, streamer.mapping.sources, "lost", None)
+        await execute_script.change(address, streamer.mapping.sources, "lost", None)
         await streamer.caught_up(SECONDS)
         assert target.execute("select id from t") == [(1,)]
         assert target.execute(states) == [("kept", "done"), ("lost", "skipped")]

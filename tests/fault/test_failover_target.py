@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.check.command import examine
-from streamer.commands.embedded import Server
-from streamer.config import static
-from streamer.progress.positions import AcknowledgedPositions
-from streamer.remedies import Remedy
+from streamer.bookkeeping.positions import AcknowledgedPositions
+from streamer.commands.check.check import examine
+from streamer.commands.demo.embedded_servers import Server
+from streamer.config import static_mapping
+from streamer.errors.remedies import Remedy
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
 from tests.support.remedies import Operator
@@ -122,7 +122,7 @@ async def test_acknowledged_rows_that_the_standby_lacks_stop_the_source(
         assert servers.rows(servers.second) == [1]
 
 
-@pytest.mark.follows("target.standby:standby_error")
+@pytest.mark.follows("target.standby_target:standby_error")
 async def test_a_target_whose_url_leads_to_the_standby_goes_on_by_its_remedy(
     servers: Servers, tmp_path: Path
 ) -> None:
@@ -186,7 +186,7 @@ async def test_check_takes_a_promoted_standby_for_another_server_than_its_origin
     async def own_targets(server: Server) -> int:
         path = tmp_path / "check.yaml"
         write_config(path, origin, Database(server, "dw"), "t: {truncate_target: true}")
-        findings = (await examine(*static.load(path))).report.findings
+        findings = (await examine(*static_mapping.load(path))).report.findings
         return sum("is its own target" in finding.problem for finding in findings)
 
     assert await own_targets(servers.first) == 1

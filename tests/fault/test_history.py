@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.embedded import Server
-from streamer.failpoints import VARIABLE
+from streamer.commands.demo.embedded_servers import Server
+from streamer.util.failpoints import VARIABLE
 from tests.support.postgres import Database, assert_same, running, versions
 from tests.support.process import Process, caught_up, command, is_frozen, status
 from tests.support.streamer import write_config

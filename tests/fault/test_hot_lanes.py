@@ -4,8 +4,8 @@ from itertools import count
 
 import pytest
 
-from streamer.apply import hot_lanes
-from streamer.runtime import engine
+from streamer.apply.lanes import hot_lanes
+from streamer.runtime.process import engine
 from tests.fault.test_in_flight import locked, waiting
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import read_relation_records
-from streamer.progress.requests import make_request
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_records import read_relation_records
+from streamer.bookkeeping.requests import make_request
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer

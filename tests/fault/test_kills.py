@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.failpoints import NAMES
-from streamer.progress.requests import CHANNEL
+from streamer.bookkeeping.requests import CHANNEL
+from streamer.util.failpoints import NAMES
 from tests.support.definitions import described
 from tests.support.kills import Act, Kills, Rows, Story, differing
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import httpx
 
-from streamer.commands.embedded import free_port
+from streamer.commands.demo.embedded_servers import free_port
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, command
 from tests.support.waiting import eventually

@@ -13,16 +13,16 @@ import httpx
 import psutil
 import pytest
 
-from streamer.commands.embedded import free_port
-from streamer.lsn import Lsn
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.minutes import Minute, add_minutes, read_minutes
+from streamer.commands.demo.embedded_servers import free_port
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.minutes import Minute, add_minutes, read_minutes
-from streamer.runtime.processes.child import process_directory
-from streamer.source.journal.files import Journal, directory_of
-from streamer.source.journal.records import JournalIdentity
+from streamer.runtime.child_processes.child_process import process_directory
+from streamer.source.journal.journal_files import Journal, directory_of
+from streamer.source.journal.journal_records import JournalIdentity
 from streamer.source.timeline_branches import Branch
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import Lsn
 from tests.fault.test_replicas import shares
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up

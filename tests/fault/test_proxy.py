@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from streamer.errors import TargetConnectionError
+from streamer.errors.error_classes import TargetConnectionError
 from streamer.postgres.secret import Secret
-from streamer.source import feedback
-from streamer.target import liveness as watch
+from streamer.source.stream import feedback
+from streamer.target import silent_server as watch
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.errors import MappingError
-from streamer.lsn import Lsn
-from streamer.source.journal.files import Journal, directory_of, has_journal
-from streamer.source.journal.records import JournalIdentity
+from streamer.errors.error_classes import MappingError
+from streamer.source.journal.journal_files import Journal, directory_of, has_journal
+from streamer.source.journal.journal_records import JournalIdentity
 from streamer.source.timeline_branches import Branch
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database, database
 from tests.support.proxy import Proxy
 from tests.support.streamer import Streamer, write_config

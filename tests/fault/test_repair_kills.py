@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streamer.failpoints import VARIABLE
+from streamer.util.failpoints import VARIABLE
 from tests.support.postgres import Database
 from tests.support.process import SPARK_PYTHON, Process, caught_up
 from tests.support.sync_case import Case

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.commands.embedded import free_port
+from streamer.commands.demo.embedded_servers import free_port
 from streamer.runtime.replicas.replica import LOOK_SECONDS, SETTLE_SECONDS
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, command, is_frozen, report, status

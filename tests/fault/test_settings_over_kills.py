@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, running, versions
 from tests.support.process import Process, caught_up, status

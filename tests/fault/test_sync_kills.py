@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamer.failpoints import NAMES
+from streamer.util.failpoints import NAMES
 from tests.support.postgres import Database
 from tests.support.sync_case import IN_CHUNKS, ONLY_AT_FIRST, ONLY_LATER, STEPS, TO_POINT, Case
 

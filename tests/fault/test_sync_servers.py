@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Connection, Database, database, running, versions
 from tests.support.process import Process, caught_up
 from tests.support.sync_case import ONLY_AT_FIRST, ONLY_LATER, STEPS, WRITES_MAX, Case

@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands.embedded import Server
-from streamer.failpoints import VARIABLE
+from streamer.commands.demo.embedded_servers import Server
 from streamer.report.problems import Severity
-from streamer.source.synchronous import LISTED_SQL
+from streamer.source.synchronous_commit import LISTED_SQL
+from streamer.util.failpoints import VARIABLE
 from tests.support.checking import Checker
 from tests.support.postgres import Database, assert_same, database, running, versions
 from tests.support.process import Process, command

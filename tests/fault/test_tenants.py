@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.embedded import Server
-from streamer.commands.tenants.listing import read_tenants
-from streamer.commands.tenants.purge import purge
-from streamer.config import static
-from streamer.errors import MappingError
+from streamer.commands.demo.embedded_servers import Server
+from streamer.commands.tenants.purge_rows import purge
+from streamer.commands.tenants.tenant_list import read_tenants
+from streamer.config import static_mapping
+from streamer.errors.error_classes import MappingError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.process import run
@@ -70,7 +70,7 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG.format(source=source.url, target=target.url, spool=tmp_path / "spool"))
-    address = TargetAddress.parse(static.load(path)[0].target.url)
+    address = TargetAddress.parse(static_mapping.load(path)[0].target.url)
     with database(shared_server, "source_us") as us:
         for db in (source, us):
             db.execute(DDL)
@@ -85,7 +85,7 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             assert (code, said["tenants"], said["lines"]) == (0, ["shop:us"], [])
             assert "  # Tenants, in the order of their coming.\n" in path.read_text()
             us.execute("alter table items drop more")
-            both = static.load(path)[1]
+            both = static_mapping.load(path)[1]
             await streamer.engine.apply(both)
             streamer.mapping = both
             await streamer.caught_up(60)
@@ -127,7 +127,7 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
                 return us.url not in path.read_text()
 
             await until(is_taken_out, seconds=60)
-            mapping = static.load(path)[1]
+            mapping = static_mapping.load(path)[1]
             assert us.value(SLOTS) == 1
             await streamer.engine.apply(mapping)
             streamer.mapping = mapping

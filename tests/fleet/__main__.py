@@ -26,7 +26,7 @@ import psutil
 import psycopg
 from playwright.sync_api import expect, sync_playwright
 
-from streamer.commands.embedded import Server, free_port
+from streamer.commands.demo.embedded_servers import Server, free_port
 from tests.support.chromium import launch
 from tests.support.postgres import SETTINGS, Database, running, versions
 from tests.support.process import Process, caught_up, command, report

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from streamer.admin.page.manual import manual_texts
+from streamer.admin.page.manual_page import manual_texts
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def test_wheel_holds_every_page_of_the_manual(wheel: Path) -> None:
 
 
 def test_program_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
-    program = "import streamer, streamer.migrations as m; print(streamer.__file__); "
+    program = "import streamer, streamer.util.migrations as m; print(streamer.__file__); "
     program += "print(len(m.read_migrations('target')))"
 
     said = subprocess.run(

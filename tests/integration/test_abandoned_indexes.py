@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamer.indexes import restorer
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.indexes import index_restorer
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
@@ -41,7 +41,7 @@ async def test_a_copy_that_is_given_up_leaves_no_table_without_indexes(
     stream: MakeStreamer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(restorer, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(index_restorer, "LOOK_SECONDS", 0.3)
     sources = {"eu": source, "us": second}
     for each in sources.values():
         each.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from streamer.commands.requests import request
-from streamer.errors import MappingError
-from streamer.mapping.resync import Mode, Resync
+from streamer.commands.table_requests import request
+from streamer.control.resync_options import Mode, Resync
+from streamer.errors.error_classes import MappingError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, write_config

@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.apply.binary import BINARY_TYPES
+from streamer.apply.rows.binary_transfer import BINARY_TYPES
 from streamer.postgres.quoting import quote_literal
 from tests.support.postgres import Database, assert_same, drop_database
 from tests.support.shared import Shared, streams

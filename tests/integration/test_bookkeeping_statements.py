@@ -7,22 +7,13 @@ from functools import partial
 
 import pytest
 
-from streamer.definitions.planned import ObjectKind, Planned
-from streamer.error_reports import ErrorReport, TableWait
-from streamer.errors import TargetFencedError
-from streamer.lsn import Lsn
-from streamer.mapping.chunks import ChunkedCopy
-from streamer.mapping.definition import SourceDefinition
-from streamer.mapping.mass_delete import MassDelete
-from streamer.mapping.names import RelationName, parse_relation
-from streamer.mapping.resync import Mode, Resync
-from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
-from streamer.postgres.secret import Secret
-from streamer.progress import (
+from streamer.bookkeeping import (
+    bookkeeping_schema,
     copied_parts,
     copies,
     cutovers,
-    definition_changes,
+    ddl_records,
+    followed_sequences,
     held_changes,
     noted_conflicts,
     planned_definitions,
@@ -32,25 +23,34 @@ from streamer.progress import (
     registered_relations,
     relation_columns,
     relation_definitions,
+    relation_records,
     relation_states,
-    relations,
     requests,
-    schema,
     scripts,
-    sequences,
     sources,
     stored_problems,
     taken_requests,
     unmapped_relations,
     verifications,
 )
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.table_state import CopyScope, Need, State
-from streamer.remedies import Remedy, run
-from streamer.source.rewritten_tables import Storage
-from streamer.sync.ctid_ranges import CopyPart
-from streamer.target.claim import Claim
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.control.mass_delete import MassDelete
+from streamer.control.resync_options import Mode, Resync
+from streamer.control.table_state import CopyScope, Need, State
+from streamer.copy.parts.ctid_ranges import CopyPart
+from streamer.errors.error_classes import TargetFencedError
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.relation_names import RelationName, parse_relation
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
+from streamer.postgres.secret import Secret
+from streamer.schema.planned_definition import ObjectKind, Planned
+from streamer.schema.source_definition import SourceDefinition
+from streamer.source.tables.rewritten_tables import Storage
 from streamer.target.connection import TargetAddress
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 
 ERROR = ErrorReport("it failed", "value", Remedy.of("run: ", run("resume", "public.t")))
@@ -64,7 +64,7 @@ CHUNKS = ChunkedCopy(("id",), ("int8",), ("7",), "d", 1, 1000, 5000, 16384)
 @pytest.fixture
 async def books(target: Database) -> AsyncIterator[Bookkeeping]:
     bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
-    await schema.migrate(bookkeeping)
+    await bookkeeping_schema.migrate(bookkeeping)
     yield bookkeeping
     await bookkeeping.close()
 
@@ -72,7 +72,7 @@ async def books(target: Database) -> AsyncIterator[Bookkeeping]:
 async def add_relation(books: Bookkeeping) -> tuple[int, int]:
     """Store a source and a relation in sync; return their ids."""
     source_id, _ = await sources.register_source(books, SOURCE)
-    await relations.RELATIONS.insert(
+    await relation_records.RELATIONS.insert(
         books,
         [
             {
@@ -88,7 +88,7 @@ async def add_relation(books: Bookkeeping) -> tuple[int, int]:
             }
         ],
     )
-    (record,) = await relations.read_relation_records(books)
+    (record,) = await relation_records.read_relation_records(books)
     return source_id, record.relation_id
 
 
@@ -132,7 +132,7 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
         relation_id: {3: "1 2"}
     }
     assert await relation_columns.read_known(books) == {relation_id: {"größe": 1}}
-    (record,) = await relations.read_relation_records(books, source_id)
+    (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.state, record.wait, record.error, record.brake) == ("paused", wait, ERROR, brake)
     assert (record.visible_lsn, record.snapshot_lsn, record.end_lsn) == (Lsn(64), Lsn(16), Lsn(16))
     assert (record.resync, record.quarantined, record.source_oid) == (Resync(), 0, 9)
@@ -141,20 +141,20 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     assert await relation_definitions.read_definition(books, relation_id) == DEFINITION
     (shown,) = (await stored_problems.read_stored_facts(books)).values()
     assert shown.identities == {"public.t": "none"}
-    assert await relations.read_labels(books, [relation_id]) == {
+    assert await relation_records.read_labels(books, [relation_id]) == {
         relation_id: ("shop:eu", "public.t")
     }
-    assert await relations.read_unready_tables(books) == {
+    assert await relation_records.read_unready_tables(books) == {
         "shop:eu": {"public.t": ("paused", ERROR)}
     }
-    assert await relations.read_targets(books, "shop") == {"public.t"}
+    assert await relation_records.read_targets(books, "shop") == {"public.t"}
 
 
 async def test_states_of_a_relation(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
 
-    async def now() -> relations.RelationRecord:
-        (record,) = await relations.read_relation_records(books, source_id)
+    async def now() -> relation_records.RelationRecord:
+        (record,) = await relation_records.read_relation_records(books, source_id)
         return record
 
     await relation_states.set_streaming_state(books, relation_id, State.ERROR, ERROR)
@@ -214,16 +214,16 @@ async def test_a_relation_that_returns_is_as_it_was_unless_its_source_moved_on(
     if is_lost:
         await copies.fill_directly(books, [relation_id])
         await relation_states.require_resync(books, relation_id, ERROR)
-    (before,) = await relations.read_relation_records(books)
+    (before,) = await relation_records.read_relation_records(books)
     await registered_relations.forget_relation(books, relation_id)
-    assert await relations.read_relation_records(books) == []
+    assert await relation_records.read_relation_records(books) == []
     if moves:
         await positions.reset_acknowledged(books, source_id, Lsn(8))
     returned = await unmapped_relations.bring_back(
         books, source_id, {"public.t": "public.t", "public.u": "public.u"}, may_resume=True
     )
     assert returned == {"public.t"}
-    (after,) = await relations.read_relation_records(books)
+    (after,) = await relation_records.read_relation_records(books)
     same = replace(after, relation_id=relation_id, changed_at=before.changed_at)
     if moves and not is_lost:
         assert (after.state, after.snapshot_lsn, after.has_resync) == ("init", None, True)
@@ -246,12 +246,12 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         "no",
         "1",
     )
-    place = definition_changes.DdlPlace(relation_id, Lsn(32), 0)
+    place = ddl_records.DdlPlace(relation_id, Lsn(32), 0)
     async with books.transaction() as target:
         await quarantined_changes.add_quarantined(target, relation_id, [change])
         await quarantined_changes.mark_quarantined(target, relation_id, Lsn(33), NOW, 8, "emptied")
         await quarantined_changes.end_quarantined(target, relation_id, NOW)
-        await definition_changes.put_ddl(
+        await ddl_records.put_ddl(
             target, place, query="q", changes=["c"], statements=["s"], reason="r", state="waiting"
         )
         assert await copies.read_filling(target, [relation_id]) == set()
@@ -278,9 +278,9 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         await copies.hand_over(target, [handed])
         assert await copies.is_handed_over(target, handed)
         assert await copies.read_leftover_stages(target, source_id) == []
-    (record,) = await relations.read_relation_records(books)
+    (record,) = await relation_records.read_relation_records(books)
     assert (record.state, record.rows_copied, record.quarantined) == ("catching_up", 5, 0)
-    assert await definition_changes.read_ddl(books, with_done=True) == []
+    assert await ddl_records.read_ddl(books, with_done=True) == []
 
     storage = {9: Storage(0, 8, None)}
     columns, different = Resync(Mode.DIFF, columns=("v",)), Resync(Mode.DIFF)
@@ -320,7 +320,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         last = replace(handed, scope=CopyScope(Need.CHUNKS), attempt=begun.attempt, lsn=Lsn(128))
         await copies.hand_over(target, [last])
         assert await quarantined_changes.count_quarantined(target, relation_id) == 1
-    (record,) = await relations.read_relation_records(books, source_id)
+    (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.chunks, record.rows_copied, record.rows_total) == (None, 10, 10)
 
 
@@ -335,17 +335,17 @@ async def test_a_late_store_leaves_a_pause_and_a_newer_request(
     else:
         await requests.make_request(books, relation_id, "resync", {"skip_changes": True})
     await taken_requests.take_requests(books, source_id, SOURCE)
-    (before,) = await relations.read_relation_records(books, source_id)
+    (before,) = await relation_records.read_relation_records(books, source_id)
     for state, error in ((State.ERROR, ERROR), (State.READY, None)):
         await relation_states.set_streaming_state(books, relation_id, state, error)
     assert not await relation_states.report_gap(books, relation_id, ERROR)
     former = before.attempt - 1
     assert not await relation_states.fail_copy(books, relation_id, ERROR, Need.ROWS, former)
-    (after,) = await relations.read_relation_records(books, source_id)
+    (after,) = await relation_records.read_relation_records(books, source_id)
     assert (after.state, after.error) == ("paused" if is_paused else "init", None)
     assert after == before
     await relation_states.require_resync(books, relation_id, ERROR)
-    (lost,) = await relations.read_relation_records(books, source_id)
+    (lost,) = await relation_records.read_relation_records(books, source_id)
     assert (lost.state, lost.error) == ("paused" if is_paused else "error", ERROR)
 
 
@@ -357,7 +357,7 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
     await relation_states.demand_copy(books, relation_id, Resync())
     brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
     await relation_states.set_brake(books, relation_id, brake, ERROR)
-    (record,) = await relations.read_relation_records(books, source_id)
+    (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.state, record.brake) == ("init", None), "the copy brings all rows"
     async with books.transaction() as target:
         begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
@@ -367,7 +367,7 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
         )
         await copies.hand_over(target, [chunk])
     await relation_states.set_brake(books, relation_id, brake, ERROR)
-    (record,) = await relations.read_relation_records(books, source_id)
+    (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.state, record.brake, record.error) == ("paused", brake, ERROR)
 
 
@@ -425,9 +425,9 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
     assert await held_changes.read_held(books) == {relation_id: held}
     await held_changes.set_held(books, source_id, [])
     assert await held_changes.read_held(books) == {}
-    follower = sequences.SequenceRecord("s", "t", 1, 2, "no", ERROR.remedy, source_id)
-    await sequences.store_sequences(books, source_id, [follower])
-    assert await sequences.read_sequences(books) == {source_id: [follower]}
+    follower = followed_sequences.SequenceRecord("s", "t", 1, 2, "no", ERROR.remedy, source_id)
+    await followed_sequences.store_sequences(books, source_id, [follower])
+    assert await followed_sequences.read_sequences(books) == {source_id: [follower]}
 
     planned = Planned(ObjectKind.INDEX, "i", ("create",), ("create online",), source_sql="create")
     async with books.transaction() as target:

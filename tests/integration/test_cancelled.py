@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.target_transaction import TargetTransaction
+from streamer.apply.write.target_transaction import TargetTransaction
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import is_installed, migrate
+from streamer.bookkeeping.source_lock import LockSession
 from streamer.mapping.rules import SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession
-from streamer.progress.schema import is_installed, migrate
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.waiting import until

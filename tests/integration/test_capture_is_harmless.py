@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from streamer.commands.check.capture import check_capture
+from streamer.commands.check.capture_findings import check_capture
 from streamer.commands.check.source_facts import read_source
-from streamer.commands.embedded import Server
-from streamer.source import capture_functions, ddl_capture
-from streamer.source.capture_functions import PATIENCE_MS
+from streamer.commands.demo.embedded_servers import Server
+from streamer.source.capture import capture_functions, ddl_capture
+from streamer.source.capture.capture_functions import PATIENCE_MS
 from streamer.source.catalog import CAPTURE_MARK
-from streamer.source.teardown import teardown_source
+from streamer.source.slot_and_publications.source_teardown import teardown_source
 from streamer.source.timeline_branches import KnownPlace
 from tests.support.definitions import described
 from tests.support.postgres import Database, drop_database

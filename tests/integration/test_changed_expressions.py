@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from streamer.commands.requests import request
+from streamer.commands.table_requests import request
 from streamer.target.connection import TargetAddress
 from tests.integration.test_backfill import DDL, FILL, equal, writing
 from tests.support.postgres import Database

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.embedded import free_port
+from streamer.commands.demo.embedded_servers import free_port
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.report.problems import Severity
 from tests.support.checking import (

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from streamer.commands.check.command import check
-from streamer.config import static
+from streamer.commands.check.check import check
+from streamer.config import static_mapping
 from streamer.report.problems import Severity
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -85,7 +85,7 @@ async def test_check_prints_the_plan_that_run_executes(
         "alter table renamed rename to r_2"
     )
 
-    report = await check(*static.load(path))
+    report = await check(*static_mapping.load(path))
 
     words = re.compile("|".join(re.escape(text) for _, text, _ in EXPECTED.values() if text))
     printed = {
@@ -119,7 +119,7 @@ async def test_check_names_publications_that_another_session_dropped(
         await streamer.caught_up(60)
         path = streamer.path
     source.execute("drop publication streamer_shop")
-    report = await check(*static.load(path))
+    report = await check(*static_mapping.load(path))
     (problem,) = [f for f in report.findings if "were dropped by another session" in f.problem]
     assert problem.severity is Severity.ERROR
     assert problem.fix is not None

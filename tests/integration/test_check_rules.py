@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.progress.requests import make_request
+from streamer.bookkeeping.requests import make_request
 from tests.support.checking import ERROR, INFO, ITEMS, WARNING, Checker, both, matching, two_sources
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer

@@ -7,15 +7,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands import requests as requests_command
+from streamer.commands import table_requests as requests_command
 from streamer.commands.check import source_facts
 from streamer.commands.check.findings import Finding
-from streamer.commands.embedded import Server
-from streamer.config import static
-from streamer.lsn import NOTHING
-from streamer.source.slot import drop_slot_sql
-from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.commands.demo.embedded_servers import Server
+from streamer.config import static_mapping
+from streamer.source.slot_and_publications.slot import drop_slot_sql
+from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import NOTHING
 from tests.support.checking import (
     ERROR,
     INFO,
@@ -175,7 +175,7 @@ async def run_resync(checker: Checker, finding: Finding) -> None:
     """Run the command of a finding, with the steps of `run` at its start."""
     assert finding.fix is not None
     assert finding.fix.sql == ("streamer resync '*.*' --database shop",)
-    settings, _ = static.load(checker.path)
+    settings, _ = static_mapping.load(checker.path)
     address = TargetAddress.parse(settings.target.url)
     await requests_command.request(address, "resync", "*.*", database="shop", sid=None)
     checker.target.execute("update streamer.relation set state = 'init', snapshot_lsn = null")
@@ -233,7 +233,7 @@ async def test_an_invalidated_slot(server_directory: Path, tmp_path: Path) -> No
         await checker.finds(ERROR, '"streamer_shop" was invalidated', "need a resync")
 
 
-@pytest.mark.follows("source.slot:Slot.misfit")
+@pytest.mark.follows("source.slot_and_publications.slot:Slot.misfit")
 @pytest.mark.usefixtures("short_backoffs", "without_spark")
 async def test_a_slot_of_somebody_else_stops_it_and_stays(
     checker: Checker, stream: MakeStreamer
@@ -270,7 +270,7 @@ async def mended(checker: Checker, stream: MakeStreamer, words: str) -> None:
         assert_same(checker.source, checker.target, "items")
 
 
-@pytest.mark.follows("source.slot:Slot.misfit")
+@pytest.mark.follows("source.slot_and_publications.slot:Slot.misfit")
 @pytest.mark.usefixtures("short_backoffs", "without_spark")
 async def test_a_slot_for_prepared_transactions(checker: Checker, stream: MakeStreamer) -> None:
     both(checker, ITEMS)
@@ -284,7 +284,7 @@ async def test_a_slot_for_prepared_transactions(checker: Checker, stream: MakeSt
 TWO_PHASE = "select pg_create_logical_replication_slot('streamer_shop', 'pgoutput', false, true)"
 
 
-@pytest.mark.follows("source.slot:Slot.misfit")
+@pytest.mark.follows("source.slot_and_publications.slot:Slot.misfit")
 @pytest.mark.usefixtures("short_backoffs", "without_spark")
 async def test_a_slot_that_came_in_the_place_of_ours_costs_a_copy(
     checker: Checker, stream: MakeStreamer
@@ -340,7 +340,7 @@ async def test_a_slot_that_somebody_else_streams_from(checker: Checker) -> None:
     checker.source.execute("select pg_create_logical_replication_slot('streamer_shop', 'pgoutput')")
     checker.configure("items:")
     await checker.is_gone(ERROR, "slot")
-    _, mapping = static.load(checker.path)
+    _, mapping = static_mapping.load(checker.path)
     options = StreamOptions(("p",))
     stream = await ReplicationStream.start(mapping.sources[0], "streamer_shop", NOTHING, options)
     try:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.check.command import examine
+from streamer.commands.check.check import examine
 from streamer.commands.check.findings import CheckReport
 from streamer.commands.check.sql_file import sql_file
-from streamer.config import static
+from streamer.config import static_mapping
 from streamer.report.problems import Severity
-from streamer.source.capture_functions import create_sql
+from streamer.source.capture.capture_functions import create_sql
 from tests.support.checking import Checker, matching
 from tests.support.invoking import invoke
 from tests.support.postgres import version_of_tests, versions
@@ -79,7 +79,7 @@ WORLDS = {
 
 
 async def report_of(checker: Checker) -> CheckReport:
-    report = (await examine(*static.load(checker.path))).report
+    report = (await examine(*static_mapping.load(checker.path))).report
     # The servers of the tests run without fsync, and stay so.
     report.findings = [each for each in report.findings if "fsync" not in each.problem]
     return report
@@ -175,7 +175,7 @@ async def test_the_command_prints_statements_that_psql_takes(
     assert printed.exit_code == 1, printed.output
     (create,) = [
         sql
-        for sql in create_sql(static.load(checker.path)[1].sources[0], role, version)
+        for sql in create_sql(static_mapping.load(checker.path)[1].sources[0], role, version)
         if sql.startswith("create or replace function") and ".cut()" in sql
     ]
     assert f"\n{create};\n" in printed.output

@@ -1,8 +1,8 @@
 """`streamer check` at the target: role, bookkeeping, origins, foreign keys. Running its SQL is the remedy."""
 
-from streamer.config import static
-from streamer.mapping.names import RelationName
-from streamer.progress.deferred_indexes import defer_indexes
+from streamer.bookkeeping.deferred_indexes import defer_indexes
+from streamer.config import static_mapping
+from streamer.mapping.relation_names import RelationName
 from streamer.target.connection import TargetAddress, target_connection
 from tests.support.checking import (
     ERROR,
@@ -95,7 +95,7 @@ async def test_truncate_is_not_needed_where_nothing_is_truncated(
     checker.configure("items:")
     await checker.mends(ERROR, "lacks truncate")
     # It must leave others' objects as they are, also while it copies.
-    settings, _ = static.load(checker.path)
+    settings, _ = static_mapping.load(checker.path)
     checker.target.execute("create index on items (name)")
     async with target_connection(TargetAddress.parse(settings.target.url)) as connection:
         assert await defer_indexes(connection, RelationName("public", "items")) == 0

@@ -6,9 +6,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.commands.check.conversion import type_risk
-from streamer.commands.embedded import Server
-from streamer.source.slot import drop_slot_sql
+from streamer.commands.check.type_conversion import type_risk
+from streamer.commands.demo.embedded_servers import Server
+from streamer.source.slot_and_publications.slot import drop_slot_sql
 from tests.support.checking import ERROR, INFO, ITEMS, WARNING, Checker, both
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until

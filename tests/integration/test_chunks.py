@@ -8,12 +8,12 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from streamer.mapping.chunks import ChunkedCopy, in_bytes
+from streamer.control.chunked_copy import ChunkedCopy, in_bytes
+from streamer.copy.copy_in_chunks import ChunkSize, TableChunk, find_chunk
+from streamer.copy.copy_round import Round
+from streamer.copy.prepare_copy import TableCopy
 from streamer.postgres.quoting import quote_literal
-from streamer.source.bytewise_columns import read_bytewise
-from streamer.sync.chunks import ChunkSize, TableChunk, find_chunk
-from streamer.sync.prepare import TableCopy
-from streamer.sync.round import Round
+from streamer.source.tables.bytewise_columns import read_bytewise
 from tests.support.chunk_case import CHUNKS, ChunkCase, request
 from tests.support.key_values import ASCENDING
 from tests.support.postgres import Database, assert_same
@@ -157,7 +157,7 @@ async def test_a_key_that_gets_another_type_as_its_chunk_begins_begins_the_copy_
             await asyncio.to_thread(source.execute, altered[0])
         return await find_chunk(plain, copy, before, size)
 
-    monkeypatch.setattr("streamer.sync.plan_copies.find_chunk", found)
+    monkeypatch.setattr("streamer.copy.plan_copies.find_chunk", found)
     async with stream("retyped: {create: columns}\nother:", settings=SETTINGS) as streamer:
         await until_it_has(streamer, "public.retyped", 1)
         await asyncio.to_thread(target.execute, "alter table retyped alter g type text")

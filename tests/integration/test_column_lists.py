@@ -6,8 +6,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands.check.command import check
-from streamer.config import static
+from streamer.commands.check.check import check
+from streamer.config import static_mapping
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, write_config
 
@@ -34,7 +34,7 @@ async def works(source: Database, sql: str) -> bool:
 
 
 async def findings(path: Path, table: str) -> list[str]:
-    settings, mapping = static.load(path)
+    settings, mapping = static_mapping.load(path)
     report = await check(settings, mapping)
     return [str(f) for f in report.findings if f"public.{table}" in str(f.place)]
 

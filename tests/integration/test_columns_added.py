@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.runtime import session as session_module
+from streamer.runtime.session import session as session_module
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -98,7 +98,7 @@ async def test_ignore_leaves_it_out(shared: Shared, kind: str) -> None:
     assert rows(source, "id, name") == rows(target, "id, name", where)
 
 
-@pytest.mark.follows("apply.make_plan:missing_error")
+@pytest.mark.follows("apply.rows.make_plan:missing_error")
 @pytest.mark.parametrize("setting", ["stop", "add"])
 @streams("t: {initial: none, on_column_added: <setting>}", source=DDL)
 async def test_a_type_that_the_target_lacks_stops_the_table(shared: Shared, setting: str) -> None:

@@ -38,8 +38,8 @@ def same(source: Database, target: Database, table: str, columns: str) -> bool:
     return contents(source, table, columns) == contents(target, table, columns)
 
 
-@pytest.mark.follows("sync.gap_reports:_report")
-@pytest.mark.follows("apply.make_plan:missing_error")
+@pytest.mark.follows("copy.gap_reports:_report")
+@pytest.mark.follows("apply.rows.make_plan:missing_error")
 async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_error_says_how(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -93,7 +93,7 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
 SWAP = "alter table {0} rename v to x; alter table {0} rename w to v; alter table {0} rename x to w"
 
 
-@pytest.mark.follows("apply.planner:_other_columns")
+@pytest.mark.follows("apply.write.planner:_other_columns")
 async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_have_their_own(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from streamer.errors import StreamerError, TargetError
+from streamer.errors.error_classes import StreamerError, TargetError
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress, target_connection, transaction
 from tests.support.postgres import Database

@@ -19,19 +19,18 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from structlog.testing import capture_logs
 
-from streamer.commands import compare as compare_command
-from streamer.commands import requests
-from streamer.commands.embedded import Server
-from streamer.compare import comparison, local_program, ranges, spark_program, unit_reader
-from streamer.compare import tables as tables_module
+from streamer.commands import compare_command, table_requests
+from streamer.commands.demo.embedded_servers import Server
+from streamer.compare import compared_table as tables_module
+from streamer.compare import comparison, cut_ranges, local_program, spark_program, unit_reader
+from streamer.compare.compared_table import ALL_PAGES, ComparedTable, cut_pages
 from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.readings import KeyJudging, RangeReader, TableError, Unit
-from streamer.compare.tables import ALL_PAGES, ComparedTable, cut_pages
 from streamer.compare.unit_reader import UnitReader
-from streamer.errors import MappingError
-from streamer.mapping.resync import Mode, Resync
-from streamer.source import distant_keys
+from streamer.control.resync_options import Mode, Resync
+from streamer.errors.error_classes import MappingError
+from streamer.source.tables import distant_keys
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database, database
@@ -308,8 +307,8 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm_and_both_ways_ag
     same answer. Then hot rows, keys that move, TRUNCATE, and a resync meanwhile.
     """
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
-    monkeypatch.setattr(ranges, "SAMPLED_ROWS", 1000)  # ranges of equal size
-    monkeypatch.setattr(ranges, "FETCH_ROWS", 60)
+    monkeypatch.setattr(cut_ranges, "SAMPLED_ROWS", 1000)  # ranges of equal size
+    monkeypatch.setattr(cut_ranges, "FETCH_ROWS", 60)
     async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
         # Spark loads its classes now: traffic costs as much as its comparison.
         target.execute(PLANTED_AT_TENANTS)
@@ -334,7 +333,7 @@ async def _live_traffic_gives_no_false_alarm(
     try:
         comparing = asyncio.create_task(compare(streamer, spark=spark_context))
         for table in ("hot", "price"):
-            await requests.request(
+            await table_requests.request(
                 TargetAddress.parse(streamer.settings.target.url),
                 "resync",
                 table,
@@ -371,7 +370,7 @@ def _on_workers(digest: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
 
     def find_parts(rows: Any, **work: Any) -> Iterator[Any]:
         with (
-            mock.patch.object(ranges, "FETCH_ROWS", 60),
+            mock.patch.object(cut_ranges, "FETCH_ROWS", 60),
             mock.patch.object(RangeReader, "digest", digest),
         ):
             yield from unit_reader.find_parts(rows, **work)
@@ -506,7 +505,7 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
         monkeypatch.setattr(RangeReader, "digest", digest)
         left = target.execute("select * from streamer.comparison")
         monkeypatch.setattr(RangeReader, "digest", _refuse_parts(RangeReader.digest))
-        monkeypatch.setattr(ranges, "FETCH_ROWS", 20)
+        monkeypatch.setattr(cut_ranges, "FETCH_ROWS", 20)
         refused = (await compare(streamer))["t"]
     assert (refused.error, refused.is_equal) == ("refused in a part", False)
     assert (started, done, left) == ([4, 1, 4], 3, [])
@@ -659,8 +658,8 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
         "delete from heap where n = 2000; update scattered set v = 'w' where id = md5('7')::uuid"
     )
     monkeypatch.setattr(distant_keys, "INDEXED_BYTES_MAX", 0)
-    monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
-    monkeypatch.setattr(ranges, "LISTED_BYTES", 65_536)
+    monkeypatch.setattr(cut_ranges, "PAGES_BYTES", 65_536)
+    monkeypatch.setattr(cut_ranges, "LISTED_BYTES", 65_536)
     monkeypatch.setattr(tables_module, "TID_RANGES_MIN", version)
     jobs: list[dict[str, Any]] = []
     read: list[tuple[str, Any]] = []

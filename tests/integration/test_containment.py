@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.apply.planner import Planner
-from streamer.apply.target_transaction import TargetTransaction
-from streamer.apply.worker import Worker
-from streamer.errors import DefectError, TargetSchemaError
-from streamer.runtime import supervisor
-from streamer.runtime.dispatch import Dispatched, Dispatcher
-from streamer.runtime.target_watch import TargetWatch
-from streamer.runtime.wal_retention.guard import BacklogGuard
+from streamer.apply.write.planner import Planner
+from streamer.apply.write.target_transaction import TargetTransaction
+from streamer.apply.write.worker import Worker
+from streamer.errors.error_classes import DefectError, TargetSchemaError
+from streamer.runtime.session import supervisor
+from streamer.runtime.session.dispatcher import Dispatched, Dispatcher
+from streamer.runtime.target_health import TargetWatch
+from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.runtime.wal_retention.journaling import Journaling, _error_of
 from tests.support.postgres import Database
 from tests.support.runbooks import run_block

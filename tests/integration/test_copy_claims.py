@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from streamer.sync.copy_parts import CopyEnds, copy_parts
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.copy.parts.part_copier import CopyEnds, copy_parts
+from streamer.copy.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 

@@ -11,17 +11,17 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from streamer.commands.cutover import reverse
-from streamer.commands.cutover import run as run_module
-from streamer.commands.cutover.plan import (
+from streamer.commands.cutover import cutover as run_module
+from streamer.commands.cutover import reverse_stream
+from streamer.commands.cutover.cutover import Cutover
+from streamer.commands.cutover.cutover_steps import (
     CutoverOptions,
     FinalComparison,
     Step,
     StepObstacle,
     StopWrites,
 )
-from streamer.commands.cutover.run import Cutover
-from streamer.errors import CutoverError, SourceRejectedError
+from streamer.errors.error_classes import CutoverError, SourceRejectedError
 from streamer.source.connection import connect
 from streamer.source.stop_writes import WriteFacts, read_write_facts, read_writers
 from tests.support.invoking import invoke
@@ -377,8 +377,8 @@ def forward_roles(source: Database, target: Database) -> Iterator[None]:
             administer(source, f"drop role {reader}")
 
 
-@pytest.mark.follows("commands.cutover.reverse:_remedy")
-@pytest.mark.follows("commands.cutover.run:Cutover._check_sequences")
+@pytest.mark.follows("commands.cutover.reverse_stream:_remedy")
+@pytest.mark.follows("commands.cutover.cutover:Cutover._check_sequences")
 @pytest.mark.follows("source.stop_writes:WriteFacts._grant")
 @pytest.mark.follows("source.stop_writes:WriteFacts._of_stopping")
 @pytest.mark.follows("source.stop_writes:WriteFacts.of_kept")
@@ -484,17 +484,17 @@ async def test_a_stream_back_without_its_rights_ends_at_once_and_the_check_names
             await streamer.caught_up()
             case = Case(streamer, CutoverOptions(reverse=back))
             async with case.open() as work:
-                content = reverse.document(
+                content = reverse_stream.document(
                     streamer.settings, streamer.mapping.sources[0], await work._mappings()
                 )
             content["sources"][0]["ddl"] = "capture"
-            reverse.write(back, content)
+            reverse_stream.write(back, content)
             async with case.open() as work:
                 found = [each for each in await work.check() if "event triggers" in each.problem]
             assert [each.step for each in found] == [Step.REVERSE]
             assert "create event trigger" in str(found[0].remedy)
             with pytest.raises(SourceRejectedError, match="replication"):
-                await reverse.prepare(back, 60)
+                await reverse_stream.prepare(back, 60)
 
 
 async def test_the_dry_run_marks_each_step_and_the_one_that_would_fail(

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.drain import drainer
-from streamer.commands import ddl
-from streamer.commands.check.capture import check_capture
+from streamer.commands import ddl_decisions
+from streamer.commands.check.capture_findings import check_capture
 from streamer.commands.check.source_facts import read_source
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
+from streamer.drain import drainer
 from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.secret import Secret
-from streamer.runtime import definition_maker as definition_builder
-from streamer.source import capture_functions, ddl_capture
-from streamer.source.teardown import teardown_source
+from streamer.schema_changes import definition_builder
+from streamer.source.capture import capture_functions, ddl_capture
+from streamer.source.slot_and_publications.source_teardown import teardown_source
 from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
@@ -115,7 +115,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
             return str((await streamer.table("public.t"))["error"])
 
         async def decides(action: str, sql: list[str] | None = None) -> None:
-            decided = await ddl.store_decision(address, action, "t", "shop", None, sql)
+            decided = await ddl_decisions.store_decision(address, action, "t", "shop", None, sql)
             assert list(decided.values()) == ["shop public.t"]
             await streamer.table_state("public.t", "ready")
             await streamer.caught_up()
@@ -124,7 +124,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         assert "on_ddl is stop for drop_column" in error
         assert 'alter table "public"."t" drop column "amount"' in error
         assert "streamer ddl apply public.t --database shop" in error
-        (waiting,) = await ddl.read_records(address, None, None, with_done=False)
+        (waiting,) = await ddl_decisions.read_records(address, None, None, with_done=False)
         assert (waiting.state, waiting.changes) == ("waiting", ['drop_column "amount"'])
         await decides("apply")
         assert_equal(source, target)
@@ -134,7 +134,9 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         assert [row[0] for row in definition(target)] == ["id", "name", "note"]
 
         await stops("alter table t alter column note type int using length(note)")
-        await ddl.store_decision(address, "apply", "t", "shop", None, ["alter table t nonsense"])
+        await ddl_decisions.store_decision(
+            address, "apply", "t", "shop", None, ["alter table t nonsense"]
+        )
 
         async def names_the_error() -> bool:
             return "syntax error" in str((await streamer.table("public.t"))["error"])
@@ -146,7 +148,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         ]
         await decides("apply", sql)
         assert_equal(source, target)
-        done = await ddl.read_records(address, "shop", None, with_done=True)
+        done = await ddl_decisions.read_records(address, "shop", None, with_done=True)
         assert [record.state for record in done] == ["applied", "skipped", "applied"]
         outcomes = "select action, state from streamer.request where actor is not null order by id"
         expected = [("apply", "done"), ("skip", "done"), ("apply", "failed"), ("apply", "done")]
@@ -191,7 +193,9 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
 
         await streamer.eventually(is_not_null)
         address = TargetAddress.parse(streamer.settings.target.url)
-        reasons = [r.reason for r in await ddl.read_records(address, None, None, with_done=True)]
+        reasons = [
+            r.reason for r in await ddl_decisions.read_records(address, None, None, with_done=True)
+        ]
         assert reasons[0] is not None
         assert 'own in new column "token"' in reasons[0]
         assert 'own in new column "n"' in reasons[0]
@@ -264,7 +268,7 @@ async def test_savepoints_and_streamed_transactions(
         assert_equal(source, target)
         # The next message would make up for an undone change: it was not made at all.
         address = TargetAddress.parse(streamer.settings.target.url)
-        done = await ddl.read_records(address, None, None, with_done=True)
+        done = await ddl_decisions.read_records(address, None, None, with_done=True)
         assert [change for record in done for change in record.changes] == [
             f'add_column "{name}"' for name in ("kept", "nested", "last")
         ]
@@ -344,7 +348,7 @@ async def one_expression_for_both(
 
     await streamer.eventually(lambda: is_in("error"))
     address = TargetAddress.parse(streamer.settings.target.url)
-    await ddl.store_decision(address, "apply", "t", "shop", "a")
+    await ddl_decisions.store_decision(address, "apply", "t", "shop", "a")
     await streamer.eventually(lambda: is_in("ready"))
     second.execute(changed)
     await streamer.caught_up()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from streamer.apply import table_change
-from streamer.commands import ddl
-from streamer.errors import TargetConnectionError
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.commands import ddl_decisions
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.errors.error_classes import TargetConnectionError
+from streamer.schema_changes import table_change
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
@@ -112,15 +112,15 @@ async def test_a_copy_waits_for_a_decision_as_the_stream_does(
             error = str((await streamer.table("public.t"))["error"])
             assert "on_ddl is stop for drop_column" in error
             assert "streamer ddl apply public.t --database shop" in error
-            (waiting,) = await ddl.read_records(address, None, None, with_done=False)
+            (waiting,) = await ddl_decisions.read_records(address, None, None, with_done=False)
             assert waiting.state == "waiting"
 
         await stops("drop column name, add column note text")
-        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
         await is_equal(streamer, source, target)
 
         await stops("drop column note, add column other int default 2")
-        await ddl.store_decision(address, "skip", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "skip", "t", "shop", None)
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         assert target.execute("select id, note, other from t order by id") == [
@@ -128,7 +128,7 @@ async def test_a_copy_waits_for_a_decision_as_the_stream_does(
             (2, None, 2),
             (3, None, 2),
         ]
-        done = await ddl.read_records(address, None, None, with_done=True)
+        done = await ddl_decisions.read_records(address, None, None, with_done=True)
         assert [record.state for record in done] == ["applied", "skipped"]
 
 
@@ -235,7 +235,7 @@ async def test_a_copy_that_ends_in_the_middle_of_a_change_makes_it_once(
         assert not target.value("select count(*) from streamer.ddl"), "all of it or nothing"
         streamer.start()
         await is_equal(streamer, source, target)
-        (done,) = await ddl.read_records(
+        (done,) = await ddl_decisions.read_records(
             TargetAddress.parse(streamer.settings.target.url), None, None, with_done=True
         )
         assert done.state == "applied"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Database, assert_same, version_of_tests
 from tests.support.streamer import MakeStreamer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamer.runtime import definition_maker
+from streamer.schema_changes import definition_builder
 from tests.support.definitions import described
 from tests.support.postgres import Database
 from tests.support.remedies import Operator, remedy_of
@@ -121,7 +121,7 @@ from pg_sequence s where s.seqrelid::regclass::text ~ '^{0}_(id_seq|all|numbers|
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_maker, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
 
 
 def state(db: Database, table: str) -> dict[str, list[str]]:
@@ -260,7 +260,7 @@ async def test_a_history_takes_a_key_that_an_index_becomes(
         await streamer.eventually(partial(is_made, key))
 
 
-@pytest.mark.follows("runtime.reconcile:_identity_lost")
+@pytest.mark.follows("runtime.guards.reconcile:_identity_lost")
 async def test_a_history_whose_key_was_absent_goes_on_after_the_printed_command(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

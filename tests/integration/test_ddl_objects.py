@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.object_changes import Objects
-from streamer.apply.sql.object_changes import ObjectTranslation
-from streamer.commands import ddl
-from streamer.runtime import definition_maker as definition_builder
-from streamer.sync.target_definitions import BUILD_LOCK
+from streamer.commands import ddl_decisions
+from streamer.schema_changes import definition_builder
+from streamer.schema_changes.object_changes import Objects
+from streamer.schema_changes.target_definitions import BUILD_LOCK
+from streamer.schema_changes.translate.object_translator import ObjectTranslation
 from streamer.target.connection import TargetAddress
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
@@ -229,7 +229,7 @@ async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
         assert "on_ddl is stop for add_index" in error
         assert 'create index concurrently "by_parent"' in error
         assert "streamer ddl apply public.t" in error
-        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
 
@@ -240,7 +240,7 @@ async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
         # The target lacks the column: named, with its SQL.
         source.execute("create index by_amount on t (amount); insert into t values (3)")
         await streamer.table_state("public.t", "error")
-        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         named = target.execute(
@@ -357,8 +357,8 @@ async def test_a_renamed_column_of_the_key_of_several_tenants_waits_for_all_of_t
 
             await streamer.eventually(waits)
         address = TargetAddress.parse(streamer.settings.target.url)
-        await ddl.store_decision(address, "apply", "t", "shop", "b", [rename])
-        await ddl.store_decision(address, "apply", "t", "shop", "a")
+        await ddl_decisions.store_decision(address, "apply", "t", "shop", "b", [rename])
+        await ddl_decisions.store_decision(address, "apply", "t", "shop", "a")
         await streamer.caught_up()
         rows = "select num, v from t {} order by num"
         for sid, db in tenants.items():

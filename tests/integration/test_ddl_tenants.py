@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.apply.drain import drainer
+from streamer.drain import drainer
 from tests.support.postgres import Database
 from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import Streamer, write_config
@@ -196,7 +196,7 @@ async def test_a_source_that_comes_second_takes_a_new_type_as_the_first_has_it_b
     await tenants.are_alike()
 
 
-@pytest.mark.follows("apply.definition_stop:way_past")
+@pytest.mark.follows("schema_changes.definition_stop:way_past")
 async def test_a_source_that_others_have_left_behind_is_copied_by_the_command_of_its_error(
     tenants: Tenants,
 ) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.drain import drainer
-from streamer.commands.embedded import Server
-from streamer.runtime import definition_maker as definition_builder
+from streamer.commands.demo.embedded_servers import Server
+from streamer.drain import drainer
+from streamer.schema_changes import definition_builder
 from tests.support.definitions import everything
 from tests.support.postgres import Database, contents, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config

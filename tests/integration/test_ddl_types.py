@@ -6,8 +6,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands import ddl
-from streamer.commands.embedded import Server
+from streamer.commands import ddl_decisions
+from streamer.commands.demo.embedded_servers import Server
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -116,7 +116,7 @@ async def test_a_type_that_waits_for_a_decision(
             target.execute("select 'blue'::mood")
         address = TargetAddress.parse(streamer.settings.target.url)
         for table in ("a", "b"):
-            await ddl.store_decision(address, "apply", table, "shop", None)
+            await ddl_decisions.store_decision(address, "apply", table, "shop", None)
         for table in ("a", "b"):
             await streamer.table_state(f"public.{table}", "ready")
         await streamer.caught_up()
@@ -260,7 +260,7 @@ async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
             assert "add value if not exists 'odd' before 'sad'" in told
             assert "in another order" in told
             address = TargetAddress.parse(streamer.settings.target.url)
-            await ddl.store_decision(address, "apply", "t", "shop", "c")
+            await ddl_decisions.store_decision(address, "apply", "t", "shop", "c")
             await streamer.caught_up(60)
             assert target.execute("select m::text from t where sid = 'c'") == [("odd",)]
 

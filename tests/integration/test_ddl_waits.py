@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from streamer.progress import tracker
-from streamer.runtime.pipeline import Pipeline
-from streamer.runtime.session import Session
-from streamer.sync import changed_definitions, coordinator
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.control import progress_tracker
+from streamer.copy import copy_coordinator
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.runtime.session.pipeline import Pipeline
+from streamer.runtime.session.session import Session
+from streamer.schema_changes import changes_during_copy
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 
@@ -47,7 +48,7 @@ async def pause(streamer: Streamer, *tables: str) -> None:
 async def test_a_table_that_waits_for_a_later_round_holds_no_type_back(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "ROUNDS_MAX", 1)
+    monkeypatch.setattr(copy_coordinator, "ROUNDS_MAX", 1)
     source.execute(TABLES)
     async with stream(A_AND_B, group=GROUP) as streamer:
         await streamer.caught_up()
@@ -88,7 +89,7 @@ async def test_a_copy_changes_no_type_before_the_stream_shows_its_other_users(
         return "the stream has to come to" in str((await streamer.table("public.b"))["error"])
 
     monkeypatch.setattr(Pipeline, "_dispatch", dispatch_later)
-    monkeypatch.setattr(changed_definitions, "STREAM_SECONDS", 0.1)
+    monkeypatch.setattr(changes_during_copy, "STREAM_SECONDS", 0.1)
     source.execute(TABLES)
     async with stream(A_AND_B, group=GROUP) as streamer:
         await streamer.caught_up()
@@ -128,7 +129,7 @@ async def test_tables_with_more_transactions_to_come_than_their_positions_do_not
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tracker then knows of some transactions as a run only."""
-    monkeypatch.setattr(tracker, "RUNS_MAX", 2)
+    monkeypatch.setattr(progress_tracker, "RUNS_MAX", 2)
     source.execute(TABLES)
     async with stream(A_AND_B, group=GROUP) as streamer:
         await streamer.caught_up()

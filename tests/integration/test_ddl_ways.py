@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.runtime import definition_maker as definition_builder
+from streamer.schema_changes import definition_builder
 from tests.support.definitions import everything
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer

@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
-from streamer.definitions.model import TableDefinition
-from streamer.definitions.planned import ObjectKind, Planned, TargetPlace
-from streamer.definitions.render import Renderer
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.objects import ConstraintDefinition, IndexDefinition, object_of
-from streamer.mapping.options import Create, TableType
+from streamer.mapping.relation_names import RelationName, RelationPattern
+from streamer.mapping.rule_options import Create, TableType
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.describing import objects_sql
+from streamer.schema.indexes_constraints_types import (
+    ConstraintDefinition,
+    IndexDefinition,
+    object_of,
+)
+from streamer.schema.planned_definition import ObjectKind, Planned, TargetPlace
+from streamer.schema.render_definitions import Renderer
+from streamer.schema.table_definition import TableDefinition
 from tests.support.definitions import described, read_definition
 from tests.support.postgres import Database
 

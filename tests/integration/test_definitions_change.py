@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.runtime import source_survey
-from streamer.source.attached_partitions import brought_rows, read_leaves
+from streamer.runtime.session import source_survey
 from streamer.source.connection import connection
+from streamer.source.tables.attached_partitions import brought_rows, read_leaves
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
@@ -151,7 +151,7 @@ async def test_a_table_that_is_dropped_and_made_again_is_noticed(
         assert_same(source, target, "u")
 
 
-@pytest.mark.follows("sync.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_report")
 async def test_partitions_come_and_go_and_tables_are_rewritten(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

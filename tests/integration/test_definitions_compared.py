@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from streamer.commands.compare import summarize
+from streamer.commands.compare_command import summarize
 from streamer.compare.comparison import TableResult
-from streamer.compare.table_definitions import read_differences
-from streamer.config import static
-from streamer.definitions.columns import HISTORY, column_clause
-from streamer.mapping.names import RelationName
+from streamer.compare.read_both_definitions import read_differences
+from streamer.config import static_mapping
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import resolve
+from streamer.schema.desired_columns import HISTORY, column_clause
 from streamer.source.catalog import read_relations
 from streamer.source.connection import connection
 from streamer.target.catalog import read_relation
@@ -34,7 +34,7 @@ async def differences(
     path: Path, source: Database, target: Database, *, is_shared: bool = False
 ) -> list[str]:
     """Return the differences of table t, as `streamer compare` lists them."""
-    settings, mapping = static.load(path)
+    settings, mapping = static_mapping.load(path)
     (one,) = mapping.sources
     names = [RelationName("public", name) for name in ("p", "t")]
     mappings = resolve(one, names, "public")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.embedded import ServerError
+from streamer.commands.demo.embedded_servers import ServerError
 from tests.support.postgres import Database, running, versions
 
 

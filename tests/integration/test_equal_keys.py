@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Database, version_of_tests, versions
 from tests.support.streamer import MakeStreamer
 

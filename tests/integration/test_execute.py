@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from streamer.commands import execute as execute_command
-from streamer.commands.execute import Script
-from streamer.errors import MappingError, ScriptError, StreamerError
-from streamer.progress.scripts import ScriptSide, ScriptState
+from streamer.bookkeeping.scripts import ScriptSide, ScriptState
+from streamer.commands import execute_script as execute_command
+from streamer.commands.execute_script import Script
+from streamer.errors.error_classes import MappingError, ScriptError, StreamerError
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
@@ -216,7 +216,7 @@ async def test_a_script_that_fails_at_the_source_leaves_nothing_and_may_be_corre
         assert source.value("select count(*) from keyless") == 0
 
 
-@pytest.mark.follows("runtime.script_runner:Scripts._refused")
+@pytest.mark.follows("runtime.session.script_runner:Scripts._refused")
 @pytest.mark.follows("runbooks:script-fails#1")
 @pytest.mark.follows("runbooks:script-fails#2")
 async def test_a_failure_at_the_target_stops_the_stream_there_until_it_is_settled(
@@ -338,7 +338,7 @@ async def test_a_script_waits_for_a_table_that_is_paused_and_status_names_it(
         assert (await streamer.status())["error"] is None
 
 
-@pytest.mark.follows("runtime.missed_scripts:missed")
+@pytest.mark.follows("runtime.guards.missed_scripts:missed")
 async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_skipped(
     source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
 ) -> None:

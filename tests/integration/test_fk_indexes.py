@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.indexes import missing_fk
-from streamer.commands.requests import command_actor
-from streamer.indexes import builder as index_builder
-from streamer.indexes import foreign_keys as fk_indexes
+from streamer.commands.missing_indexes import missing_fk
+from streamer.commands.table_requests import command_actor
+from streamer.indexes import foreign_key_indexes as fk_indexes
+from streamer.indexes import index_builder
 from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database, assert_same, ordinary_role
@@ -253,7 +253,7 @@ async def test_a_truncate_that_meets_a_build_passes(
         assert ours(target) == BUILT
 
 
-@pytest.mark.follows("indexes.foreign_keys:_build_once")
+@pytest.mark.follows("indexes.foreign_key_indexes:_build_once")
 async def test_a_table_of_somebody_else_is_reported_with_the_sql_to_run(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from streamer.apply import slow_lanes, worker
+from streamer.apply.lanes import slow_lanes
+from streamer.apply.write import worker
+from streamer.copy.spark.launcher import SparkLauncher
 from streamer.mapping.rules import SourceMapping
-from streamer.runtime.transport import ChosenTransport, choose_transport
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.runtime.session.choose_transport import ChosenTransport, choose_transport
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 from tests.support.waiting import until
@@ -141,7 +142,7 @@ async def test_a_source_that_copies_nothing_keeps_no_turn_while_it_starts(
             await may_go_on.wait()
         return await choose_transport(mapping, *arguments, **options)
 
-    monkeypatch.setattr("streamer.runtime.session.choose_transport", linger)
+    monkeypatch.setattr("streamer.runtime.session.session.choose_transport", linger)
     for db in (source, target):
         db.execute("create table streamed (id int primary key)")
     source.execute("create table copied (id int primary key); insert into copied values (1)")

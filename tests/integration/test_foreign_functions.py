@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from streamer.commands import ddl
+from streamer.commands import ddl_decisions
 from streamer.report.problems import Severity
-from streamer.runtime import definition_maker
+from streamer.schema_changes import definition_builder
 from streamer.target.connection import TargetAddress
 from tests.support.checking import Checker, matching
 from tests.support.definitions import described
@@ -25,7 +25,7 @@ ALL = "ddl: capture\ncreate: all"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_maker, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
 
 
 def large_objects(database: Database) -> object:
@@ -49,7 +49,7 @@ async def states(streamer: Streamer, target: Database, **wanted: str) -> None:
         raise AssertionError(f"{exc}\n{plans}") from exc
 
 
-@pytest.mark.follows("sync.create_tables:_refuse")
+@pytest.mark.follows("schema_changes.create_tables:_refuse")
 @pytest.mark.parametrize("create", ["columns", "all"])
 async def test_a_domain_whose_check_calls_a_function_is_left_to_an_operator(
     source: Database, target: Database, stream: MakeStreamer, create: str
@@ -127,7 +127,7 @@ async def test_definitions_in_the_stream_call_no_such_function(
             assert word in str((await streamer.table("public.t"))["error"])
             assert large_objects(target) == before
             # An operator has read it.
-            await ddl.store_decision(address, "apply", "t", "shop", None)
+            await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
             await streamer.table_state("public.t", "ready", 20)
         source.execute("alter domain level drop constraint runs")
         await streamer.caught_up()
@@ -146,7 +146,7 @@ async def test_definitions_in_the_stream_call_no_such_function(
             source.execute, f"alter table t alter n set default ({NOTED})::int::level"
         )
         await streamer.table_state("public.t", "error", 20)
-        await ddl.store_decision(address, "skip", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "skip", "t", "shop", None)
         await streamer.table_state("public.t", "ready", 20)
         await streamer.caught_up()
         assert target.value(defaults.replace("pg_get_expr", "count(*) over (), pg_get_expr")) == 1
@@ -246,7 +246,7 @@ async def test_skip_leaves_out_a_stopped_change_and_a_foreign_expression_togethe
         )
         await asyncio.to_thread(source.execute, command)
         await streamer.table_state("public.t", "error", 20)
-        await ddl.store_decision(address, "skip", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "skip", "t", "shop", None)
         await streamer.table_state("public.t", "ready", 20)
         source.execute("insert into t (id, e) values (2, 'c')")
         await streamer.caught_up()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from streamer.mapping.rules import RelationMapping
-from streamer.runtime.relations import Relations
+from streamer.runtime.tables.relations import Relations
 from streamer.target.foreign_key_groups import Groups
 from tests.support.postgres import Database, assert_same, ordinary_role
 from tests.support.remedies import Operator, remedy_of
@@ -20,7 +20,7 @@ create table child (id int primary key, p int references parent{action})
 """
 
 
-@pytest.mark.follows("apply.planner:Planner._check_actions")
+@pytest.mark.follows("apply.write.planner:Planner._check_actions")
 @pytest.mark.parametrize("step", ["grant", "drop"])
 async def test_a_delete_that_would_take_rows_of_another_table_along_stops_its_table(
     source: Database, target: Database, stream: MakeStreamer, step: str

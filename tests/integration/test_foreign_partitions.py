@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from streamer.remedies import Remedy
-from streamer.runtime import source_survey
+from streamer.errors.remedies import Remedy
+from streamer.runtime.session import source_survey
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator
 from tests.support.streamer import MakeStreamer
@@ -24,7 +24,7 @@ insert into filled values (21, 'before'); insert into p values (1, 'a')
 FOREIGN = "create foreign table far partition of p for values from (10) to (20) server s"
 
 
-@pytest.mark.follows("sync.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_report")
 async def test_status_names_a_foreign_partition_and_its_table_goes_on(
     source: Database,
     target: Database,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
+from streamer.mapping.allowed_functions import ALLOWED, PINNED_STABLE
 from streamer.mapping.expressions import ExpressionError, parse_expression
-from streamer.mapping.functions import ALLOWED, PINNED_STABLE
 from tests.support.postgres import versions
 
 FUNCTIONS_SQL = """

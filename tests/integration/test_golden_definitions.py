@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.sql.definition_changes import DefinitionTranslator
-from streamer.apply.sql.generated import GeneratedFacts
-from streamer.apply.sql.type_changes import TypeTranslator
-from streamer.config import static
-from streamer.definitions.difference import as_it_is, table_difference, type_difference
-from streamer.definitions.planned import TargetPlace
-from streamer.definitions.render import Renderer
-from streamer.mapping.definition import ColumnChange, SourceDefinition, all_differences
-from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedType, TypeChange
+from streamer.config import static_mapping
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping, resolve
 from streamer.postgres.describing import USED_TYPES
+from streamer.schema.indexes_constraints_types import DefinedType, TypeChange
+from streamer.schema.planned_definition import TargetPlace
+from streamer.schema.render_definitions import Renderer
+from streamer.schema.source_definition import ColumnChange, SourceDefinition, all_differences
+from streamer.schema.table_difference import as_it_is, table_difference, type_difference
+from streamer.schema_changes.create_tables import NewTable, new_type_sql
+from streamer.schema_changes.translate.definition_translator import DefinitionTranslator
+from streamer.schema_changes.translate.generated_columns import GeneratedFacts
+from streamer.schema_changes.translate.type_translator import TypeTranslator
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import connection
-from streamer.source.user_defined_types import read_types
-from streamer.sync.create_tables import NewTable, new_type_sql
+from streamer.source.tables.user_defined_types import read_types
 from streamer.target.catalog import read_relation
 from streamer.target.connection import TargetAddress, target_connection
 from tests.support.definitions import read_definition
@@ -71,10 +71,10 @@ class Pair:
         self.case, self.source, self.target = case, source, target
         tables = "t:\n" + "".join(f"  {line}\n" for line in ["target: w.t", *case.rule])
         write_config(path, source, target, tables, settings=KEYS, sid=case.sid)
-        (self.one,) = static.load(path)[1].sources
+        (self.one,) = static_mapping.load(path)[1].sources
         self.mapping: RelationMapping
         (self.mapping,) = resolve(self.one, [T], "w")
-        self.address = TargetAddress.parse(static.load(path)[0].target.url)
+        self.address = TargetAddress.parse(static_mapping.load(path)[0].target.url)
 
     async def relation(self) -> SourceRelation:
         async with connection(self.one) as plain:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.check.command import check
-from streamer.commands.requests import request
+from streamer.commands.check.check import check
+from streamer.commands.table_requests import request
 from streamer.report.problems import Severity
 from streamer.runtime import heartbeat as heartbeats
-from streamer.runtime import stored_position
+from streamer.runtime.session import stored_position
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until

@@ -5,7 +5,7 @@ import json
 
 import httpx
 
-from streamer.observability.http import make_app
+from streamer.observability.http_server import make_app
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
 

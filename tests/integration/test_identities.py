@@ -7,12 +7,16 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.commands.check.command import check
-from streamer.config import static
-from streamer.errors import SourceConnectionError, SourceContentionError, StreamerError
-from streamer.runtime import publications
-from streamer.runtime import source_survey as looking
-from streamer.source.publication import ensure_publications
+from streamer.commands.check.check import check
+from streamer.config import static_mapping
+from streamer.errors.error_classes import (
+    SourceConnectionError,
+    SourceContentionError,
+    StreamerError,
+)
+from streamer.runtime.guards import publications
+from streamer.runtime.session import source_survey as looking
+from streamer.source.slot_and_publications.publication import ensure_publications
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, write_config
@@ -42,7 +46,7 @@ async def test_a_leaf_without_the_identity_of_its_root_does_not_stop_the_applica
 ) -> None:
     source.execute(ROOTS)
     write_config(tmp_path / "check.yaml", source, target, "p:\nq:")
-    settings, mapping = static.load(tmp_path / "check.yaml")
+    settings, mapping = static_mapping.load(tmp_path / "check.yaml")
     report = await check(settings, mapping)
     problems = {str(f.place): f for f in report.findings if LOST in f.problem}
     assert 'its partition "public.p1"' in problems["shop public.p"].problem
@@ -148,7 +152,7 @@ async def test_identities_that_change_while_streaming(
         assert not await is_copied_again("plain")
 
 
-@pytest.mark.follows("sync.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_report")
 async def test_a_partition_that_was_detached_for_a_while_is_told_of(
     source: Database,
     target: Database,

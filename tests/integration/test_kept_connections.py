@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from streamer.errors import SourceError
+from streamer.errors.error_classes import SourceError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.connection import fetch_one
-from streamer.source.kept_connections import KeptConnections
-from streamer.source.wait_limits import set_lock_timeout
+from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.wait_limits import set_lock_timeout
 from tests.support.postgres import Database
 from tests.support.waiting import until
 

@@ -115,7 +115,7 @@ async def test_a_key_that_is_always_generated_changes(shared: Shared, force: str
     ]
 
 
-@pytest.mark.follows("apply.make_plan:_check_identity_columns")
+@pytest.mark.follows("apply.rows.make_plan:_check_identity_columns")
 async def test_a_key_that_is_always_generated_stops_the_table_where_rows_refer_to_it(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.compare import compare
-from streamer.commands.embedded import Server
+from streamer.commands.compare_command import compare
+from streamer.commands.demo.embedded_servers import Server
 from streamer.compare.comparison import ComparisonScope
 from tests.support.comparing import DEFAULTS
 from tests.support.postgres import Database, drop_database
@@ -143,7 +143,7 @@ insert into t values (1, {LISTED}); insert into t values (2)
 """
 
 
-@pytest.mark.follows("apply.planner:Planner._check_hashed_types")
+@pytest.mark.follows("apply.write.planner:Planner._check_hashed_types")
 @streams(
     f"t: {{exclude: [{', '.join(TYPES)}], set: {{{HASHES}}}}}",
     source=TYPES_DDL,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from streamer.apply.drain import drainer
+from streamer.drain import drainer
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.sql import copydata
-from streamer.errors import SourceConnectionError, TargetConnectionError
-from streamer.lsn import NOTHING
+from streamer.apply.rows import copydata
+from streamer.errors.error_classes import SourceConnectionError, TargetConnectionError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source import feedback
-from streamer.source.stream import ReplicationStream, StreamOptions
-from streamer.target import liveness as watch
+from streamer.source.stream import feedback
+from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
+from streamer.target import silent_server as watch
+from streamer.util.lsn import NOTHING
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up
 from tests.support.proxy import Proxy
@@ -137,7 +137,7 @@ async def test_a_row_beyond_the_target_s_limit_is_named_and_a_copy_brings_the_sm
         assert_same(source, target, "t")
 
 
-@pytest.mark.follows("source.large_rows:name_large_row")
+@pytest.mark.follows("source.stream.large_rows:name_large_row")
 @pytest.mark.usefixtures("without_spark")
 async def test_a_row_that_the_source_cannot_send_is_named(
     source: Database, target: Database, stream: MakeStreamer

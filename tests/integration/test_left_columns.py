@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.bookkeeping.purges import read_left_columns
+from streamer.bookkeeping.sources import forget_source
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.purges import read_left_columns
-from streamer.progress.schema import migrate
-from streamer.progress.sources import forget_source
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 

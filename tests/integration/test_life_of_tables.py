@@ -6,9 +6,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.commands.requests import request
-from streamer.errors import MappingError
-from streamer.source import slot
+from streamer.commands.table_requests import request
+from streamer.errors.error_classes import MappingError
+from streamer.source.slot_and_publications import slot
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, waits_for_lock
 from tests.support.remedies import Operator, remedy_of
@@ -270,7 +270,7 @@ async def test_sources_come_and_go(
         assert target.execute("select sid from streamer.source") == [("eu",)]
 
 
-@pytest.mark.follows("sync.hand_over:_with_resume")
+@pytest.mark.follows("copy.hand_over:_with_resume")
 @streams("{a: {}}", source="create table a (v int); create table b (v int)")
 async def test_a_transaction_from_before_is_waited_for_and_named(
     shared: Shared, monkeypatch: pytest.MonkeyPatch

@@ -6,18 +6,18 @@ from unittest import mock
 
 import pytest
 
-from streamer.errors import TargetConnectionError, TargetFencedError, TargetMovedError
-from streamer.lsn import Lsn
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.bookkeeping.positions import AcknowledgedPosition, AcknowledgedPositions
+from streamer.bookkeeping.source_lock import LockSession
+from streamer.bookkeeping.sources import set_source_state
+from streamer.errors.error_classes import TargetConnectionError, TargetFencedError, TargetMovedError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession
-from streamer.progress.positions import AcknowledgedPosition, AcknowledgedPositions
-from streamer.progress.schema import migrate
-from streamer.progress.sources import set_source_state
 from streamer.source.history_check import Landmark
-from streamer.target.claim import Claim
 from streamer.target.connection import TargetAddress
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 
 SOURCE = SourceMapping("shop", None, Secret(""), ())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.commands import ddl
+from streamer.commands import ddl_decisions
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.shared import Shared, streams
@@ -183,7 +183,7 @@ async def test_a_kind_that_stops_waits_for_its_decision(
         assert 'on_ddl is stop for add_column "c"' in error
         assert "no message of the source" in error
         address = TargetAddress.parse(streamer.settings.target.url)
-        await ddl.store_decision(address, "apply", "t", "shop", None)
+        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         assert_same(source, target, "t")

@@ -5,17 +5,18 @@ from typing import Any
 
 import pytest
 
-from streamer.mapping.names import RelationName, RelationPattern
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.bookkeeping.registered_relations import register_relations
+from streamer.bookkeeping.requests import CHANNEL, has_requests
+from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.registered_relations import register_relations
-from streamer.progress.requests import CHANNEL, has_requests
-from streamer.progress.schema import migrate
-from streamer.runtime import planner_questions, target_watch
+from streamer.runtime import target_health
+from streamer.runtime.process import planner_questions
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection, connection
-from streamer.source.guard_query import read_guard_facts
+from streamer.source.slot_and_publications.guard_query import read_guard_facts
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -67,8 +68,8 @@ async def test_a_start_asks_as_much_for_many_tables_as_for_one(
 async def test_sources_ask_for_requests_only_if_there_are_any(
     target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_watch, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(target_watch, "REQUEST_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(target_health, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(target_health, "REQUEST_POLL_SECONDS", 0.0)
     polls = 0
     passed: list[bool] = []
 
@@ -77,9 +78,9 @@ async def test_sources_ask_for_requests_only_if_there_are_any(
         polls += 1
         return await has_requests(connection)
 
-    monkeypatch.setattr(target_watch, "has_requests", counting)
+    monkeypatch.setattr(target_health, "has_requests", counting)
     address = TargetAddress.parse(Secret(target.url))
-    watch = target_watch.TargetWatch(
+    watch = target_health.TargetWatch(
         address, CHANNEL, lambda payload: True, passed.append, lambda error: None
     )
     bookkeeping = Bookkeeping(address)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.requests import request
-from streamer.errors import MappingError
-from streamer.remedies import Remedy
+from streamer.commands.table_requests import request
+from streamer.errors.error_classes import MappingError
+from streamer.errors.remedies import Remedy
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.process import command
@@ -157,7 +157,7 @@ async def refused(streamer: Streamer, target: Database) -> Remedy:
 
 
 @pytest.mark.parametrize("settings", ["", "consistency: transaction"])
-@pytest.mark.follows("progress.taken_requests:_unseen_brake", "runbooks:mass-delete#1")
+@pytest.mark.follows("bookkeeping.taken_requests:_unseen_brake", "runbooks:mass-delete#1")
 @pytest.mark.follows("runbooks:mass-delete#3")
 async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
     source: Database, target: Database, stream: MakeStreamer, settings: str
@@ -248,7 +248,7 @@ async def test_deletes_that_an_operator_skips_stay_out_and_the_rest_goes_on(
         assert_same(source, target, "t")
 
 
-@pytest.mark.follows("commands.requests:_no_table")
+@pytest.mark.follows("commands.table_requests:_no_table")
 async def test_a_pattern_resumes_no_table_that_waits_before_a_mass_delete(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

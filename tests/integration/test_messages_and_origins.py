@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamer.progress.positions import AcknowledgedPositions
+from streamer.bookkeeping.positions import AcknowledgedPositions
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import until

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.check.command import check
+from streamer.commands.check.check import check
 from tests.support.postgres import Database
 from tests.support.streamer import Streamer
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from streamer.runtime import session as session_module
+from streamer.runtime.session import session as session_module
 from streamer.source.catalog import SourceServer, read_server
 from streamer.source.connection import Connection
-from streamer.source.stream import ReplicationStream, StreamOptions
+from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.values import ROWS, TYPES, UPDATES

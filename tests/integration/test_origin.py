@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.embedded import Server
-from streamer.postgres import origin
+from streamer.commands.demo.embedded_servers import Server
+from streamer.postgres import replication_origin
 from streamer.postgres.quoting import quote_identifier
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
@@ -188,7 +188,7 @@ async def test_without_the_right_it_goes_on_unmarked_and_with_it_marked(
                 await it.caught_up()
                 assert_same(source, target, "t")
             assert not own_origins(target)
-            for statement in origin.grants_sql(quote_identifier(role)):
+            for statement in replication_origin.grants_sql(quote_identifier(role)):
                 target.execute(statement)
             path = tmp_path / "1" / "config.yaml"
             again = Streamer(path)
@@ -209,8 +209,8 @@ def own_origins(db: Database) -> list[str]:
 
 
 def set_up(connection: Any) -> tuple[object, ...]:
-    connection.execute(origin.SET_UP_SQL.encode())
-    result: tuple[object, ...] = connection.execute(origin.RESULT_SQL).fetchone()
+    connection.execute(replication_origin.SET_UP_SQL.encode())
+    result: tuple[object, ...] = connection.execute(replication_origin.RESULT_SQL).fetchone()
     return result
 
 
@@ -244,7 +244,7 @@ def test_places_of_dropped_databases_are_taken_when_there_are_no_others(
             assert len(own_origins(kept)) == 2
             one.close()
             ended(kept, 1)
-            kept.execute(origin.DROP_SQL)
+            kept.execute(replication_origin.DROP_SQL)
             assert len(own_origins(kept)) == 1, "what is in use is left"
 
 
@@ -257,7 +257,7 @@ async def test_a_session_that_has_an_origin_keeps_it(target: Database) -> None:
             await session.set_up_origin()
             async with transaction(session):
                 await session.execute(f"insert into public.t values ({number})")
-            (row,) = await session.fetch(origin.RESULT_SQL)
+            (row,) = await session.fetch(replication_origin.RESULT_SQL)
             assert row["tagged"]
     finally:
         await session.close()

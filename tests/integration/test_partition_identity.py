@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamer.runtime import publications
-from streamer.source.publication import ensure_publications
+from streamer.runtime.guards import publications
+from streamer.source.slot_and_publications.publication import ensure_publications
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from streamer.definitions.partitions import key_renderer
-from streamer.mapping.names import RelationName, parse_relation
-from streamer.mapping.partitions import Partition, UnclearPartitionError, rows_of
+from streamer.mapping.relation_names import RelationName, parse_relation
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.describing import PARTITIONS
 from streamer.postgres.quoting import quote_qualified
+from streamer.schema.partition_statements import key_renderer
+from streamer.schema.partitions import Partition, UnclearPartitionError, rows_of
 from tests.support.postgres import Database
 
 T = RelationName("public", "t")

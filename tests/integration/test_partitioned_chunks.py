@@ -10,11 +10,11 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from streamer.mapping.chunks import ChunkedCopy
-from streamer.mapping.names import RelationName
-from streamer.sync.chunks import ChunkSize, RewrittenError, find_chunk
-from streamer.sync.ctid_ranges import Heap
-from streamer.sync.snapshot import look
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.copy.copy_in_chunks import ChunkSize, RewrittenError, find_chunk
+from streamer.copy.copy_snapshot import look
+from streamer.copy.parts.ctid_ranges import Heap
+from streamer.mapping.relation_names import RelationName
 from tests.integration.test_chunks import until_it_has
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer

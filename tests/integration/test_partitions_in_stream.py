@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streamer.commands import ddl
-from streamer.commands.embedded import Server
-from streamer.sync.changed_definitions import ChangedDefinitions
+from streamer.commands import ddl_decisions
+from streamer.commands.demo.embedded_servers import Server
+from streamer.schema_changes.changes_during_copy import ChangedDefinitions
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.process import command
@@ -45,7 +45,7 @@ async def test_rows_of_a_detached_partition_wait_for_a_decision_in_their_place(
         assert "on_ddl is stop for detach_partition" in error
         assert "streamer ddl apply public.m --database shop" in error
         address = TargetAddress.parse(streamer.settings.target.url)
-        await ddl.store_decision(address, "apply", "m", "shop", None, None)
+        await ddl_decisions.store_decision(address, "apply", "m", "shop", None, None)
         await streamer.table_state("public.m", "ready")
         await streamer.caught_up()
         assert target.execute(ROWS) == source.execute(ROWS)
@@ -221,7 +221,7 @@ async def test_tenants_share_a_partitioned_target(
             (shown,) = [s for s in await streamer.statuses() if s["sid"] == "c"]
             assert "would overlap partition" in str(shown["tables"][0]["error"])
             address = TargetAddress.parse(streamer.settings.target.url)
-            await ddl.store_decision(address, "skip", "p", "shop", "c")
+            await ddl_decisions.store_decision(address, "skip", "p", "shop", "c")
             await assert_rows()
         finally:
             await streamer.stop()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.sources import read_source_records
+from streamer.commands.demo.embedded_servers import Server
 from streamer.postgres.secret_command import COMMAND_SECONDS
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.sources import read_source_records
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database, running, versions
 from tests.support.streamer import Streamer

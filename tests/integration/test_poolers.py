@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from streamer.errors import SourceRejectedError, TargetRejectedError
+from streamer.errors.error_classes import SourceRejectedError, TargetRejectedError
 from streamer.postgres.connect_failures import POOLER_HINT, connect_hint
 from streamer.postgres.pooler import POOLED
 from streamer.postgres.secret import Secret

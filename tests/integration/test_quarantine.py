@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamer.commands import quarantine as command
-from streamer.commands import requests
-from streamer.commands.quarantine import Choice, QuarantinedRow
+from streamer.commands import quarantined_rows as command
+from streamer.commands import table_requests
+from streamer.commands.quarantined_rows import Choice, QuarantinedRow
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.kills import Kills
@@ -300,7 +300,9 @@ async def test_truncate_and_resync_supersede_what_is_there(shared: Shared) -> No
         f"{MEND}; update streamer.relation set target_created = true"
         f" where source = '{shared.own('t')}'"
     )
-    await requests.request(address(target), "resync", shared.own("t"), database=None, sid=None)
+    await table_requests.request(
+        address(target), "resync", shared.own("t"), database=None, sid=None
+    )
 
     async def is_copied() -> bool:
         return target.value(f"select snapshot_lsn > '{end}' from {own}") is True
@@ -721,7 +723,9 @@ async def test_a_retry_that_another_process_fulfils_meanwhile_applies_nothing_tw
             )
             other.execute("insert into log values ('late')")
             other.execute("delete from streamer.quarantine")
-            await requests.request(address(target), "resume", "public.log", database=None, sid=None)
+            await table_requests.request(
+                address(target), "resume", "public.log", database=None, sid=None
+            )
 
             async def waits() -> bool:
                 sql = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.commands import ddl
+from streamer.commands import ddl_decisions
 from streamer.target.connection import TargetAddress
 from tests.integration.test_quarantine import retry_like_twins, rows
 from tests.support.postgres import Database
@@ -136,10 +136,10 @@ async def test_changes_in_quarantine_go_with_statements_of_an_operator_and_stay_
             source.execute(f"insert into {table} values (2, 2, -2), (3, 11, -3)")
             source.execute(f"drop table {table}_0")
             await streamer.table_state(f"public.{table}", "error")
-        await ddl.store_decision(
+        await ddl_decisions.store_decision(
             address, "apply", "edited", "shop", None, ["create table kept as table edited"]
         )
-        await ddl.store_decision(address, "skip", "skipped", "shop", None)
+        await ddl_decisions.store_decision(address, "skip", "skipped", "shop", None)
         await streamer.caught_up()
         left = [(row.table, row.new) for row in await rows(target)]
         assert [(table, new["id"]) for table, new in left if new is not None] == [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.apply.target_transaction import TargetTransaction
+from streamer.apply.write.target_transaction import TargetTransaction
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 

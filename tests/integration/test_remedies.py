@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from streamer.compare.comparison import ComparisonScope
-from streamer.report.facts import source_of_row
+from streamer.report.problem_facts import source_of_row
 from streamer.report.problems import Problem, ProblemKind, needs_operator, of_source
 from tests.support.comparing import Compare
 from tests.support.postgres import Database, assert_same
@@ -67,11 +67,11 @@ taken: {initial: none}
 """
 
 
-@pytest.mark.follows("apply.make_plan:_check_unfilled_columns")
-@pytest.mark.follows("apply.make_plan:_with_computed")
-@pytest.mark.follows("apply.make_plan:_with_metadata")
-@pytest.mark.follows("apply.make_plan:_check_history_columns")
-@pytest.mark.follows("apply.rejection_advice:_run_at_target")
+@pytest.mark.follows("apply.rows.make_plan:_check_unfilled_columns")
+@pytest.mark.follows("apply.rows.make_plan:_with_computed")
+@pytest.mark.follows("apply.rows.make_plan:_with_metadata")
+@pytest.mark.follows("apply.rows.make_plan:_check_history_columns")
+@pytest.mark.follows("apply.write.rejection_advice:_run_at_target")
 async def test_sql_for_the_target_ends_the_problem_of_each_table(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -98,7 +98,7 @@ async def test_sql_for_the_target_ends_the_problem_of_each_table(
 
 @pytest.mark.follows("report.problems:_TableRules.__init__")
 @pytest.mark.follows("report.problems:_TableRules._of_rows")
-@pytest.mark.follows("runtime.table_events:_mass_delete_error")
+@pytest.mark.follows("runtime.tables.table_events:_mass_delete_error")
 async def test_commands_of_table_problems_end_them(
     source: Database, target: Database, stream: MakeStreamer, compare: Compare
 ) -> None:
@@ -147,7 +147,7 @@ async def test_commands_of_table_problems_end_them(
             assert_same(source, target, table)
 
 
-@pytest.mark.follows("apply.definition_stop:stop_error")
+@pytest.mark.follows("schema_changes.definition_stop:stop_error")
 @pytest.mark.follows("runbooks:definition-waits#1")
 @pytest.mark.follows("runbooks:definition-waits#2")
 @pytest.mark.follows("runbooks:definition-waits#3")
@@ -192,9 +192,9 @@ async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
         assert target.execute("table skipped") == [(1, "v", None)]
 
 
-@pytest.mark.follows("runtime.reconcile:_identity_lost")
+@pytest.mark.follows("runtime.guards.reconcile:_identity_lost")
 @pytest.mark.follows("report.problems:_TableRules._of_definitions")
-@pytest.mark.follows("sync.prepare:_choose_mode")
+@pytest.mark.follows("copy.prepare_copy:_choose_mode")
 async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:
@@ -241,7 +241,7 @@ async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
         assert target.execute("select v from past order by kvsz_id") == [(1,), (3,)]
 
 
-@pytest.mark.follows("sync.refused_values:way_for_values")
+@pytest.mark.follows("copy.refused_values:way_for_values")
 async def test_statements_and_command_of_a_copy_with_values_that_the_target_refuses_end_the_problem(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:

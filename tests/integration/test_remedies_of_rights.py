@@ -37,8 +37,8 @@ def reader(source: Database) -> Iterator[str]:
 
 
 @pytest.mark.follows("source.connection:_naming_the_url")
-@pytest.mark.follows("source.publication:_rejected")
-@pytest.mark.follows("sync.copy_obstacles:find_unreadable")
+@pytest.mark.follows("source.slot_and_publications.publication:_rejected")
+@pytest.mark.follows("copy.copy_obstacles:find_unreadable")
 @pytest.mark.follows("runbooks:source-unreachable#1")
 async def test_rights_at_the_source_let_each_table_go_on(
     reader: str, source: Database, target: Database, stream: MakeStreamer
@@ -78,7 +78,7 @@ async def test_rights_at_the_source_let_each_table_go_on(
 
 
 @pytest.mark.parametrize("capture", ["capture", "off"])
-@pytest.mark.follows("definitions.missing_types:refuse_missing")
+@pytest.mark.follows("target.missing_types:refuse_missing")
 async def test_a_new_column_waits_for_the_extension_of_its_type(
     source: Database, target: Database, stream: MakeStreamer, capture: str
 ) -> None:
@@ -117,10 +117,10 @@ async def test_a_new_column_waits_for_the_extension_of_its_type(
             assert_same(source, target, table)
 
 
-@pytest.mark.follows("definitions.missing_types:refuse_missing")
-@pytest.mark.follows("sync.hand_over:_with_resume")
-@pytest.mark.follows("sync.create_tables:create_tables")
-@pytest.mark.follows("definitions.add_columns:add_columns")
+@pytest.mark.follows("target.missing_types:refuse_missing")
+@pytest.mark.follows("copy.hand_over:_with_resume")
+@pytest.mark.follows("schema_changes.create_tables:create_tables")
+@pytest.mark.follows("target.add_columns:add_columns")
 async def test_rights_at_the_target_let_each_table_go_on(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

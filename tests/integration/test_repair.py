@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamer.commands import outcomes, repair
-from streamer.errors import ComparisonError
-from streamer.mapping.resync import KeySet, Resync, RowScope
+from streamer.commands import repair, request_outcomes
+from streamer.control.resync_options import KeySet, Resync, RowScope
+from streamer.errors.error_classes import ComparisonError
 from streamer.target.connection import TargetAddress
 from tests.integration.test_sync_resync import stages
 from tests.support.comparing import Compare
@@ -242,9 +242,9 @@ insert into hist select g, 'EU', 'v' from generate_series(1, 300) g;
 async def test_a_resync_by_difference_copies_only_the_ranges_and_buckets_that_differ(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamer.compare.ranges.RANGE_ROWS", 100)
-    monkeypatch.setattr("streamer.compare.ranges.FETCH_ROWS", 10)
-    monkeypatch.setattr("streamer.compare.ranges.BUCKET_ROWS", 5)
+    monkeypatch.setattr("streamer.compare.cut_ranges.RANGE_ROWS", 100)
+    monkeypatch.setattr("streamer.compare.cut_ranges.FETCH_ROWS", 10)
+    monkeypatch.setattr("streamer.compare.cut_ranges.BUCKET_ROWS", 5)
     source.execute(WIDE)
     tables = (
         "wide: {target: broad, columns: {a: aa, b: bb, v: v, n: n, d: d, t: t, i: i, y: y, c: c}}"
@@ -402,7 +402,7 @@ async def test_a_repair_says_that_no_process_runs_and_the_next_start_makes_it(
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(outcomes, "ABSENT_SECONDS", 0.2)
+    monkeypatch.setattr(request_outcomes, "ABSENT_SECONDS", 0.2)
     source.execute("create table t (id int primary key, v text); insert into t values (1, 'v')")
     async with stream("t:") as streamer:
         await streamer.caught_up()

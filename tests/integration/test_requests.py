@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from streamer.commands import requests
+from streamer.commands import table_requests as requests
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.process import command

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.drain import lane_turn
-from streamer.runtime import session as session_module
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.drain import lane_turn
+from streamer.runtime.session import session as session_module
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, copy_in_threads
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.requests import request
-from streamer.config import static
-from streamer.errors import MappingError
+from streamer.bookkeeping.relation_states import demand_copy_at_point
+from streamer.commands.table_requests import request
+from streamer.config import static_mapping
+from streamer.errors.error_classes import MappingError
+from streamer.errors.remedies import Remedy
 from streamer.postgres.secret import Secret
-from streamer.progress.relation_states import demand_copy_at_point
-from streamer.remedies import Remedy
-from streamer.runtime import publications
-from streamer.source import publication as source_publication
+from streamer.runtime.guards import publications
+from streamer.source.slot_and_publications import publication as source_publication
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, contents
 from tests.support.remedies import Operator, remedy_of
@@ -196,7 +196,7 @@ async def test_a_copy_is_requested_once_while_its_publication_waits_for_a_lock(
 
 
 @pytest.mark.parametrize("way", ["remove the cause", "leave the changes out"])
-@pytest.mark.follows("runtime.table_events:TableEvents._cannot_reach")
+@pytest.mark.follows("runtime.tables.table_events:TableEvents._cannot_reach")
 @streams("t: {type: history}", source=KEYED)
 async def test_a_copy_names_the_changes_that_the_target_refuses_and_leaves_them_out_with_consent(
     shared: Shared, way: str
@@ -220,7 +220,7 @@ async def test_a_copy_names_the_changes_that_the_target_refuses_and_leaves_them_
     assert versions(shared.target) == kept
 
 
-@pytest.mark.follows("progress.taken_requests:find_gap")
+@pytest.mark.follows("bookkeeping.taken_requests:find_gap")
 async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -253,7 +253,7 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         assert versions(target) == [0, 3, 4, 5, 6]
 
 
-@pytest.mark.follows("progress.taken_requests:find_gap")
+@pytest.mark.follows("bookkeeping.taken_requests:find_gap")
 @streams("t: {type: history, on_error: quarantine}", source=KEYED)
 async def test_changes_in_quarantine_are_dropped_with_consent_only(shared: Shared) -> None:
     await shared.caught_up()
@@ -307,7 +307,7 @@ async def test_another_filter_costs_no_version(
             if by == "reload":
                 applying = asyncio.create_task(streamer.apply())
             else:
-                streamer.settings, streamer.mapping = static.load(streamer.path)
+                streamer.settings, streamer.mapping = static_mapping.load(streamer.path)
                 streamer.start()
             count_up(source, 10, 12)
         if by == "reload":
@@ -316,7 +316,7 @@ async def test_another_filter_costs_no_version(
         assert versions(target) == list(range(13))
 
 
-@pytest.mark.follows("sync.hand_over:_with_resume")
+@pytest.mark.follows("copy.hand_over:_with_resume")
 @pytest.mark.parametrize("by", ["start", "resume"])
 async def test_a_failed_copy_for_another_filter_is_made_by_the_next_try(
     source: Database, target: Database, stream: MakeStreamer, by: str
@@ -327,7 +327,7 @@ async def test_a_failed_copy_for_another_filter_is_made_by_the_next_try(
         await streamer.stop()
         target.execute("alter table t add constraint few check (v >= 0)")
         write_config(streamer.path, source, target, 't: {type: history, filter: "v > -9"}')
-        streamer.settings, streamer.mapping = static.load(streamer.path)
+        streamer.settings, streamer.mapping = static_mapping.load(streamer.path)
         streamer.start()
         error = "select error from streamer.relation"
         await until(lambda: "existing rows are still those from before" in str(target.value(error)))

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from streamer.runtime import source_guard as watch
-from streamer.runtime import source_survey as survey
+from streamer.runtime.guards import source_watch as watch
+from streamer.runtime.session import source_survey as survey
 from tests.support.postgres import Database, assert_same
 from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer
@@ -78,7 +78,7 @@ async def follow_the_remedy(streamer: Streamer, target: Database, table: str) ->
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("when", ["running", "down"])
-@pytest.mark.follows("sync.gap_reports:_report")
+@pytest.mark.follows("copy.gap_reports:_report")
 @pytest.mark.follows("runbooks:gap#1")
 async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
     source: Database,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streamer.commands import quarantine
+from streamer.commands import quarantined_rows
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_launcher import LocalProcess
-from streamer.mapping.resync import Resync, RowScope
+from streamer.control.resync_options import Resync, RowScope
 from streamer.target.connection import TargetAddress
 from tests.integration.test_sync_resync import resync
 from tests.support.implementations import implementation  # noqa: F401
@@ -175,7 +175,7 @@ async def test_all_ways_to_write_a_row_bring_its_facts(shared: Shared) -> None:
     assert target.execute(held) == [(2, False)]
     target.execute("alter table checked drop constraint checked_v_check")
     address = TargetAddress.parse(shared.settings.target.url)
-    await quarantine.ask(address, "retry", quarantine.Choice(shared.own("checked")))
+    await quarantined_rows.ask(address, "retry", quarantined_rows.Choice(shared.own("checked")))
 
     async def is_retried() -> bool:
         return target.execute("select v, _op, _at from checked where id = 2") == [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.check import command as check_command
+from streamer.commands.check import check as check_command
 from streamer.commands.doctor.diagnosis import diagnose
 from streamer.commands.teardown import teardown
 from streamer.target.connection import TargetAddress

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.check.command import check
-from streamer.commands.embedded import free_port
+from streamer.commands.check.check import check
+from streamer.commands.demo.embedded_servers import free_port
 from streamer.commands.teardown import teardown
 from streamer.report.problems import Severity
-from streamer.runtime.engine import Engine, StopCondition
-from streamer.runtime.wal_retention import guard
+from streamer.runtime.process.engine import Engine, StopCondition
+from streamer.runtime.wal_retention import backlog_guard
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, database
 from tests.support.proxy import Proxy
@@ -103,8 +103,8 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             await second.stop()
 
 
-@pytest.mark.follows("source.ownership:take_over_hint")
-@pytest.mark.follows("source.ownership:unproven_rows")
+@pytest.mark.follows("source.slot_and_publications.ownership:take_over_hint")
+@pytest.mark.follows("source.slot_and_publications.ownership:unproven_rows")
 @pytest.mark.follows("runbooks:second-installation#2")
 async def test_another_target_with_all_rows_takes_the_place_of_the_first(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
@@ -159,7 +159,7 @@ async def test_a_second_installation_without_its_target_leaves_the_slot_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The copy uses the same spool directory; its target does not answer."""
-    monkeypatch.setattr(guard, "MEASURE_SECONDS", 0.2)
+    monkeypatch.setattr(backlog_guard, "MEASURE_SECONDS", 0.2)
     source.execute("create table t (id int primary key, v text)")
     slot = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'streamer_shop'"
 
@@ -234,7 +234,7 @@ async def test_a_slot_of_another_database_is_not_given_up(
     make: str,
 ) -> None:
     """The publications in the database of the source are ours, and the slot is not."""
-    monkeypatch.setattr(guard, "MEASURE_SECONDS", 0.2)
+    monkeypatch.setattr(backlog_guard, "MEASURE_SECONDS", 0.2)
     source.execute("create table t (id int primary key, v text)")
     slots = "select slot_type, database::text from pg_replication_slots where slot_name = 'streamer_shop'"
     with database(source.server, "other") as other:

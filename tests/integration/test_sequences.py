@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamer.mapping.sequences import MARGIN_STEPS
-from streamer.remedies import Remedy
+from streamer.errors.remedies import Remedy
+from streamer.mapping.sequence_places import MARGIN_STEPS
 from tests.support.postgres import Database, ordinary_role
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -64,7 +64,7 @@ async def test_sequences_of_the_target_stay_ahead(
         await streamer.eventually(is_forgotten)
 
 
-@pytest.mark.follows("runtime.sequence_follower:obstacle_of")
+@pytest.mark.follows("runtime.session.sequence_follower:obstacle_of")
 async def test_the_operator_gets_the_grant_that_a_sequence_needs(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

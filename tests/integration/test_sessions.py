@@ -8,8 +8,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from streamer.commands.embedded import Server
-from streamer.postgres import session
+from streamer.commands.demo.embedded_servers import Server
+from streamer.postgres import session_settings
 from streamer.postgres.secret import Secret
 from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.connection import TargetAddress, target_connection
@@ -23,8 +23,8 @@ def test_only_the_named_settings_need_a_superuser(
     with Database(servers(major), "postgres").connect() as connection:
         rows = connection.execute("select lower(name), context from pg_settings").fetchall()
     known = {str(name): context for name, context in rows}
-    pinned = {name: known[name] for name in session.PINNED if name in known}
-    assert {name for name in pinned if pinned[name] == "superuser"} == session.SUPERUSER
+    pinned = {name: known[name] for name in session_settings.PINNED if name in known}
+    assert {name for name in pinned if pinned[name] == "superuser"} == session_settings.SUPERUSER
     assert set(pinned.values()) == {"superuser", "user"}
 
 
@@ -43,10 +43,10 @@ def test_every_setting_that_the_server_knows_is_pinned(
             told: dict[str, Any] = (
                 {"version": version, "is_superuser": is_superuser} if is_told else {}
             )
-            connection.execute(session.pin_sql(**told).encode())
-            found = connection.execute(shown, (list(session.PINNED),)).fetchall()
+            connection.execute(session_settings.pin_sql(**told).encode())
+            found = connection.execute(shown, (list(session_settings.PINNED),)).fetchall()
             values = {str(name): str(value) for name, value in found}
-        wanted = {name: value for name, value in session.PINNED.items() if name in values}
+        wanted = {name: value for name, value in session_settings.PINNED.items() if name in values}
         # The server of the tests has this value anyway; pg_settings shows times without units.
         values["search_path"] = values["search_path"].strip('"')
         assert values == wanted

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply import worker
-from streamer.runtime import engine
+from streamer.apply.write import worker
+from streamer.runtime.process import engine
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import Streamer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamer.progress import deferred_indexes
-from streamer.sync import hand_over, point
+from streamer.bookkeeping import deferred_indexes
+from streamer.copy import hand_over, reach_point
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -91,7 +91,7 @@ async def test_a_snapshot_does_not_wait_long_for_changes_that_the_target_cannot_
     monkeypatch: pytest.MonkeyPatch,
     options: Any,
 ) -> None:
-    monkeypatch.setattr(point, "SNAPSHOT_SECONDS", 0.5)
+    monkeypatch.setattr(reach_point, "SNAPSHOT_SECONDS", 0.5)
     source.execute(TABLE + FILL)
     async with stream("t:") as streamer:
         await streamer.caught_up()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Database, drop_database
 from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamer.apply.sql.ordered_statements import Statements
-from streamer.apply.target_transaction import DELETED_ROWS_MAX, TargetTransaction
+from streamer.apply.write.target_transaction import DELETED_ROWS_MAX, TargetTransaction
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.requests import request
-from streamer.progress.requests import Request
-from streamer.progress.taken_requests import take_requests
-from streamer.runtime import requests as requests_task
+from streamer.bookkeeping.requests import Request
+from streamer.bookkeeping.taken_requests import take_requests
+from streamer.commands.table_requests import request
+from streamer.runtime.session import operator_requests as requests_task
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from streamer.admin.page.attention import attention
-from streamer.commands.check.command import check
-from streamer.commands.execute import Script, execute
+from streamer.admin.live.problem_view import attention
+from streamer.bookkeeping.scripts import ScriptSide
+from streamer.commands.check.check import check
+from streamer.commands.execute_script import Script, execute
 from streamer.commands.status import read_report
 from streamer.commands.teardown import teardown
-from streamer.errors import SourceDatabaseError
-from streamer.progress.scripts import ScriptSide
+from streamer.errors.error_classes import SourceDatabaseError
 from streamer.report.problems import ProblemKind
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare

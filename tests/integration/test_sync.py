@@ -6,13 +6,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.commands.check.command import check
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import read_relation_records
-from streamer.progress.requests import make_request
-from streamer.sync.prepare import Preparation
-from streamer.sync.round import Round
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_records import read_relation_records
+from streamer.bookkeeping.requests import make_request
+from streamer.commands.check.check import check
+from streamer.copy.copy_round import Round
+from streamer.copy.prepare_copy import Preparation
+from streamer.copy.spark.launcher import SparkLauncher
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents, ordinary_role
 from tests.support.shared import Shared, streams
@@ -94,7 +94,7 @@ async def test_tables_are_prepared_together_and_those_in_the_way_alone(
     target.execute("create table t_0 (id int primary key); insert into t_0 values (99)")
     target.execute("create table t_1 (other int primary key)")
     target.execute("create table t_2 (id int primary key)")
-    monkeypatch.setattr("streamer.sync.round.PREPARE_LOCK_SECONDS", 1)
+    monkeypatch.setattr("streamer.copy.copy_round.PREPARE_LOCK_SECONDS", 1)
     prepare = Preparation.prepare
     counts: list[int] = []
 

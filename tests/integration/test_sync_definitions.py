@@ -8,12 +8,13 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from streamer.mapping.names import RelationName
-from streamer.source import wait_limits
-from streamer.source.slot import create_slot
-from streamer.sync import copy_parts, round
-from streamer.sync.snapshot import look, look_together
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.copy import copy_round
+from streamer.copy.copy_snapshot import look, look_together
+from streamer.copy.parts import part_copier
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.mapping.relation_names import RelationName
+from streamer.source.server import wait_limits
+from streamer.source.slot_and_publications.slot import create_slot
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -34,11 +35,11 @@ def before_the_slot(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) 
     """Do something once, between a round's look at the tables and the making of its slot."""
 
     async def act_first(*arguments: Any, **options: Any) -> Any:
-        monkeypatch.setattr(round, "create_slot", create_slot)
+        monkeypatch.setattr(copy_round, "create_slot", create_slot)
         act()
         return await create_slot(*arguments, **options)
 
-    monkeypatch.setattr(round, "create_slot", act_first)
+    monkeypatch.setattr(copy_round, "create_slot", act_first)
 
 
 def before_the_first_job(
@@ -242,7 +243,7 @@ async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_co
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(copy_parts, "LOCK_SECONDS", 5)
+    monkeypatch.setattr(part_copier, "LOCK_SECONDS", 5)
     for name in ("free", "held"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     with psycopg.connect(source.server.url(source.name)) as holder:
@@ -367,7 +368,7 @@ async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later
         missed = asyncio.Event()
 
         async def unpublish_first(*arguments: Any, **options: Any) -> Any:
-            monkeypatch.setattr(round, "create_slot", create_slot)
+            monkeypatch.setattr(copy_round, "create_slot", create_slot)
             source.execute("alter publication streamer_shop drop table t")
             exported = await create_slot(*arguments, **options)
             source.execute("insert into t values (2)")
@@ -376,7 +377,7 @@ async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later
             missed.set()
             return exported
 
-        monkeypatch.setattr(round, "create_slot", unpublish_first)
+        monkeypatch.setattr(copy_round, "create_slot", unpublish_first)
         resync(target)
         await asyncio.wait_for(missed.wait(), 60)
         await streamer.caught_up(60)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.commands.requests import request
-from streamer.compare import at_point, ranges, tables
+from streamer.commands.table_requests import request
+from streamer.compare import compared_table, cut_ranges, differences_at_point
+from streamer.compare.compared_table import ALL_PAGES, ComparedTable, Pages
 from streamer.compare.local_launcher import LocalProcess
-from streamer.compare.tables import ALL_PAGES, ComparedTable, Pages
-from streamer.errors import ComparisonError
+from streamer.copy import hand_over
+from streamer.copy.copy_snapshot import HeldSnapshot
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.errors.error_classes import ComparisonError
 from streamer.postgres.secret import Secret
-from streamer.sync import hand_over
-from streamer.sync.snapshot import HeldSnapshot
-from streamer.sync.spark.launcher import SparkLauncher
 from streamer.target import connection as target_module
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, contents
@@ -214,9 +214,9 @@ async def test_several_sessions_read_the_pages_of_a_table_without_ranges(
             both_read.wait(30)  # for the other one of two sessions
         return digest_sql(self, *arguments, pages=pages)
 
-    monkeypatch.setattr(ranges, "PAGES_BYTES", 65_536)
-    monkeypatch.setattr(ranges, "LISTED_BYTES", 65_536)
-    monkeypatch.setattr(tables, "TID_RANGES_MIN", version)
+    monkeypatch.setattr(cut_ranges, "PAGES_BYTES", 65_536)
+    monkeypatch.setattr(cut_ranges, "LISTED_BYTES", 65_536)
+    monkeypatch.setattr(compared_table, "TID_RANGES_MIN", version)
     monkeypatch.setattr(ComparedTable, "digest_sql", note)
     target.execute("delete from t where id = 2000; update t set v = 'x' where id = 7")
     before = set(target.execute("select id, xmin::text, ctid::text from t"))
@@ -247,7 +247,7 @@ async def test_a_process_compares_at_the_point_and_one_that_ends_makes_the_copy_
                 raise ComparisonError("the comparison stopped: its process ended")
             return await super().submit(job)
 
-    monkeypatch.setattr(at_point, "LocalProcess", EndsOnce)
+    monkeypatch.setattr(differences_at_point, "LocalProcess", EndsOnce)
     target.execute("update t set v = 'x' where id = 7; delete from t where id = 8")
     before = rows(target)
     with capture_logs() as logs:
@@ -501,7 +501,7 @@ async def test_force_leaves_out_what_the_target_lacks(shared: Shared) -> None:
 async def test_an_exchange_waits_for_a_user_who_has_rows_locked(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("streamer.sync.staging_tables.LOCK_SECONDS", 1)
+    monkeypatch.setattr("streamer.copy.staging_tables.LOCK_SECONDS", 1)
     submitted: list[int] = []
     submit = SparkLauncher.submit
     source.execute("create table t (id int primary key, v int); insert into t values (1, 1)")
@@ -587,7 +587,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
             raise asyncio.CancelledError
 
     for module in ("hand_over", "plan_copies", "round", "prepare", "staging_tables"):
-        monkeypatch.setattr(f"streamer.sync.{module}.failpoint", fail, raising=False)
+        monkeypatch.setattr(f"streamer.copy.{module}.failpoint", fail, raising=False)
     async with stream("t:") as streamer:
         await streamer.caught_up()
         names = ("sync.prepared", "sync.job_started", "sync.copied", "sync.exchanged")
@@ -634,7 +634,7 @@ async def test_a_resync_during_a_copy_that_fails_begins_another(
         if is_corrected.is_set():
             is_asked.set()
 
-    monkeypatch.setattr("streamer.runtime.requests.failpoint", taken)
+    monkeypatch.setattr("streamer.runtime.session.operator_requests.failpoint", taken)
     async with stream("t:") as streamer:
         await asyncio.wait_for(has_snapshot.wait(), 60)
         source.execute("update t set v = 'good'")

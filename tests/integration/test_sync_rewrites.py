@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from streamer.sync import copy_queue
-from streamer.sync.copy_under_lock import APPLICATION_NAME, LockedTable
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.copy import copy_queue
+from streamer.copy.copy_under_lock import APPLICATION_NAME, LockedTable
+from streamer.copy.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import eventually, until

@@ -6,11 +6,12 @@ from unittest import mock
 
 import pytest
 
-from streamer.runtime import reload, source_guard
-from streamer.runtime.publications import Settled
-from streamer.runtime.table_cases import TableCases
+from streamer.runtime.guards import source_watch
+from streamer.runtime.guards.publications import Settled
+from streamer.runtime.guards.table_cases import TableCases
+from streamer.runtime.session import reload_mapping
 from streamer.source.connection import Connection
-from streamer.source.guard_query import read_guard_facts
+from streamer.source.slot_and_publications.guard_query import read_guard_facts
 from tests.support.postgres import Database
 from tests.support.runbooks import block
 from tests.support.streamer import MakeStreamer, Streamer
@@ -230,7 +231,7 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
                 if name == "join.registered":
                     source.execute("drop table if exists a_8")
 
-            monkeypatch.setattr(reload, "failpoint", drop)
+            monkeypatch.setattr(reload_mapping, "failpoint", drop)
             source.execute(
                 "create table a_8 (id int primary key); create table a_9 (id int primary key)"
             )
@@ -354,8 +355,8 @@ async def test_a_new_table_waits_for_the_last_changes_of_the_one_in_its_place(
         looks.release()
         return await read_guard_facts(*args)
 
-    monkeypatch.setattr(source_guard, "read_guard_facts", counted)
-    monkeypatch.setattr(source_guard, "GUARD_SECONDS", 0.1)
+    monkeypatch.setattr(source_watch, "read_guard_facts", counted)
+    monkeypatch.setattr(source_watch, "GUARD_SECONDS", 0.1)
     replace = (
         "insert into {0} values ({1}, 'last'); delete from {0} where id = 1; drop table {0};"
         "create table {0} (id int primary key, v text); insert into {0} values (3, 'new')"
@@ -494,8 +495,8 @@ async def test_the_work_that_one_look_causes_does_not_delay_the_next_look(
 
     settle = TableCases.settle
     monkeypatch.setattr(TableCases, "settle", slow)
-    monkeypatch.setattr(source_guard, "read_guard_facts", counted)
-    monkeypatch.setattr(source_guard, "time", clock)
+    monkeypatch.setattr(source_watch, "read_guard_facts", counted)
+    monkeypatch.setattr(source_watch, "time", clock)
     source.execute("create table a_1 (id int primary key)")
     target.execute("create table a_1 (id int primary key)")
     async with stream("a_1: {initial: none}"):

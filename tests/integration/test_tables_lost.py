@@ -6,17 +6,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands.check.command import check
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.registered_relations import forget_relation, register_relations
+from streamer.bookkeeping.relation_records import read_relation_records
+from streamer.commands.check.check import check
 from streamer.commands.check.findings import Finding
-from streamer.config import static
-from streamer.mapping.names import RelationPattern, parse_name
+from streamer.config import static_mapping
+from streamer.mapping.relation_names import RelationPattern, parse_name
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.registered_relations import forget_relation, register_relations
-from streamer.progress.relations import read_relation_records
 from streamer.report.problems import Severity
-from streamer.runtime import source_guard as watch
+from streamer.runtime.guards import source_watch as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
@@ -100,8 +100,8 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
         assert_same(source, target, "good")
 
 
-@pytest.mark.follows("source.publication:PublicationFault.error")
-@pytest.mark.follows("source.publication:unlogged_error")
+@pytest.mark.follows("source.slot_and_publications.publication:PublicationFault.error")
+@pytest.mark.follows("source.slot_and_publications.publication:unlogged_error")
 @pytest.mark.follows("runbooks:table-gone#1")
 async def test_publications_that_check_calls_unfit_are_not_streamed_from(
     source: Database,
@@ -121,7 +121,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         """
     )
     write_config(tmp_path / "check.yaml", source, target, "t:\np:")
-    settings, mapping = static.load(tmp_path / "check.yaml")
+    settings, mapping = static_mapping.load(tmp_path / "check.yaml")
     report = await check(settings, mapping)
     errors = [f for f in report.findings if f.severity is Severity.ERROR]
     statements = [sql for finding in errors if finding.fix is not None for sql in finding.fix.sql]
@@ -217,7 +217,7 @@ def test_a_publication_that_names_a_table_keeps_it_logged(source: Database) -> N
     source.execute("alter table other set unlogged; alter table other set logged")
 
 
-@pytest.mark.follows("runtime.reconcile:_require_publications")
+@pytest.mark.follows("runtime.guards.reconcile:_require_publications")
 async def test_a_locked_partition_keeps_nobody_from_guarding(
     source: Database,
     target: Database,
@@ -286,7 +286,7 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
 
     async def find(tables: str) -> list[Finding]:
         write_config(tmp_path / "check.yaml", source, target, tables)
-        return (await check(*static.load(tmp_path / "check.yaml"))).findings
+        return (await check(*static_mapping.load(tmp_path / "check.yaml"))).findings
 
     try:
         async with stream("a:\nb:") as streamer:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.checking import ERROR, ITEMS, Checker, matching
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer

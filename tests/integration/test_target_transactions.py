@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.errors import TargetError
+from streamer.errors.error_classes import TargetError
 from streamer.postgres.secret import Secret
 from streamer.target.connection import (
     TargetAddress,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from streamer.copy.spark.launcher import SparkLauncher
 from streamer.postgres.quoting import quote_literal
-from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import assert_same
 from tests.support.shared import Shared, streams
 

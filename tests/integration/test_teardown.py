@@ -5,11 +5,11 @@ import re
 import pytest
 
 from streamer.commands.teardown import teardown
-from streamer.lsn import Lsn
-from streamer.source.journal.files import Journal, directory_of, has_journal
-from streamer.source.journal.records import JournalIdentity
+from streamer.source.journal.journal_files import Journal, directory_of, has_journal
+from streamer.source.journal.journal_records import JournalIdentity
 from streamer.source.timeline_branches import Branch
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database, database
 from tests.support.streamer import MakeStreamer, Streamer
 

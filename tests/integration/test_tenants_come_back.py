@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.remedies import Remedy
+from streamer.errors.remedies import Remedy
 from tests.support.checking import ERROR, Checker
 from tests.support.postgres import Database
 from tests.support.remedies import Operator
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 OTHER = "create table other (id int primary key)"
 
 
-@pytest.mark.follows("progress.purges:left_rows_error")
+@pytest.mark.follows("bookkeeping.purges:left_rows_error")
 # A purge finds rows by their sid.
 @pytest.mark.parametrize(
     ("sid", "purge"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.checking import ERROR, INFO, Checker, matching
 from tests.support.postgres import Database, database, ordinary_role
 from tests.support.remedies import Operator, remedy_of
@@ -69,7 +69,7 @@ async def test_the_order_in_which_tenants_join_does_not_matter(
         assert await checker.findings() == []
 
 
-@pytest.mark.follows("sync.shared_tables:widen_shared_table")
+@pytest.mark.follows("schema_changes.widen_shared_table:widen_shared_table")
 async def test_a_table_that_streamer_cannot_widen_goes_on_by_its_remedy(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:

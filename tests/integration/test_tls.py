@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.errors import SourceConnectionError, StreamerError, TargetConnectionError
+from streamer.errors.error_classes import (
+    SourceConnectionError,
+    StreamerError,
+    TargetConnectionError,
+)
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.connection import connection

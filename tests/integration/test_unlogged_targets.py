@@ -29,7 +29,7 @@ async def mend(shared: Shared) -> None:
     shared.target.execute(remedy[1])
 
 
-@pytest.mark.follows("apply.make_plan:unlogged_error")
+@pytest.mark.follows("apply.rows.make_plan:unlogged_error")
 @pytest.mark.parametrize("target", UNLOGGED.values(), ids=UNLOGGED)
 @pytest.mark.parametrize("initial", ["copy", "none"])
 @streams("t: {initial: <initial>}", source=T, target="<target>")

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.commands import quarantine
-from streamer.commands.embedded import Server
-from streamer.commands.requests import request
-from streamer.source.database_encoding import conversion_sql, read_characters
+from streamer.commands import quarantined_rows
+from streamer.commands.demo.embedded_servers import Server
+from streamer.commands.table_requests import request
+from streamer.source.server.database_encoding import conversion_sql, read_characters
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, drop_database
 from tests.support.remedies import Operator, remedy_of
@@ -56,7 +56,7 @@ def rows(target: Database, table: str) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
-@pytest.mark.follows("apply.rejection_advice:_ways")
+@pytest.mark.follows("apply.write.rejection_advice:_ways")
 @pytest.mark.follows("runbooks:invalid-utf8#3")
 async def test_a_character_that_utf8_lacks_stops_its_table_only(
     source: Database,
@@ -107,7 +107,7 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
         await streamer.eventually(others_go_on, 60)
         source.execute(f"update good set w = '{good}!' where id = 8")
         address = TargetAddress.parse(streamer.settings.target.url)
-        await quarantine.ask(address, "retry", quarantine.Choice())
+        await quarantined_rows.ask(address, "retry", quarantined_rows.Choice())
 
         async def is_retried() -> bool:
             asked = target.value("select count(*) from streamer.request where state = 'queued'")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.admin.events import SeenState, changes_between
+from streamer.admin.live.events import SeenState, changes_between
 from streamer.compare.comparison import Comparison, ComparisonScope, Options
 from streamer.compare.local_launcher import LocalProcess
-from streamer.errors import ComparisonError
+from streamer.errors.error_classes import ComparisonError
 from tests.support.comparing import compare_in_thread
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up

@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from streamer.apply.conflicts import Conflict
-from streamer.apply.lane import MappedRelation
-from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.lane_window import LaneWindow
-from streamer.apply.make_plan import make_plan
-from streamer.apply.plan import ApplyPlan
-from streamer.apply.target_transaction import TargetTransaction
-from streamer.apply.writer import Writer
-from streamer.commands.embedded import Server
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.make_plan import make_plan
+from streamer.apply.write.conflicts import Conflict
+from streamer.apply.write.target_transaction import TargetTransaction
+from streamer.apply.write.writer import Writer
+from streamer.commands.demo.embedded_servers import Server
 from streamer.decode.pgoutput import Column, Relation
 from streamer.decode.transactions import Changes, Transaction
-from streamer.errors import StreamerError
-from streamer.lsn import Lsn
-from streamer.mapping.names import RelationName
-from streamer.mapping.options import TableType
+from streamer.errors.error_classes import StreamerError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import TableType
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import Lsn
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401

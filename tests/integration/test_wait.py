@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.problems import troubled
-from streamer.commands.requests import request
-from streamer.commands.scope import Scope
+from streamer.commands.command_scope import Scope
 from streamer.commands.status import read_report
+from streamer.commands.status_problems import troubled
+from streamer.commands.table_requests import request
 from streamer.commands.wait import wait
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database

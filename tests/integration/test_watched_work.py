@@ -7,14 +7,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from streamer.errors import SourceContentionError
-from streamer.mapping.names import RelationPattern
+from streamer.errors.error_classes import SourceContentionError
+from streamer.mapping.relation_names import RelationPattern
 from streamer.mapping.rules import SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.source import wait_limits
 from streamer.source.catalog import SourceServer, read_server_plainly
 from streamer.source.connection import Connection, connection
-from streamer.source.wait_limits import set_lock_timeout, watched
+from streamer.source.server import wait_limits
+from streamer.source.server.wait_limits import set_lock_timeout, watched
 from tests.support.postgres import Database
 
 EVERY = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from streamer.errors import MappingError
-from streamer.report.facts import source_of_row
+from streamer.copy import hand_over
+from streamer.copy.prepare_copy import TableCopy
+from streamer.errors.error_classes import MappingError
+from streamer.report.problem_facts import source_of_row
 from streamer.report.problems import ProblemKind, of_source
-from streamer.runtime import definition_maker as definition_builder
-from streamer.sync import hand_over, target_definitions
-from streamer.sync.prepare import TableCopy
+from streamer.schema_changes import definition_builder, target_definitions
 from streamer.target.connection import TargetConnection
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same

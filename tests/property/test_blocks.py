@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.compiled import choice
+from streamer.control.progress_tracker import LanePending, ProgressTracker
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import TransactionAssembler, TransactionBlock, TransactionPiece
-from streamer.errors import ProtocolError
-from streamer.lsn import Lsn
-from streamer.progress.tracker import LanePending, ProgressTracker
-from streamer.runtime.dispatch import Dispatched, Dispatcher
+from streamer.errors.error_classes import ProtocolError
+from streamer.runtime.session.dispatcher import Dispatched, Dispatcher
 from streamer.source.history_check import HistoryCheck
+from streamer.util.lsn import Lsn
 from tests.property import encode
 from tests.property.test_transactions import ListSpool
 from tests.unit.build import mapped_relation
 
 if TYPE_CHECKING:
-    from streamer.apply.lane_transaction import LaneTransaction
+    from streamer.apply.lanes.lane_transaction import LaneTransaction
 
 RELIDS = (16385, 16386, 16387)
 UNMAPPED = 16387

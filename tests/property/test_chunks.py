@@ -13,12 +13,12 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from streamer.apply.copied_range import CopiedRange, UnknownRowError
+from streamer.apply.lanes.copied_range import CopiedRange, UnknownRowError
+from streamer.control.chunked_copy import ChunkedCopy, key_values
+from streamer.copy.copy_in_chunks import ChunkSearch, ChunkSize, TableChunk
+from streamer.copy.parts.ctid_ranges import Heap
 from streamer.decode.tuples import UNCHANGED, read_binary_tuple, read_text_tuple
-from streamer.mapping.chunks import ChunkedCopy, key_values
 from streamer.postgres.key_values import read_key_value
-from streamer.sync.chunks import ChunkSearch, ChunkSize, TableChunk
-from streamer.sync.ctid_ranges import Heap
 from tests.property import encode
 from tests.support import properties  # noqa: F401  # the number of examples
 from tests.support.key_values import ASCENDING

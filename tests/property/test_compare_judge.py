@@ -5,8 +5,8 @@ that was planted always is, once both sides rest.
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.compare.judge import Judge, Row, SourceReading, TargetReading
-from streamer.lsn import Lsn
+from streamer.compare.judge_keys import Judge, Row, SourceReading, TargetReading
+from streamer.util.lsn import Lsn
 
 STEPS = st.lists(
     st.one_of(

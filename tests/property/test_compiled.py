@@ -10,15 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamer.apply.fold import Fold, NotFoldable
-from streamer.apply.history_chains import Versions
-from streamer.apply.sql.copydata import RowLayout, encode_rows
+from streamer.apply.rows.copydata import RowLayout, encode_rows
+from streamer.apply.rows.fold import Fold, NotFoldable
+from streamer.apply.rows.history_chains import Versions
 from streamer.apply.sql.history_versions import VersionStatements
 from streamer.apply.sql.ordered_statements import Statements
 from streamer.compiled import choice
 from streamer.decode.tuples import NULL, NULL_BINARY, PendingRow
-from streamer.errors import IdentityError, ProtocolError
-from streamer.mapping.options import TableType
+from streamer.errors.error_classes import IdentityError, ProtocolError
+from streamer.mapping.rule_options import TableType
 from tests.property import encode
 from tests.support.compiled import compiled, needs_compiled
 from tests.unit.build import apply_plan

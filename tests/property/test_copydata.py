@@ -8,8 +8,8 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.apply.sql import copydata
-from streamer.apply.sql.copydata import RowLayout, constant, encode_rows
+from streamer.apply.rows import copydata
+from streamer.apply.rows.copydata import RowLayout, constant, encode_rows
 from streamer.decode import large_values
 from streamer.decode.tuples import (
     NULL,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.sync.ctid_ranges import (
+from streamer.copy.parts.ctid_ranges import (
     PART_BYTES,
     PARTS_MAX,
     TASK_BYTES_MIN,

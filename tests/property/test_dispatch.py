@@ -14,18 +14,18 @@ from unittest import mock
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from streamer.apply.held_counts import Held
-from streamer.apply.lane import Hold, Lane, LaneOwner, MappedRelation
-from streamer.apply.lane_transaction import LaneTransaction
+from streamer.apply.lanes.held_counts import Held
+from streamer.apply.lanes.lane import Hold, Lane, LaneOwner, MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.control.table_state import ALL_ROWS, State, TableState
 from streamer.decode.transactions import TransactionAssembler
-from streamer.error_reports import ErrorReport
-from streamer.lsn import EVERYTHING, Lsn
-from streamer.progress.table_state import ALL_ROWS, State, TableState
-from streamer.progress.tracker import ProgressTracker
-from streamer.runtime.dispatch import Dispatched, Dispatcher
-from streamer.runtime.relations import Relations
+from streamer.errors.error_reports import ErrorReport
 from streamer.runtime.services import Health
+from streamer.runtime.session.dispatcher import Dispatched, Dispatcher
+from streamer.runtime.tables.relations import Relations
 from streamer.source.history_check import HistoryCheck
+from streamer.util.lsn import EVERYTHING, Lsn
 from tests.property.test_transactions import (
     PIECE_BYTES_MAX,
     RELIDS,

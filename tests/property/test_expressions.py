@@ -15,9 +15,9 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
+from streamer.copy.spark.launcher import SparkLauncher
 from streamer.mapping.expressions import parse_expression
-from streamer.sync.spark.launcher import SparkLauncher
 from tests.support.postgres import Database, database
 from tests.support.properties import EXAMPLES
 from tests.support.streamer import Streamer, copy_in_threads

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streamer.apply.fold import Fold, NotFoldable, read_changes
-from streamer.apply.plan import ApplyPlan
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.fold import Fold, NotFoldable, read_changes
 from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.tuples import NULL, NULL_BINARY, UNCHANGED, Row, read_rows
-from streamer.errors import IdentityError, ProtocolError
-from streamer.mapping.options import TableType
+from streamer.errors.error_classes import IdentityError, ProtocolError
+from streamer.mapping.rule_options import TableType
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401

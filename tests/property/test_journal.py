@@ -13,15 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.errors import JournalError, SourceConnectionError, SpoolError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import JournalError, SourceConnectionError, SpoolError
 from streamer.source.history_check import Landmark
-from streamer.source.journal import gather
-from streamer.source.journal.files import Journal
-from streamer.source.journal.gather import Gatherer
-from streamer.source.journal.records import JournalIdentity, Kind, Record, decode, pack, unpack
-from streamer.source.journal.stream import JournalStream
+from streamer.source.journal import gather_records
+from streamer.source.journal.gather_records import Gatherer
+from streamer.source.journal.journal_files import Journal
+from streamer.source.journal.journal_records import (
+    JournalIdentity,
+    Kind,
+    Record,
+    decode,
+    pack,
+    unpack,
+)
+from streamer.source.journal.journal_stream import JournalStream
 from streamer.source.timeline_branches import Branch
+from streamer.util.lsn import Lsn
 
 IDENTITY = JournalIdentity("7000000000000000001", "streamer_shop")
 START = Lsn(1000)
@@ -48,8 +55,8 @@ def end_lsn(number: int) -> Lsn:
 def small_files() -> Iterator[Path]:
     with (
         tempfile.TemporaryDirectory() as name,
-        mock.patch.object(gather, "RECORD_BYTES", 60),
-        mock.patch.object(gather, "SEGMENT_BYTES", 200),
+        mock.patch.object(gather_records, "RECORD_BYTES", 60),
+        mock.patch.object(gather_records, "SEGMENT_BYTES", 200),
     ):
         yield Path(name) / "journal" / "slot"
 

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.errors import MappingError
-from streamer.lsn import Lsn
-from streamer.mapping.names import RelationName, RelationPattern, parse_name, parse_relation
+from streamer.errors.error_classes import MappingError
+from streamer.mapping.relation_names import (
+    RelationName,
+    RelationPattern,
+    parse_name,
+    parse_relation,
+)
 from streamer.mapping.rules import source_object_name
 from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.util.lsn import Lsn
 
 hostile = st.lists(
     st.sampled_from(['"', ".", "*", "'", "\\", " ", "a", "é", "\n", "$", "-", ";"]), min_size=1

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import Message
-from streamer.errors import ProtocolError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import ProtocolError
+from streamer.util.lsn import Lsn
 from tests.property import encode
 
 Case = tuple[bytes, Message]

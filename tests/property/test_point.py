@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from streamer.apply.lane import Hold, Lane
-from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.spool import LaneSpool, SpoolDirectory
+from streamer.apply.lanes.lane import Hold, Lane
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.spool import LaneSpool, SpoolDirectory
 from streamer.decode.transactions import Changes, Transaction
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 from tests.support import properties  # noqa: F401  # the number of examples
 from tests.unit.build import mapped_relation, relation
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streamer.apply import spool
-from streamer.apply.lane import MappedRelation
-from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.spool import LaneSpool, OpenShareDiscarded, SpoolDirectory, StreamedSpool
+from streamer.apply.lanes import spool
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.spool import LaneSpool, OpenShareDiscarded, SpoolDirectory, StreamedSpool
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 from tests.unit.build import mapped_relation, relation
 
 Flat = list[tuple[MappedRelation, Relation, bytes]]

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from streamer.lsn import Lsn
-from streamer.progress import tracker
-from streamer.progress.tracker import LanePending, ProgressTracker
+from streamer.control import progress_tracker
+from streamer.control.progress_tracker import LanePending, ProgressTracker
+from streamer.util.lsn import Lsn
 
 START = 1000
 LANES = 4
@@ -28,7 +28,7 @@ class Tracking(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch = mock.patch.object(tracker, "RUNS_MAX", self.runs_max)
+        self.patch = mock.patch.object(progress_tracker, "RUNS_MAX", self.runs_max)
         self.patch.start()
         self.tracker = ProgressTracker(Lsn(START))
         self.lanes = [LanePending() for _ in range(LANES)]

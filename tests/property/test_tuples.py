@@ -22,7 +22,7 @@ from streamer.decode.tuples import (
     read_text_row,
     read_text_tuple,
 )
-from streamer.errors import ProtocolError
+from streamer.errors.error_classes import ProtocolError
 from tests.property import encode
 from tests.property.encode import Cell
 

@@ -10,24 +10,24 @@ import pytest
 from argon2 import PasswordHasher
 from fastapi import FastAPI
 
-from streamer.admin import server
-from streamer.admin.access import Access
-from streamer.admin.events import Events
-from streamer.admin.page.render import load
-from streamer.admin.service import AdminService, open_service
-from streamer.config import static
+from streamer.admin import admin_server
+from streamer.admin.live.events import Events
+from streamer.admin.page.render_templates import load
+from streamer.admin.service.access import Access
+from streamer.admin.service.admin_service import AdminService, open_service
+from streamer.config import static_mapping
 from streamer.config.settings import Settings
 from streamer.mapping.rules import Mapping
-from streamer.observability.http import make_app
+from streamer.observability.http_server import make_app
 from streamer.observability.metrics import Metrics
-from streamer.runtime.target_watch import TargetHealth
+from streamer.runtime.target_health import TargetHealth
 from streamer.target.connection import TargetAddress
 from tests.support.blocking import never_blocking
 
 if TYPE_CHECKING:
-    from streamer.errors import StreamerError
-    from streamer.progress.bookkeeping import Bookkeeping
-    from streamer.runtime.supervisor import Supervisor
+    from streamer.bookkeeping.bookkeeping import Bookkeeping
+    from streamer.errors.error_classes import StreamerError
+    from streamer.runtime.session.supervisor import Supervisor
 
 TOKEN = "admin-token-of-the-tests"
 VIEWER_TOKEN = "viewer-token-of-the-tests"
@@ -102,7 +102,7 @@ async def admin(
     config = directory / "config.yaml"
     database = "" if sources else f"mapping_database: {directory / 'mapping.sqlite'}"
     config.write_text(f'target: {{url: "{target}"}}\n{database}\n{settings}\n{sources}\n')
-    loaded, mapping = static.load(config)
+    loaded, mapping = static_mapping.load(config)
     access = Access(loaded.admin)
     load()
     with never_blocking() if is_alone else contextlib.nullcontext():
@@ -119,7 +119,7 @@ async def _opened(
     service.engine = engine
     events = Events(engine, TargetAddress.parse(loaded.target.url), service.labels)
     app = make_app(Metrics().render, list)
-    server.install(app, service, access, events)
+    admin_server.install(app, service, access, events)
     try:
         yield Admin(service, app, events, engine, access)
     finally:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from blockbuster import blockbuster_ctx
 
-RUNNING = ("admin", "apply", "progress", "runtime", "sync", "target")
+RUNNING = ("admin", "apply", "bookkeeping", "copy", "drain", "runtime", "schema_changes", "target")
 """The parts whose tasks share the event loop. Commands run in separate processes."""
 MAY_BLOCK = (
     # asyncpg reads the files that libpq would read, at each connect.
@@ -16,16 +16,16 @@ MAY_BLOCK = (
     ),
     # The spool reads and writes the page cache and never syncs: a thread would cost more.
     (
-        "streamer/apply/spool.py",
+        "streamer/apply/lanes/spool.py",
         {"__init__", "new_file", "append", "append_large", "_flush", "_write", "truncate", "read",
          "_read_bytes", "release", "replay", "close", "discard_open"},
     ),
     # A journal removes its files of 64 MB one by one, when the target has all their changes.
-    ("streamer/source/journal/files.py", {"trim"}),
+    ("streamer/source/journal/journal_files.py", {"trim"}),
     # The log prints a defect with a traceback, and reads the source code for that.
     ("structlog/dev.py", {"__call__"}),
     # Small files that the process reads once, before it streams.
-    ("streamer/migrations.py", {"read_migrations"}),
+    ("streamer/util/migrations.py", {"read_migrations"}),
     ("streamer/runtime/installation_id.py", {"_read"}),
 )  # fmt: skip
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.check.command import check, examine
+from streamer.commands.check.check import check, examine
 from streamer.commands.check.findings import CheckReport, Finding
-from streamer.commands.embedded import Server
-from streamer.config import static
+from streamer.commands.demo.embedded_servers import Server
+from streamer.config import static_mapping
 from streamer.postgres.quoting import quote_literal
 from streamer.report.problems import Severity
 from streamer.target.connection import TargetAddress
@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 
 async def run_check(path: Path) -> CheckReport:
-    return await check(*static.load(path))
+    return await check(*static_mapping.load(path))
 
 
 def matching(findings: list[Finding], severity: Severity, *words: str) -> list[Finding]:
@@ -52,7 +52,7 @@ class Checker:
 
     async def findings(self) -> list[Finding]:
         """Return what is found at the servers; `run_check` starts a JVM besides, each time."""
-        report = (await examine(*static.load(self.path))).report
+        report = (await examine(*static_mapping.load(self.path))).report
         # The servers of the tests run without fsync.
         return [finding for finding in report.findings if "fsync" not in finding.problem]
 
@@ -113,10 +113,10 @@ def two_sources(checker: Checker, tables: str, urls: dict[str, str]) -> None:
 
 
 async def prepare_bookkeeping(checker: Checker) -> None:
-    from streamer.progress.bookkeeping import Bookkeeping
-    from streamer.progress.schema import migrate
+    from streamer.bookkeeping.bookkeeping import Bookkeeping
+    from streamer.bookkeeping.bookkeeping_schema import migrate
 
-    settings, _ = static.load(checker.path)
+    settings, _ = static_mapping.load(checker.path)
     bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url))
     await migrate(bookkeeping)
     await bookkeeping.close()

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 
 _IN_SEGMENT: Final = 24
 """Where the first page of a WAL segment has the identifier: xlp_sysid of XLogLongPageHeaderData."""

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from pyspark import SparkContext
 
-from streamer.commands import compare as compare_command
+from streamer.commands import compare_command
 from streamer.commands import repair as repair_command
 from streamer.compare import local_program, spark_program
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
 from streamer.compare.local_launcher import LocalProcess
-from streamer.sync.spark.job import write_shipped
-from streamer.sync.spark.launcher import SparkLauncher
-from streamer.sync.spark.security import LOCAL_ENVIRONMENT
-from streamer.sync.spark.start import start_spark
+from streamer.copy.spark.job import write_shipped
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.copy.spark.security import LOCAL_ENVIRONMENT
+from streamer.copy.spark.start import start_spark
 from tests.support.plain_python import plain_python
 from tests.support.streamer import Streamer, copy_in_threads
 

@@ -2,9 +2,9 @@
 
 from psycopg.rows import dict_row
 
-from streamer.definitions.model import TableDefinition
-from streamer.definitions.read import definition_of, definitions_sql
 from streamer.postgres.quoting import quote_literal, quote_qualified
+from streamer.schema.table_definition import TableDefinition
+from streamer.schema_changes.read_definitions import definition_of, definitions_sql
 from tests.support.postgres import Database
 
 

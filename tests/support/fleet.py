@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from streamer.admin.minute_series import FINE_SECONDS, Series
-from streamer.admin.service import AdminService
-from streamer.commands import requests
-from streamer.config import static
+from streamer.admin.live.minute_series import FINE_SECONDS, Series
+from streamer.admin.service.admin_service import AdminService
+from streamer.commands import table_requests
+from streamer.config import static_mapping
 from streamer.mapping.rules import Mapping
 
 DATABASES = ("billing", "shop", "stock", "web")
@@ -105,14 +105,14 @@ def mapping_of(fleet: list[dict[str, Any]], directory: Path) -> Mapping:
     )
     config = directory / "fleet.yaml"
     config.write_text(f'target: {{url: "host=127.0.0.1 port=1"}}\nsources:\n{text}\n')
-    return static.load(config)[1]
+    return static_mapping.load(config)[1]
 
 
 def show_fleet(service: AdminService, fleet: list[dict[str, Any]], directory: Path) -> None:
     """Let *service* have *fleet* as its mapping and status."""
     service.mapping = mapping_of(fleet, directory)
     order = {source.label: number for number, source in enumerate(service.mapping.sources)}
-    fleet.sort(key=lambda row: order[requests.SourceKey(row["database"], row["sid"]).label])
+    fleet.sort(key=lambda row: order[table_requests.SourceKey(row["database"], row["sid"]).label])
 
     async def status() -> dict[str, Any]:
         return {"sources": list(fleet), "target": {"state": "reachable", "error": None}}
@@ -136,20 +136,22 @@ async def serve(port: int, fleet: list[dict[str, Any]]) -> None:
     """Serve the page with a fleet whose requests all succeed but those of one source."""
     import uvicorn
 
-    from streamer.admin import bulk
+    from streamer.admin.service import act_on_many_sources
     from tests.support.admin import admin
 
     async def request_each(
-        address: Any, action: str, sources: list[requests.SourceKey], **options: Any
-    ) -> list[requests.SourceOutcome]:
+        address: Any, action: str, sources: list[table_requests.SourceKey], **options: Any
+    ) -> list[table_requests.SourceOutcome]:
         return [
-            requests.SourceOutcome(key.database, key.sid, 0, "no table to pause", "see the status")
+            table_requests.SourceOutcome(
+                key.database, key.sid, 0, "no table to pause", "see the status"
+            )
             if key.sid == "t017"
-            else requests.SourceOutcome(key.database, key.sid, 100)
+            else table_requests.SourceOutcome(key.database, key.sid, 100)
             for key in sources
         ]
 
-    setattr(bulk, "request_each", request_each)  # noqa: B010
+    setattr(act_on_many_sources, "request_each", request_each)  # noqa: B010
     with tempfile.TemporaryDirectory() as name:
         async with admin(Path(name), "", is_alone=False) as made:
             show_fleet(made.service, fleet, Path(name))

@@ -177,7 +177,7 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.update(request["environment"])
     tempfile.tempdir = None
     time.tzset()
-    from streamer import failpoints
+    from streamer.util import failpoints
 
     # A test that arms failpoints for itself may have started the server.
     failpoints._armed = failpoints._parse(os.environ.get(failpoints.VARIABLE, ""))
@@ -188,8 +188,8 @@ def _import_program() -> None:
     import pydantic.v1  # noqa: F401  # FastAPI imports it with the first route
     import typer.main
 
-    import streamer.cli.run  # noqa: F401
-    from streamer.admin.page.render import load
+    import streamer.cli.run_command  # noqa: F401
+    from streamer.admin.page.render_templates import load
     from streamer.cli.main import app
 
     load()

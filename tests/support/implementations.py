@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from streamer.compiled import choice
-from streamer.errors import SettingsError
+from streamer.errors.error_classes import SettingsError
 
 
 def _available() -> list[str]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streamer.failpoints import VARIABLE
+from streamer.util.failpoints import VARIABLE
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, run, status
 from tests.support.streamer import Streamer, write_config

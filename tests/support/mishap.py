@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httpx
 
-from streamer.commands.embedded import free_port
+from streamer.commands.demo.embedded_servers import free_port
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, command, report
 from tests.support.streamer import write_config

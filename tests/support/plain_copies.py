@@ -1,4 +1,4 @@
-"""The work of `streamer.sync.spark.job --serve`, in threads instead of Spark, without its start.
+"""The work of `streamer.copy.spark.job --serve`, in threads instead of Spark, without its start.
 
 The rest of a copy is real: the launcher, a separate process, jobs, events, retried tasks. The
 process is a fork of its parent, because the imports would take 0.2 s of CPU.
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from streamer.sync.copy_parts import CopyEnds, copy_parts
+from streamer.copy.parts.part_copier import CopyEnds, copy_parts
 
 ATTEMPTS_MAX = 4
 

@@ -18,11 +18,11 @@ import psutil
 import psycopg
 import pytest
 
-from streamer.commands.embedded import Server, execute_all, packaged_binaries
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import migrate
+from streamer.commands.demo.embedded_servers import Server, execute_all, packaged_binaries
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.postgres.secret import Secret
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.schema import migrate
 from streamer.target.connection import TargetAddress
 from tests.support.clusters import CopiedServer
 from tests.support.waiting import LOCK_SECONDS, polls

@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 
 import psutil
 
-from streamer.admin.applied_mapping import load_applied
+from streamer.admin.mapping.applied_mapping import load_applied
+from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.commands import status as status_command
 from streamer.commands import wait as wait_command
-from streamer.config import static
+from streamer.config import static_mapping
+from streamer.copy.spark.start import WORKER_SETTINGS
 from streamer.mapping.rules import Mapping
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.sync.spark.start import WORKER_SETTINGS
 from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
 
@@ -176,7 +176,7 @@ def report(config: Path) -> dict[str, Any]:
 
 
 async def _read(config: Path) -> tuple[TargetAddress, Mapping]:
-    settings, mapping = static.load(config)
+    settings, mapping = static_mapping.load(config)
     if settings.mapping_database is not None:
         mapping = await load_applied(settings)
     return TargetAddress.parse(settings.target.url), mapping

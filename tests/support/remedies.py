@@ -1,6 +1,6 @@
 """The catalogue of remedies: the places that make steps for operators, and the tests that follow.
 
-A place is a function of the program that makes a command or SQL of `streamer.remedies`, or a block
+A place is a function of the program that makes a command or SQL of `streamer.errors.remedies`, or a block
 of a runbook. A test that runs the steps in the situation in which an operator reads them has the
 marker ``follows``.
 """
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from streamer.remedies import Command, Remedy, Sql, Step
+from streamer.errors.remedies import Command, Remedy, Sql, Step
 from tests.support.postgres import Database
 from tests.support.process import Process, command
 from tests.support.streamer import Streamer
 
 ROOT: Final = Path(__file__).parents[2]
 MAKERS: Final = {"run", "at_source", "at_target", "Command", "resync_source"}
-"""The names of `streamer.remedies` that make steps."""
+"""The names of `streamer.errors.remedies` that make steps."""
 
 
 def read_places() -> dict[str, set[str]]:
@@ -42,7 +42,7 @@ def _imported(tree: ast.Module) -> set[str]:
     return {
         alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "streamer.remedies"
+        if isinstance(node, ast.ImportFrom) and node.module == "streamer.errors.remedies"
         for alias in node.names
     }
 

@@ -7,7 +7,8 @@ at once.
 import math
 from collections.abc import Callable
 
-from streamer.apply import hot_lanes, slow_lanes, worker
+from streamer.apply.lanes import hot_lanes, slow_lanes
+from streamer.apply.write import worker
 from streamer.cli.main import main
 
 

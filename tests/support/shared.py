@@ -25,9 +25,9 @@ import pytest_asyncio
 import yaml
 
 from streamer.commands import wait as wait_command
-from streamer.commands.embedded import Server
-from streamer.commands.scope import Scope
-from streamer.errors import StreamerError
+from streamer.commands.command_scope import Scope
+from streamer.commands.demo.embedded_servers import Server
+from streamer.errors.error_classes import StreamerError
 from tests.support.postgres import (
     Connection,
     Database,

@@ -1,14 +1,14 @@
 """`python -m streamer` with a journal whose files and records are small, and a guard that looks often."""
 
 from streamer.cli.main import main
-from streamer.runtime.wal_retention import guard as backlog
-from streamer.source.journal import gather
+from streamer.runtime.wal_retention import backlog_guard as backlog
+from streamer.source.journal import gather_records
 
 
 def shrink() -> None:
     """Let a few hundred rows be several records and files."""
-    setattr(gather, "RECORD_BYTES", 2_000)  # noqa: B010  # they are Final
-    setattr(gather, "SEGMENT_BYTES", 10_000)  # noqa: B010
+    setattr(gather_records, "RECORD_BYTES", 2_000)  # noqa: B010  # they are Final
+    setattr(gather_records, "SEGMENT_BYTES", 10_000)  # noqa: B010
     setattr(backlog, "MEASURE_SECONDS", 0.2)  # noqa: B010
 
 

@@ -16,25 +16,25 @@ from typing import Any, TypeVar
 
 import pytest
 
-from streamer.backoff import Backoff
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import is_installed
+from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.requests import make_request
 from streamer.commands import wait as wait_command
 from streamer.commands.status import SourceStatus, read_status
-from streamer.compare import at_point, local_program
-from streamer.config import static
-from streamer.errors import ComparisonError, TargetConnectionError
-from streamer.lsn import Lsn
+from streamer.compare import differences_at_point, local_program
+from streamer.config import static_mapping
+from streamer.copy import plan_copies
+from streamer.copy.parts.part_copier import CopyEnds, PassingError, copy_parts
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.errors.error_classes import ComparisonError, TargetConnectionError
 from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.requests import make_request
-from streamer.progress.schema import is_installed
-from streamer.runtime.engine import Engine, StopCondition
-from streamer.source.kept_connections import KeptConnections
-from streamer.source.primary import flush_source
-from streamer.sync import plan_copies
-from streamer.sync.copy_parts import CopyEnds, PassingError, copy_parts
-from streamer.sync.spark.launcher import SparkLauncher
+from streamer.runtime.process.engine import Engine, StopCondition
+from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.primary_of_standby import flush_source
 from streamer.target.connection import TargetAddress
+from streamer.util.backoff import Backoff
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 from tests.support.waiting import until
 
@@ -48,7 +48,7 @@ class Streamer:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.settings, self.mapping = static.load(path)
+        self.settings, self.mapping = static_mapping.load(path)
         self.engine = Engine(self.settings, self.mapping, StopCondition())
         self._bookkeeping = Bookkeeping(
             TargetAddress.parse(self.settings.target.url), "streamer wait"
@@ -66,7 +66,7 @@ class Streamer:
 
     async def apply(self) -> None:
         """Read the configuration again, as at SIGHUP."""
-        self.settings, self.mapping = static.load(self.path)
+        self.settings, self.mapping = static_mapping.load(self.path)
         await self.engine.apply(self.mapping)
 
     async def stop(self) -> None:
@@ -289,7 +289,7 @@ class ComparesInThreads:
 
 def copy_with_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads copy the parts, and compare at the points of copies."""
-    monkeypatch.setattr(at_point, "LocalProcess", ComparesInThreads)
+    monkeypatch.setattr(differences_at_point, "LocalProcess", ComparesInThreads)
     monkeypatch.setattr(SparkLauncher, "submit", copy_in_threads)
     monkeypatch.setattr(SparkLauncher, "prepare", lambda self: None)
 

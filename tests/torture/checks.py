@@ -1,7 +1,7 @@
 """Invariants of the target: at a kill, and in the end."""
 
-from streamer.commands.embedded import Server
-from streamer.lsn import Lsn
+from streamer.commands.demo.embedded_servers import Server
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 from tests.torture.tables import Compare, Kind
 from tests.torture.workload import Source

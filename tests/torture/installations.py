@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 
-from streamer.commands.embedded import Server
+from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Database, versions
 from tests.support.process import Process
 from tests.support.waiting import polls

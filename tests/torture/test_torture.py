@@ -6,7 +6,7 @@ from random import Random
 import psycopg
 import pytest
 
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 from tests.support.waiting import eventually
 from tests.torture.schedule import FREQUENT, RARE, _Deck

@@ -12,8 +12,8 @@ from random import Random
 
 import psycopg
 
-from streamer.commands.embedded import Server, execute_all
-from streamer.lsn import Lsn
+from streamer.commands.demo.embedded_servers import Server, execute_all
+from streamer.util.lsn import Lsn
 from tests.torture.tables import Kind
 
 BEHIND_BYTES_MAX = 200_000_000

@@ -13,12 +13,12 @@ from random import Random
 
 import psycopg
 
-from streamer.commands import requests
+from streamer.commands import table_requests
 from streamer.commands import wait as wait_command
-from streamer.commands.embedded import Server
-from streamer.config import static
-from streamer.errors import StreamerError
-from streamer.mapping.resync import SKIP_CHANGES, Mode, Resync
+from streamer.commands.demo.embedded_servers import Server
+from streamer.config import static_mapping
+from streamer.control.resync_options import SKIP_CHANGES, Mode, Resync
+from streamer.errors.error_classes import StreamerError
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
@@ -217,7 +217,7 @@ class World:
         options = resync.to_json() if action == "resync" else None
         with contextlib.suppress(StreamerError):  # not there yet
             asyncio.run(
-                requests.request(
+                table_requests.request(
                     address, action, table,
                     database=source.database, sid=source.sid, options=options,
                 )
@@ -343,7 +343,7 @@ class World:
             raise Violation(f"{missing}\n{self.states()}\n{self._assert_alive().output[-3000:]}")
 
     def _wait_here(self, seconds: float) -> str | None:
-        settings, mapping = static.load(self.config)
+        settings, mapping = static_mapping.load(self.config)
         try:
             address = TargetAddress.parse(settings.target.url)
             return asyncio.run(wait_command.wait(address, mapping, seconds))

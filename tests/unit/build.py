@@ -3,20 +3,20 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from streamer.apply.lane import MappedRelation, RelationSource
-from streamer.apply.make_plan import make_plan
-from streamer.apply.plan import ApplyPlan
+from streamer.apply.lanes.lane import MappedRelation, RelationSource
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.make_plan import make_plan
 from streamer.decode.pgoutput import Column, Relation
-from streamer.lsn import Lsn
-from streamer.mapping.definition import DefinedColumn
-from streamer.mapping.names import parse_name, parse_relation
-from streamer.mapping.options import OnColumnAdded, TableType, Transport
+from streamer.mapping.relation_names import parse_name, parse_relation
+from streamer.mapping.rule_options import OnColumnAdded, TableType, Transport
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
+from streamer.schema.source_definition import DefinedColumn
+from streamer.schema.target_relation import TargetColumn, TargetRelation
 from streamer.source.catalog import SourceRelation
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
-from streamer.target.catalog import TargetColumn, TargetRelation
-from streamer.target.claim import Claim
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import Lsn
 
 EQUALS = "operator(pg_catalog.=)"
 NOWHERE = Secret("host=nowhere")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streamer.mapping.names import RelationName, parse_relation
-from streamer.mapping.resync import Mode, Resync, RowScope
+from streamer.control.resync_options import Mode, Resync, RowScope
+from streamer.copy.attached_rows import resync_of
+from streamer.mapping.relation_names import RelationName, parse_relation
 from streamer.mapping.rules import RelationMapping, TableRule
-from streamer.sync.attached_rows import resync_of
 
 NAME = RelationName("public", "p")
 RANGE = "((id IS NOT NULL) AND (id >= 1) AND (id < 9))"

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from streamer.commands.check.findings import Place
-from streamer.commands.check.source import check_backlog
-from streamer.config.size import parse_size
-from streamer.lsn import Lsn
-from streamer.runtime.wal_retention.guard import Level, level_of
+from streamer.commands.check.source_findings import check_backlog
+from streamer.config.size_setting import parse_size
+from streamer.copy.parts.part_copier import Pace
+from streamer.runtime.wal_retention.backlog_guard import Level, level_of
 from streamer.runtime.wal_retention.journaling import Verdict, judge
-from streamer.sync.copy_parts import Pace
+from streamer.util.lsn import Lsn
 from tests.unit.build import source_mapping
 
 

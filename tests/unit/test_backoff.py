@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamer.backoff import Backoff
+from streamer.util.backoff import Backoff
 
 
 @pytest.fixture

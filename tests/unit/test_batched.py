@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from streamer.batched import Batched
+from streamer.util.batched import Batched
 
 
 class Reader:

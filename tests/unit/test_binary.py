@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.apply.binary import BINARY_TYPES, binary_obstacle, binary_types
+from streamer.apply.rows.binary_transfer import BINARY_TYPES, binary_obstacle, binary_types
 from streamer.decode.pgoutput import Relation
-from streamer.mapping.options import OnColumnAdded
+from streamer.mapping.rule_options import OnColumnAdded
 from streamer.mapping.rules import RelationMapping
-from streamer.source.stream import StreamOptions
-from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.schema.target_relation import TargetColumn, TargetRelation
+from streamer.source.stream.replication_stream import StreamOptions
 from tests.unit.build import (
     relation,
     relation_mapping,

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from streamer.progress.schema import read_objects
+from streamer.bookkeeping.bookkeeping_schema import read_objects
 
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import pytest
 
-from streamer.error_reports import ErrorReport, TableWait
-from streamer.lsn import Lsn
-from streamer.mapping.names import RelationName
-from streamer.progress.table import ELSEWHERE, BookkeepingTable, Codec, fields_of
-from streamer.remedies import Remedy, run
+from streamer.bookkeeping.bookkeeping_table import ELSEWHERE, BookkeepingTable, Codec, fields_of
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.relation_names import RelationName
+from streamer.util.lsn import Lsn
 
 
 class State(StrEnum):

@@ -2,19 +2,19 @@
 
 from dataclasses import replace
 
-from streamer.commands.check.capacity import check_capacity, target_needs
+from streamer.commands.check.capacity_findings import check_capacity, target_needs
 from streamer.commands.check.findings import Place
-from streamer.commands.check.source import check_server, check_settings
 from streamer.commands.check.source_facts import SourceFacts, Usage
+from streamer.commands.check.source_findings import check_server, check_settings
 from streamer.config.settings import Settings
-from streamer.config.sync import SyncSection
-from streamer.lsn import Lsn
-from streamer.mapping.names import RelationName, parse_relation
-from streamer.mapping.options import Initial
+from streamer.config.sync_section import SyncSection
+from streamer.mapping.relation_names import RelationName, parse_relation
+from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer
-from streamer.source.slot import Slot
+from streamer.source.slot_and_publications.slot import Slot
+from streamer.util.lsn import Lsn
 from tests.support.checking import ERROR, WARNING, matching
 from tests.unit.build import source_mapping
 

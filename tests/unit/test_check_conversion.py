@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from streamer.commands.check.conversion import type_risk
 from streamer.commands.check.findings import Place, at_source, warning
+from streamer.commands.check.type_conversion import type_risk
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from streamer.commands.check.source import check_expressions
 from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.source_findings import check_expressions
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.options import OnError
+from streamer.mapping.rule_options import OnError
 from streamer.mapping.rules import RelationMapping
 from tests.unit.build import relation_mapping, source_mapping, source_relation
 

@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from streamer.commands.check.failover import check_failover
+from streamer.commands.check.failover_findings import check_failover
 from streamer.commands.check.findings import Place
-from streamer.commands.check.source import check_server
 from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.source_findings import check_server
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source.primaries import Primary
-from streamer.source.standbys import StandbyLook
+from streamer.source.server.primaries_after_failover import Primary
+from streamer.source.slot_and_publications.standbys import StandbyLook
 from streamer.source.timeline_branches import Branch
 from tests.unit.test_check_capacity import SERVER, SLOT
 

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.check.capture import check_capture
+from streamer.commands.check.capture_findings import check_capture
 from streamer.commands.check.findings import Finding, Place
-from streamer.commands.check.source import (
+from streamer.commands.check.source_facts import (
+    OpenTransaction,
+    PreparedTransaction,
+    SourceFacts,
+    Usage,
+)
+from streamer.commands.check.source_findings import (
     check_encoding,
     check_heartbeat,
     check_same_database,
@@ -16,14 +22,8 @@ from streamer.commands.check.source import (
     check_transactions,
     check_unreplicated,
 )
-from streamer.commands.check.source_facts import (
-    OpenTransaction,
-    PreparedTransaction,
-    SourceFacts,
-    Usage,
-)
-from streamer.mapping.names import RelationName, parse_relation
-from streamer.mapping.options import DdlCapture, DdlKind, Initial, OnDdl, on_ddl_by_kind
+from streamer.mapping.relation_names import RelationName, parse_relation
+from streamer.mapping.rule_options import DdlCapture, DdlKind, Initial, OnDdl, on_ddl_by_kind
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
 from tests.unit.test_check_capacity import SERVER, SLOT

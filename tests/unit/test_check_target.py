@@ -4,23 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.commands.check.capacity import check_connections, target_needs
-from streamer.commands.check.target import (
-    check_bookkeeping,
-    check_loops,
-    check_namespaces,
-    check_origins,
-    check_server,
-)
+from streamer.commands.check.capacity_findings import check_connections, target_needs
 from streamer.commands.check.target_facts import (
     BookkeepingFacts,
     Namespace,
     TargetFacts,
     TargetServer,
 )
-from streamer.mapping.names import RelationName
-from streamer.migrations import read_migrations
+from streamer.commands.check.target_findings import (
+    check_bookkeeping,
+    check_loops,
+    check_namespaces,
+    check_origins,
+    check_server,
+)
+from streamer.mapping.relation_names import RelationName
 from streamer.report.problems import Severity
+from streamer.util.migrations import read_migrations
 from tests.support.checking import ERROR, INFO, WARNING, matching
 from tests.unit.test_check_capacity import SERVER as SOURCE
 from tests.unit.test_check_capacity import SETTINGS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamer.compiled import choice
-from streamer.errors import SettingsError
+from streamer.errors.error_classes import SettingsError
 
 
 @pytest.fixture

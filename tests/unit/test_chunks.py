@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.commands.check import copies
-from streamer.mapping.chunks import ChunkedCopy, in_bytes
-from streamer.mapping.names import RelationName
+from streamer.commands.check import planned_copies
+from streamer.control.chunked_copy import ChunkedCopy, in_bytes
+from streamer.copy.copy_in_chunks import chunk_bytes
+from streamer.mapping.relation_names import RelationName
 from streamer.source.catalog import SourceRelation
-from streamer.source.chunk_columns import chunk_columns
-from streamer.sync.chunks import chunk_bytes
+from streamer.source.tables.chunk_columns import chunk_columns
 from tests.unit.build import relation_mapping, source_column, source_relation
 
 COLUMNS = (
@@ -91,7 +91,9 @@ def test_a_key_whose_neighbours_are_in_distant_pages_makes_no_chunks() -> None:
 
 
 def test_check_names_it_whatever_its_size_is() -> None:
-    planned = copies._planned(table("id"), relation_mapping(), 10 * GIB, (), is_distant=True)
+    planned = planned_copies._planned(
+        table("id"), relation_mapping(), 10 * GIB, (), is_distant=True
+    )
     assert (planned.in_one_piece, planned.is_distant) == (None, True)
 
 
@@ -128,7 +130,7 @@ def test_the_order_of_copies_names_large_tables_and_why_one_is_not_in_chunks() -
         {"source": "d", "in_chunks": False, "in_one_piece": None, "is_distant": True},
     ]
     planned = [{"label": "shop", "size_bytes": 1, "seconds": 1, "tables": tables}]
-    assert list(copies.copy_lines(planned, 4))[2:] == [
+    assert list(planned_copies.copy_lines(planned, 4))[2:] == [
         "     b: in chunks (sync.resumable_above)",
         "     c: not in chunks, because it has no key",
         "     d: compared page by page, because neighbours of its key are far apart",

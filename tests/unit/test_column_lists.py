@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping
-from streamer.source.column_lists import column_lists, sent_columns, unlisted
-from streamer.source.publication import (
+from streamer.source.replica_identity import RelationIdentity, TableIdentity
+from streamer.source.slot_and_publications.column_lists import column_lists, sent_columns, unlisted
+from streamer.source.slot_and_publications.publication import (
     Member,
     Publication,
     PublishedSchema,
@@ -15,7 +16,6 @@ from streamer.source.publication import (
     publication_changes,
     publication_faults,
 )
-from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from tests.unit.build import relation_mapping, source_mapping
 
 T = RelationName("public", "t")

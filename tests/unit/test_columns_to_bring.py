@@ -1,7 +1,7 @@
 """The columns whose values existing rows of the target lack."""
 
-from streamer.apply.planner import columns_of, columns_to_bring
-from streamer.mapping.definition import DefinedColumn
+from streamer.apply.write.planner import columns_of, columns_to_bring
+from streamer.schema.source_definition import DefinedColumn
 from tests.unit.build import apply_plan
 
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from streamer.apply.commit_pace import CommitPace, WindowFacts
+from streamer.apply.write.commit_pace import CommitPace, WindowFacts
 
 KILOBYTE = 1024
 

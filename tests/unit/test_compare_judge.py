@@ -1,6 +1,6 @@
 """The judgement about keys: pure cases."""
 
-from streamer.compare.judge import (
+from streamer.compare.judge_keys import (
     UNKNOWN_COMMIT,
     Judge,
     Row,
@@ -8,7 +8,7 @@ from streamer.compare.judge import (
     TargetReading,
     find_difference,
 )
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 
 
 def row(place: str, *values: str | None) -> Row:

@@ -5,8 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.compare.hashes import HashKind, choose_hash
-from streamer.compare.ranges import (
+from streamer.compare.compared_table import cut_pages
+from streamer.compare.cut_ranges import (
     BUCKET_ROWS,
     BUCKETS_MAX,
     PAGES_BYTES,
@@ -24,7 +24,7 @@ from streamer.compare.ranges import (
     split_range,
     whole_rate,
 )
-from streamer.compare.tables import cut_pages
+from streamer.compare.row_hashes import HashKind, choose_hash
 from streamer.postgres.key_ranges import KeyRange, join_ranges, range_sql
 
 

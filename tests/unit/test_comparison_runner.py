@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from streamer.compare.runner import always_needs_spark, needs_spark
-from streamer.config.sync import SyncSection
+from streamer.compare.process_or_spark import always_needs_spark, needs_spark
+from streamer.config.sync_section import SyncSection
 
 GB = 1 << 30
 

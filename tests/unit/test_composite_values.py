@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamer.mapping.composite_values import attribute_counts
-from streamer.mapping.objects import DefinedType
+from streamer.schema.composite_values import attribute_counts
+from streamer.schema.indexes_constraints_types import DefinedType
 
 INNER = DefinedType(1, "public", "inner", "c", attributes=((1, "a", "text"), (2, "b", "integer")))
 OUTER = DefinedType(2, "s", "Out", "c", attributes=((1, "i", "public.inner"), (2, "t", "text[]")))

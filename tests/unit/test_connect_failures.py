@@ -6,7 +6,11 @@ import asyncpg
 import psycopg
 import pytest
 
-from streamer.errors import SourceConnectionError, SourceRejectedError, TargetConnectionError
+from streamer.errors.error_classes import (
+    SourceConnectionError,
+    SourceRejectedError,
+    TargetConnectionError,
+)
 from streamer.postgres.connect_failures import PRIMARY_HINT, ROLE_HINT, STANDBY_HINT
 from streamer.postgres.conninfo import TLS_HINT, probe_command
 from streamer.source import connection as source_connection

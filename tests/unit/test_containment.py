@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streamer import containment
-from streamer.apply.planner import Planner
-from streamer.containment import contained, ending, enduring
-from streamer.errors import DefectError, TargetConnectionError
+from streamer.apply.write.planner import Planner
+from streamer.errors.error_classes import DefectError, TargetConnectionError
+from streamer.util import containment
+from streamer.util.containment import contained, ending, enduring
 from tests.unit.build import mapped_relation
 
 

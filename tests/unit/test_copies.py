@@ -1,6 +1,6 @@
 """How far a copy is, and how long it will take."""
 
-from streamer.progress.copies import CopyProgress, Ledger, RunningParts, estimate
+from streamer.bookkeeping.copies import CopyProgress, Ledger, RunningParts, estimate
 
 NOTHING = RunningParts(0, 0)
 

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from streamer.mapping.options import TableType
+from streamer.copy.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
+from streamer.copy.copy_snapshot import TableSeen
+from streamer.copy.parts.ctid_ranges import PART_BYTES, Heap
+from streamer.copy.plan_copies import DEFER_BYTES_MIN, is_large
+from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.sync.copy_query import PART_BYTES_MIN, CopyOrder, copy_source, part_bytes
-from streamer.sync.ctid_ranges import PART_BYTES, Heap
-from streamer.sync.plan_copies import DEFER_BYTES_MIN, is_large
-from streamer.sync.snapshot import TableSeen
-from streamer.target.catalog import TargetRelation
+from streamer.schema.target_relation import TargetRelation
 from tests.unit.build import (
     relation_mapping,
     source_column,

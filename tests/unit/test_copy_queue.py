@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from streamer.error_reports import ErrorReport
-from streamer.mapping.resync import Resync
-from streamer.progress.table_state import Need, State, TableState
-from streamer.sync import hand_over
-from streamer.sync.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
-from streamer.sync.hand_over import Finisher
+from streamer.control.resync_options import Resync
+from streamer.control.table_state import Need, State, TableState
+from streamer.copy import hand_over
+from streamer.copy.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
+from streamer.copy.hand_over import Finisher
+from streamer.errors.error_reports import ErrorReport
 from tests.unit.build import mapped_relation
 
 SOME_COLUMNS = Resync(columns=("v",))

@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from streamer.copy.source_turns import CopyTurn, CopyTurns
 from streamer.runtime.start_limit import Starts
-from streamer.sync.source_turns import CopyTurn, CopyTurns
 
 
 class Asking:

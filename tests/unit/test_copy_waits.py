@@ -2,11 +2,11 @@
 
 import pytest
 
-from streamer.apply.lane import MappedRelation
-from streamer.postgres.sessions import Blockers
-from streamer.sync.copy_waits import WaitFacts, find_reasons
-from streamer.sync.ctid_ranges import CopyPart, CopySource, Heap, cut
-from streamer.sync.prepare import CopyWay, TableCopy
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.copy.copy_waits import WaitFacts, find_reasons
+from streamer.copy.parts.ctid_ranges import CopyPart, CopySource, Heap, cut
+from streamer.copy.prepare_copy import CopyWay, TableCopy
+from streamer.postgres.blocking_sessions import Blockers
 from tests.unit.build import mapped_relation, source_relation, target_relation
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.apply.sql.copydata import CHUNK_ROWS, RowLayout, constant, encode_rows, escape_text
+from streamer.apply.rows.copydata import CHUNK_ROWS, RowLayout, constant, encode_rows, escape_text
 from streamer.decode.tuples import NULL, NULL_BINARY, MixedRow, Row, read_text_row
 from tests.property import encode
 from tests.support.implementations import implementation  # noqa: F401

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.cutover.plan import (
+from streamer.bookkeeping.cutovers import CutoverRecord
+from streamer.commands.cutover.cutover import CutoverState
+from streamer.commands.cutover.cutover_steps import (
     CutoverOptions,
     FinalComparison,
     Step,
@@ -13,9 +15,7 @@ from streamer.commands.cutover.plan import (
     describe,
     steps,
 )
-from streamer.commands.cutover.run import CutoverState
-from streamer.progress.cutovers import CutoverRecord
-from streamer.remedies import Remedy, at_target
+from streamer.errors.remedies import Remedy, at_target
 from streamer.source.stop_writes import ProgramSession, WriteFacts, allow_sql
 
 BACK = CutoverOptions(reverse=Path("/back.yaml"))

@@ -4,16 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.apply.sql.joining_source import part_of_target
-from streamer.apply.sql.type_changes import TypeTranslator
-from streamer.definitions.difference import table_difference
-from streamer.definitions.difference import type_difference as compared
-from streamer.definitions.model import TableDefinition
-from streamer.definitions.planned import TargetPlace
-from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.objects import (
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.relation_names import RelationName, RelationPattern
+from streamer.mapping.rule_options import Create
+from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.schema.indexes_constraints_types import (
     ConstraintDefinition,
     DefinedObject,
     DefinedType,
@@ -22,9 +17,14 @@ from streamer.mapping.objects import (
     object_difference,
     type_difference,
 )
-from streamer.mapping.options import Create
-from streamer.mapping.rules import RelationMapping, TableRule
-from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.schema.planned_definition import TargetPlace
+from streamer.schema.source_definition import DefinedColumn, SourceDefinition, all_differences
+from streamer.schema.table_definition import TableDefinition
+from streamer.schema.table_difference import table_difference
+from streamer.schema.table_difference import type_difference as compared
+from streamer.schema.target_relation import TargetColumn, TargetRelation
+from streamer.schema_changes.translate.joining_source import part_of_target
+from streamer.schema_changes.translate.type_translator import TypeTranslator
 
 INDEX = IndexDefinition(1, "by_name", "m")
 CHECK = ConstraintDefinition(2, "c", "positive", "m")

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.sql.definition_changes import DefinitionTranslator, Translation
-from streamer.apply.sql.generated import GeneratedFacts
-from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import (
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.expressions import parse_expression
+from streamer.mapping.relation_names import RelationName, RelationPattern
+from streamer.mapping.rule_options import Create, TableType
+from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.schema.source_definition import (
     DefinedColumn,
     DefinedSequence,
     SourceDefinition,
@@ -16,11 +18,12 @@ from streamer.mapping.definition import (
     difference,
     widens,
 )
-from streamer.mapping.expressions import parse_expression
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.options import Create, TableType
-from streamer.mapping.rules import RelationMapping, TableRule
-from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.schema.target_relation import TargetColumn, TargetRelation
+from streamer.schema_changes.translate.definition_translator import (
+    DefinitionTranslator,
+    Translation,
+)
+from streamer.schema_changes.translate.generated_columns import GeneratedFacts
 
 ID = DefinedColumn(1, "id", "integer", not_null=True)
 NAME = DefinedColumn(2, "name", "text")

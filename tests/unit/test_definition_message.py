@@ -6,13 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamer.mapping.definition import (
-    DefinedColumn,
-    DefinedSequence,
-    SourceDefinition,
-    all_differences,
-)
-from streamer.mapping.definition_message import (
+from streamer.mapping.rule_options import DdlKind
+from streamer.schema.definition_message import (
     DefinitionMessage,
     Dropped,
     Outcome,
@@ -23,9 +18,18 @@ from streamer.mapping.definition_message import (
     parts_of,
     with_dropped,
 )
-from streamer.mapping.objects import ConstraintDefinition, DefinedType, IndexDefinition
-from streamer.mapping.options import DdlKind
-from streamer.mapping.partitions import Partition
+from streamer.schema.indexes_constraints_types import (
+    ConstraintDefinition,
+    DefinedType,
+    IndexDefinition,
+)
+from streamer.schema.partitions import Partition
+from streamer.schema.source_definition import (
+    DefinedColumn,
+    DefinedSequence,
+    SourceDefinition,
+    all_differences,
+)
 
 TABLE = 100
 ID = DefinedColumn(1, "id", "integer", not_null=True)

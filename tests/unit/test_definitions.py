@@ -5,17 +5,21 @@ from typing import Any
 
 import pytest
 
-from streamer.definitions.model import TableDefinition
-from streamer.definitions.names import UnclearExpressionError, rename_columns
-from streamer.definitions.planned import Planned, TargetPlace
-from streamer.definitions.render import Renderer, other_name
-from streamer.mapping.definition import DefinedColumn
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.objects import ConstraintDefinition, IndexDefinition, IndexKey
-from streamer.mapping.options import Create, TableType
+from streamer.mapping.relation_names import RelationName, RelationPattern
+from streamer.mapping.rule_options import Create, TableType
 from streamer.mapping.rules import ColumnHash, RelationMapping, TableRule
 from streamer.postgres.secret import Secret
+from streamer.schema.columns_in_expressions import UnclearExpressionError, rename_columns
+from streamer.schema.indexes_constraints_types import (
+    ConstraintDefinition,
+    IndexDefinition,
+    IndexKey,
+)
+from streamer.schema.planned_definition import Planned, TargetPlace
+from streamer.schema.render_definitions import Renderer, other_name
+from streamer.schema.source_definition import DefinedColumn
+from streamer.schema.table_definition import TableDefinition
 
 NAMES = {"year": "Y", "at": "when", "name": "n", "a b": "c", "text": "t", "zone": "z"}
 

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 
-from streamer import failpoints
-from streamer.errors import StreamerError
-from streamer.failpoints import failpoint
+from streamer.errors.error_classes import StreamerError
+from streamer.util import failpoints
+from streamer.util.failpoints import failpoint
 
 
 def arm(monkeypatch: pytest.MonkeyPatch, text: str) -> None:

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from streamer.errors import SourceConnectionError
-from streamer.source.feedback import SILENT_SECONDS, FeedbackTimes
+from streamer.errors.error_classes import SourceConnectionError
+from streamer.source.stream.feedback import SILENT_SECONDS, FeedbackTimes
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Findings for people: SQL and commands stand one a line, ready to paste."""
 
-from streamer.admin.edit import plan_lines
+from streamer.admin.service.edit_draft import plan_lines
 from streamer.commands.check.findings import Place, at_source, error, in_words, run_here
 
 PLACE = Place("shop", "public.t")

@@ -2,15 +2,15 @@
 
 import pytest
 
-from streamer.indexes.foreign_keys import (
+from streamer.indexes.foreign_key_indexes import (
     PREFIX,
     ForeignKey,
     find_missing,
     index_name,
     serves,
 )
-from streamer.mapping.names import RelationName
-from streamer.mapping.objects import IndexDefinition
+from streamer.mapping.relation_names import RelationName
+from streamer.schema.indexes_constraints_types import IndexDefinition
 
 T = RelationName("public", "t")
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.apply.fold import Counts, Fold, NotFoldable, OrderedChange, read_changes
-from streamer.apply.plan import ApplyPlan
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.fold import Counts, Fold, NotFoldable, OrderedChange, read_changes
 from streamer.decode.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row, read_rows
-from streamer.errors import IdentityError, ProtocolError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import IdentityError, ProtocolError
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.options import MetadataKind, OnDelete, TableType
+from streamer.mapping.rule_options import MetadataKind, OnDelete, TableType
+from streamer.util.lsn import Lsn
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401

@@ -2,8 +2,8 @@
 
 from streamer.decode.former_labels import FormerLabels
 from streamer.decode.tuples import NULL, UNCHANGED, Row
-from streamer.mapping.former_label_columns import follow_labels
-from streamer.mapping.objects import DefinedType
+from streamer.schema.former_label_columns import follow_labels
+from streamer.schema.indexes_constraints_types import DefinedType
 
 
 def test_values_and_elements_of_arrays_get_the_present_names() -> None:

@@ -8,14 +8,14 @@ from unittest import mock
 
 import pytest
 
-from streamer.lsn import Lsn
+from streamer.control.progress_tracker import LanePending, ProgressTracker
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.tracker import LanePending, ProgressTracker
 from streamer.runtime import heartbeat as module
 from streamer.runtime.heartbeat import Heartbeat, ServerBeats
-from streamer.runtime.supervisor import Supervisor
-from streamer.runtime.target_watch import TargetHealth
+from streamer.runtime.session.supervisor import Supervisor
+from streamer.runtime.target_health import TargetHealth
+from streamer.util.lsn import Lsn
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://"), (), heartbeat_interval=5)
 

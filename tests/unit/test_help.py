@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from streamer.cli.main import app
-from streamer.cli.options import PANELS
+from streamer.cli.shared_options import PANELS
 from tests.support.invoking import invoke
 
 PROGRAM: Any = typer.main.get_command(app)

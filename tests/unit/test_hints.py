@@ -2,7 +2,7 @@
 
 import shlex
 
-from streamer.hints import command
+from streamer.errors.command_lines import command
 
 
 def test_every_name_is_one_word_of_the_shell() -> None:

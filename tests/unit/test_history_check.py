@@ -1,5 +1,5 @@
-from streamer.lsn import Lsn
 from streamer.source.history_check import KEPT_MAX, HistoryCheck, Landmark
+from streamer.util.lsn import Lsn
 
 
 def at(lsn: int, xid: int = 0) -> Landmark:

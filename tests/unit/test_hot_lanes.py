@@ -2,9 +2,9 @@
 
 from typing import Any, cast
 
-from streamer.apply.hot_lanes import HotLanes
-from streamer.apply.lane import Lane
-from streamer.apply.slow_lanes import ASIDE_SECONDS
+from streamer.apply.lanes.hot_lanes import HotLanes
+from streamer.apply.lanes.lane import Lane
+from streamer.apply.lanes.slow_lanes import ASIDE_SECONDS
 
 HOME, PLACES = cast("Any", object()), [cast("Any", object()), cast("Any", object())]
 LATER = ASIDE_SECONDS + 1

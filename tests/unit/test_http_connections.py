@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from streamer.observability import connections
-from streamer.observability.http import listen, serving
+from streamer.observability import http_connections
+from streamer.observability.http_server import listen, serving
 from tests.support.waiting import until
 
 HEAD = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n"
@@ -56,7 +56,7 @@ class Server:
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(http_connections, "LOOK_SECONDS", 0.02)
     listening = listen("127.0.0.1:0")
     async with serving(listening, make_app()):
         opened = Server(listening.getsockname()[1])
@@ -77,15 +77,15 @@ async def ends(client: Client) -> bool:
 @pytest.mark.parametrize(
     ("kind", "sent"),
     [
-        (connections.HEAD, b""),
-        (connections.HEAD, b"GET / HTTP/1.1\r\nHost:"),
-        (connections.BODY, b"POST /size HTTP/1.1\r\nHost: l\r\nContent-Length: 9\r\n\r\n123"),
+        (http_connections.HEAD, b""),
+        (http_connections.HEAD, b"GET / HTTP/1.1\r\nHost:"),
+        (http_connections.BODY, b"POST /size HTTP/1.1\r\nHost: l\r\nContent-Length: 9\r\n\r\n123"),
     ],
 )
 async def test_a_request_that_does_not_end_ends_its_connection(
     kind: int, sent: bytes, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(connections.SECONDS, kind, 0.1)
+    monkeypatch.setitem(http_connections.SECONDS, kind, 0.1)
     async with asyncio.timeout(30):
         assert await ends(await server.connect(sent))
 
@@ -93,15 +93,15 @@ async def test_a_request_that_does_not_end_ends_its_connection(
 async def test_an_answer_that_its_client_does_not_read_ends_its_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(connections.SECONDS, connections.STALL, 0.1)
+    monkeypatch.setitem(http_connections.SECONDS, http_connections.STALL, 0.1)
     ended = asyncio.Event()
-    end = connections.BoundedConnection.end
+    end = http_connections.BoundedConnection.end
 
-    def note(connection: connections.BoundedConnection) -> None:
+    def note(connection: http_connections.BoundedConnection) -> None:
         end(connection)
         ended.set()
 
-    monkeypatch.setattr(connections.BoundedConnection, "end", note)
+    monkeypatch.setattr(http_connections.BoundedConnection, "end", note)
     reader, _ = await server.connect(HEAD % b"large" + b"\r\n")
     async with asyncio.timeout(30):
         await ended.wait()
@@ -112,14 +112,14 @@ async def test_an_answer_that_its_client_does_not_read_ends_its_connection(
 async def test_a_crowd_keeps_few_descriptors_and_no_probe_from_its_answer(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 20)
+    monkeypatch.setattr(http_connections, "CONNECTIONS_MAX", 20)
     crowd = [await server.connect(b"GET /") for _ in range(60)]
     assert await server.answers()
     async with asyncio.timeout(30):
         for client in crowd[:40]:
             assert await ends(client)
     stalled = [await server.connect(HEAD % b"large" + b"\r\n") for _ in range(30)]
-    async with asyncio.timeout(connections.STALL_SECONDS / 2):
+    async with asyncio.timeout(http_connections.STALL_SECONDS / 2):
         await until(server.answers, "a probe is answered beside clients that read nothing")
     assert len(stalled) == 30
 
@@ -138,7 +138,7 @@ async def test_requests_that_do_not_wait_for_the_answer_end_with_the_first(serve
 async def test_the_share_of_descriptors_follows_the_limit(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = (4 * connections.DESCRIPTORS_SHARE, 1024)
+    limits = (4 * http_connections.DESCRIPTORS_SHARE, 1024)
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     crowd = [await server.connect() for _ in range(5)]
     async with asyncio.timeout(30):

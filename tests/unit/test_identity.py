@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from streamer.source.replica_identity import NONE, RelationIdentity, TableIdentity
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source import kept_connections
-from streamer.source.kept_connections import KeptConnections
+from streamer.source.server import kept_connections
+from streamer.source.server.kept_connections import KeptConnections
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://shop"), ())
 

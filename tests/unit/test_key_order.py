@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from streamer.apply.fold import Fold
-from streamer.apply.key_order import Removal, in_key_order, is_connected, removal_of
-from streamer.apply.lane_window import LaneWindow, RelationWindow
-from streamer.mapping.names import RelationName
+from streamer.apply.lanes.lane_window import LaneWindow, RelationWindow
+from streamer.apply.rows.fold import Fold
+from streamer.apply.write.foreign_key_order import Removal, in_key_order, is_connected, removal_of
+from streamer.mapping.relation_names import RelationName
 from streamer.target.foreign_key_groups import connect
 from tests.unit import build
 

@@ -8,22 +8,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.apply.binary import binary_obstacle, binary_types
-from streamer.apply.hashed_columns import check_input_types, hashed_message
-from streamer.apply.make_plan import make_plan
-from streamer.config.static import load
+from streamer.apply.rows.binary_transfer import binary_obstacle, binary_types
+from streamer.apply.rows.hashed_columns import check_input_types, hashed_message
+from streamer.apply.rows.make_plan import make_plan
+from streamer.config.static_mapping import load
+from streamer.copy.copy_query import CopyOrder, copy_source
+from streamer.copy.parts.ctid_ranges import Heap, cut
+from streamer.copy.parts.part_copier import CopyEnds
+from streamer.copy.resync_scope import unchanged_columns
 from streamer.decode.pgoutput import Column, Relation
-from streamer.errors import ConfigurationError, MappingError
-from streamer.mapping.fingerprint import fingerprint
-from streamer.mapping.names import RelationName
-from streamer.mapping.recomputed import recomputed
+from streamer.errors.error_classes import ConfigurationError, MappingError
+from streamer.errors.remedies import run
+from streamer.mapping.mapping_fingerprint import fingerprint
+from streamer.mapping.recomputed_columns import recomputed
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping, RelationMapping, resolve
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line, key_check
-from streamer.remedies import run
-from streamer.sync.copy_parts import CopyEnds
-from streamer.sync.copy_query import CopyOrder, copy_source
-from streamer.sync.ctid_ranges import Heap, cut
-from streamer.sync.resync_scope import unchanged_columns
 from tests.unit.build import relation, source_column, target_column, target_relation
 
 KEY = "0123456789abcdef0123456789abcdef"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from streamer.admin.keyring import Keyring, generate_key
-from streamer.errors import StoreError
+from streamer.admin.mapping.keyring import Keyring, generate_key
+from streamer.errors.error_classes import StoreError
 from streamer.postgres.secret import Secret
 
 

@@ -1,12 +1,12 @@
 """The lag of a source in seconds, with clocks that are right or an hour off."""
 
-from streamer.lsn import Lsn
+from streamer.control.progress_tracker import LanePending, ProgressTracker
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.tracker import LanePending, ProgressTracker
-from streamer.runtime.lag import SIGHTS_MAX, Lag
-from streamer.source.clock import SourceClock
-from streamer.source.standbys import judge_standby_wait
+from streamer.runtime.tables.lag import SIGHTS_MAX, Lag
+from streamer.source.server.source_clock import SourceClock
+from streamer.source.slot_and_publications.standbys import judge_standby_wait
+from streamer.util.lsn import Lsn
 
 HOUR = 3600.0
 POSTGRES_EPOCH = 946_684_800

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.lane import Lane
-from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.spool import LaneSpool, SpoolDirectory
+from streamer.apply.lanes.lane import Lane
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.spool import LaneSpool, SpoolDirectory
 from streamer.decode.transactions import Changes, Transaction
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 from tests.unit.build import mapped_relation, relation
 
 MEGABYTE = 1024 * 1024

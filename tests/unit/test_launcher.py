@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from streamer.backoff import Backoff
-from streamer.commands.check.spark import check_java
-from streamer.errors import SparkJobError
-from streamer.sync.spark import launcher as launcher_module
-from streamer.sync.spark.launcher import (
+from streamer.commands.check.spark_findings import check_java
+from streamer.copy.spark import launcher as launcher_module
+from streamer.copy.spark.launcher import (
     ARCHIVE_SECONDS,
     IDLE_SECONDS,
     STOP_SECONDS,
     SparkLauncher,
 )
+from streamer.errors.error_classes import SparkJobError
+from streamer.util.backoff import Backoff
 from tests.support.waiting import until
 
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from streamer.cli.terminal import show
-from streamer.commands import conflicts, ddl, execute, quarantine
-from streamer.commands.listing import Listing, ListingColumn, print_rows, table_lines
-from streamer.commands.tenants import listing as tenants
+from streamer.commands import conflict_log, ddl_decisions, execute_script, quarantined_rows
+from streamer.commands.tenants import tenant_list as tenants
+from streamer.commands.terminal_table import Listing, ListingColumn, print_rows, table_lines
 
 HOSTILE = "[/b] [red]x [link=http://x]"
 
@@ -75,7 +75,7 @@ def test_json_has_the_fields_of_rows(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_values_of_rows_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
     values: dict[str, str | None] = {"v": HOSTILE}
-    row = quarantine.QuarantinedRow(
+    row = quarantined_rows.QuarantinedRow(
         1,
         "shop",
         None,
@@ -92,11 +92,11 @@ def test_values_of_rows_are_no_markup(capsys: pytest.CaptureFixture[str]) -> Non
         "",
         None,
     )
-    show(quarantine.LISTING, [row], as_json=False)
-    conflict = conflicts.ConflictRecord(
+    show(quarantined_rows.LISTING, [row], as_json=False)
+    conflict = conflict_log.ConflictRecord(
         1, "shop", None, "t", "t", "k", "r", "insert", values, "0/1", "now", 1, None, "now"
     )
-    show(conflicts.LISTING, [conflict], as_json=False)
+    show(conflict_log.LISTING, [conflict], as_json=False)
     tenant = tenants.Tenant("shop", "a", "error", None, error=HOSTILE)
     show(tenants.LISTING, [tenant], as_json=False)
     out = capsys.readouterr().out
@@ -105,10 +105,10 @@ def test_values_of_rows_are_no_markup(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_every_listing_has_a_key_of_its_own() -> None:
     listings = (
-        conflicts.LISTING,
-        ddl.LISTING,
-        execute.LISTING,
-        quarantine.LISTING,
+        conflict_log.LISTING,
+        ddl_decisions.LISTING,
+        execute_script.LISTING,
+        quarantined_rows.LISTING,
         tenants.LISTING,
     )
     assert len({listing.name for listing in listings}) == len(listings)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from streamer.errors import MappingError, Retry
-from streamer.mapping.names import (
+from streamer.errors.error_classes import MappingError, Retry
+from streamer.mapping.relation_names import (
     RelationName,
     RelationPattern,
     parse_name,

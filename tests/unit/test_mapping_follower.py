@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from streamer.mapping.fingerprint import fingerprint
-from streamer.mapping.names import RelationPattern
+from streamer.bookkeeping.replicas import FleetRecord, ReplicaRecord, find_newest_mapping
+from streamer.mapping.mapping_fingerprint import fingerprint
+from streamer.mapping.relation_names import RelationPattern
 from streamer.mapping.rules import Mapping, MappingFault, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.progress.replicas import FleetRecord, ReplicaRecord, find_newest_mapping
 from streamer.runtime.replicas.mapping_follower import MOST_SECONDS, MappingFollower
 
 URL = "postgresql://streamer:{}@{}/shop"

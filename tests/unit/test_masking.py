@@ -4,9 +4,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from streamer.apply.sql.statements import SEVERAL_ROWS
-from streamer.observability.http import make_app
-from streamer.postgres import session
+from streamer.apply.sql.set_statements import SEVERAL_ROWS
+from streamer.observability.http_server import make_app
+from streamer.postgres import session_settings
 from streamer.postgres.row_values import hide_values, quoted_unless_known
 
 SECRET = 'b\u00e4r(1) "x")=(b\u00e4r); run: b\u00e4r "b\u00e4r" )'
@@ -130,5 +130,5 @@ async def test_readiness_keeps_the_hint_behind_a_value(message: str, value: str)
 
 
 def test_sessions_ask_for_messages_in_english_where_they_may() -> None:
-    assert session.PINNED["lc_messages"] == "C"
-    assert "lc_messages" in session.SUPERUSER
+    assert session_settings.PINNED["lc_messages"] == "C"
+    assert "lc_messages" in session_settings.SUPERUSER

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from streamer.apply.lane import MappedRelation
-from streamer.apply.lane_transaction import LaneBlock, LaneTransaction
-from streamer.apply.mass_delete_brake import Brake
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneBlock, LaneTransaction
+from streamer.apply.lanes.mass_delete_brake import Brake
 from streamer.decode.transactions import Changes, Transaction, TransactionBlock
-from streamer.lsn import Lsn
-from streamer.mapping.options import TableType
+from streamer.mapping.rule_options import TableType
+from streamer.util.lsn import Lsn
 from tests.unit.build import mapped_relation, relation
 
 RELATION = relation(["a"], ["a"])

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from streamer.bookkeeping.verifications import VerificationRecord
 from streamer.config.settings import METRICS_TABLES_MAX
 from streamer.observability.metrics import Metrics
-from streamer.progress.verifications import VerificationRecord
-from streamer.runtime.gauges import ScrapeFacts, SourceGauges, families
+from streamer.runtime.health.gauges import ScrapeFacts, SourceGauges, families
 
 
 async def test_a_scrape_reads_in_the_event_loop_and_renders_in_a_thread() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from streamer.admin import minute_exchange
-from streamer.admin.minute_series import COARSE_SECONDS, FINE_SECONDS, KEPT_SECONDS
-from streamer.admin.source_history import SourceHistory
-from streamer.errors import TargetConnectionError
-from streamer.progress.minutes import Minute
+from streamer.admin.live import minute_exchange
+from streamer.admin.live.minute_series import COARSE_SECONDS, FINE_SECONDS, KEPT_SECONDS
+from streamer.admin.live.source_history import SourceHistory
+from streamer.bookkeeping.minutes import Minute
+from streamer.errors.error_classes import TargetConnectionError
 
 START = 1_800_000_000
 """The beginning of a minute."""

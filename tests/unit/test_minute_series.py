@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamer.admin.minute_series import (
+from streamer.admin.live.minute_series import (
     COARSE_SECONDS,
     COARSE_SLOTS,
     DRAWN_POINTS,
@@ -17,8 +17,8 @@ from streamer.admin.minute_series import (
     spark,
     trends,
 )
-from streamer.admin.source_history import SourceHistory
-from streamer.progress.minutes import Minute, Values
+from streamer.admin.live.source_history import SourceHistory
+from streamer.bookkeeping.minutes import Minute, Values
 
 START = 1_800_000_000
 """The beginning of a minute."""

@@ -4,8 +4,9 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.source import attached_partitions, guarded_identities
 from streamer.source import catalog as source_catalog
+from streamer.source import guarded_identities
+from streamer.source.tables import attached_partitions
 from streamer.target import catalog as target_catalog
 
 NO_CONNECTION = cast("Any", object())

@@ -4,11 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.apply.lane import MappedRelation
-from streamer.errors import TargetSchemaError
-from streamer.progress.table_state import State, TableState
-from streamer.runtime import obstacles
-from streamer.runtime.obstacles import Obstacles
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.control.table_state import State, TableState
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.runtime.tables import table_obstacles
+from streamer.runtime.tables.table_obstacles import Obstacles
 from tests.unit.build import mapped_relation, source_mapping
 
 
@@ -26,7 +26,7 @@ async def test_the_obstacle_is_there_before_another_task_can_call_the_table_read
     async def store(*_: Any) -> None:
         assert mapped.obstacle is not None
 
-    monkeypatch.setattr(obstacles, "set_streaming_state", store)
+    monkeypatch.setattr(table_obstacles, "set_streaming_state", store)
     own = Obstacles(source_mapping(), cast("Any", None), cast("Any", relations))
     await own.stop(mapped, TargetSchemaError("it is unlogged"))
     assert mapped.state.shown is State.ERROR

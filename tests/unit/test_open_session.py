@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from streamer.errors import TargetConnectionError
-from streamer.runtime.session import open_session
+from streamer.errors.error_classes import TargetConnectionError
+from streamer.runtime.session.session import open_session
 
 
 async def test_a_session_that_cannot_be_opened_gives_up_its_lanes(
@@ -15,7 +15,7 @@ async def test_a_session_that_cannot_be_opened_gives_up_its_lanes(
 ) -> None:
     attempt: Any = mock.Mock()
     monkeypatch.setattr(
-        "streamer.runtime.session.read_source_record",
+        "streamer.runtime.session.session.read_source_record",
         mock.AsyncMock(side_effect=TargetConnectionError("away")),
     )
     tables: Any = mock.AsyncMock()
@@ -43,7 +43,7 @@ async def test_a_session_whose_opening_is_cancelled_closes_its_connection(
         "prefer_newest": mock.AsyncMock(),
         "connect": connect_and_be_cancelled,
     }.items():
-        monkeypatch.setattr(f"streamer.runtime.session.{name}", replacement)
+        monkeypatch.setattr(f"streamer.runtime.session.session.{name}", replacement)
     attempt: Any = mock.Mock()
     opening = asyncio.create_task(open_session(attempt, mock.AsyncMock()))
     await asyncio.wait([opening])

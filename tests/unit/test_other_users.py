@@ -13,14 +13,14 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.apply.spool import SpoolDirectory
-from streamer.compare import parquet
+from streamer.apply.lanes.spool import SpoolDirectory
+from streamer.compare import parquet_report
 from streamer.config.settings import SpoolSettings
-from streamer.errors import SpoolError
-from streamer.owned_directory import NotPrivateError, make_private, read_private
+from streamer.copy.spark import job
+from streamer.errors.error_classes import SpoolError
 from streamer.postgres.credentials import ConnectionUrl, job_url
 from streamer.postgres.password_source import PasswordSource, open_job_url
-from streamer.sync.spark import job
+from streamer.util.owned_directory import NotPrivateError, make_private, read_private
 
 NOBODY = 65534
 # Makes streamer's directory before streamer does, and replaces the first job that appears in it.
@@ -159,7 +159,7 @@ def test_a_driver_reads_the_job_of_a_report_in_parquet(
 
     monkeypatch.setattr(subprocess, "run", read_job)
     cluster = cast("Any", SimpleNamespace(master="spark://host:7077"))
-    parquet.write_parquet(cluster, tmp_path / "rows.parquet", {}, [])
+    parquet_report.write_parquet(cluster, tmp_path / "rows.parquet", {}, [])
 
     assert [fields["program"] for fields in jobs] == ["parquet"]
     assert list(tmp_path.iterdir()) == []

@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from streamer.owned_directory import OwnedDirectory
+from streamer.util.owned_directory import OwnedDirectory
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from streamer.owned_directory import OwnedDirectory
+from streamer.util.owned_directory import OwnedDirectory
 directory = OwnedDirectory(Path(sys.argv[1]), "streamer-x-")
 (directory.path / "job-1.json").write_text("secret")
 print(directory.path, flush=True)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.admin import models
-from streamer.admin.page import forms, text
-from streamer.admin.page.attention import attention
-from streamer.admin.page.frame import own_path
-from streamer.admin.page.manual import manual_page, to_html
-from streamer.admin.page.mapping import as_given, shown_url
-from streamer.admin.page.view import is_queued, rule_of, source_view, summary, with_own_state
-from streamer.error_reports import ErrorReport
-from streamer.errors import InvalidError
+from streamer.admin.live.problem_view import attention
+from streamer.admin.live.status_view import is_queued, rule_of, source_view, summary, with_own_state
+from streamer.admin.mapping import api_models
+from streamer.admin.page import number_text, settings_forms
+from streamer.admin.page.manual_page import manual_page, to_html
+from streamer.admin.page.mapping_page import as_given, shown_url
+from streamer.admin.page.page_frame import own_path
+from streamer.errors.error_classes import InvalidError
+from streamer.errors.error_reports import ErrorReport
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.url_passwords import with_password
 from streamer.report.problems import RUNBOOK_OF, ProblemKind
@@ -27,10 +27,10 @@ NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_
 
 @pytest.mark.parametrize("kind", ["database", "url", "table"])
 def test_a_form_has_every_setting_and_gives_the_defaults_back(kind: str) -> None:
-    fields = forms.fields_of(kind)
-    assert {field.name for field in fields} == set(models.default_settings(kind))
-    row = models.default_settings(kind)
-    assert forms.read(fields, as_given(fields, row)) == row
+    fields = settings_forms.fields_of(kind)
+    assert {field.name for field in fields} == set(api_models.default_settings(kind))
+    row = api_models.default_settings(kind)
+    assert settings_forms.read(fields, as_given(fields, row)) == row
     assert all(
         (field.label and field.kind != "yaml")
         or field.name in ("columns", "set", "on_ddl", "metadata")
@@ -46,8 +46,8 @@ def test_a_form_has_every_setting_and_gives_the_defaults_back(kind: str) -> None
 def test_what_a_table_says_survives_its_form(
     columns: dict[str, str], exclude: list[str], condition: str
 ) -> None:
-    fields = forms.fields_of("table")
-    row = models.default_settings("table") | {
+    fields = settings_forms.fields_of("table")
+    row = api_models.default_settings("table") | {
         "columns": columns,
         "exclude": exclude,
         "filter": condition,
@@ -55,30 +55,35 @@ def test_what_a_table_says_survives_its_form(
         "truncate_target": True,
     }
     sent = {name: value.replace("\n", "\r\n") for name, value in as_given(fields, row).items()}
-    assert forms.read(fields, sent) == row
+    assert settings_forms.read(fields, sent) == row
 
 
 @pytest.mark.parametrize("given", ["apply", "ignore", {"drop_column": "apply"}])
 def test_on_ddl_survives_its_form_as_a_word_and_by_kind(given: Any) -> None:
-    fields = forms.fields_of("database")
-    sent = as_given(fields, models.default_settings("database") | {"on_ddl": given})
+    fields = settings_forms.fields_of("database")
+    sent = as_given(fields, api_models.default_settings("database") | {"on_ddl": given})
     assert not isinstance(given, str) or sent["on_ddl"] == given
-    assert models.validate("database", {"name": "x", **forms.read(fields, sent)})["on_ddl"] == given
+    assert (
+        api_models.validate("database", {"name": "x", **settings_forms.read(fields, sent)})[
+            "on_ddl"
+        ]
+        == given
+    )
 
 
 def test_numbers_may_be_sizes_and_faults_name_their_field() -> None:
-    fields = forms.fields_of("database")
-    sent = as_given(fields, models.default_settings("database")) | {"max_retained_wal": "2GB"}
-    values = models.validate("database", {"name": "x", **forms.read(fields, sent)})
+    fields = settings_forms.fields_of("database")
+    sent = as_given(fields, api_models.default_settings("database")) | {"max_retained_wal": "2GB"}
+    values = api_models.validate("database", {"name": "x", **settings_forms.read(fields, sent)})
     assert values["max_retained_wal"] == 2 << 30
     for wrong in ("nan", "1e9", "a lot", "9" * 40):
         sent["max_retained_wal"] = wrong
         with pytest.raises(InvalidError, match="max_retained_wal") as error:
-            models.validate("database", {"name": "x", **forms.read(fields, sent)})
-        assert forms.faulty_field(error.value.message, sent) == "max_retained_wal"
-    table = forms.fields_of("table")
+            api_models.validate("database", {"name": "x", **settings_forms.read(fields, sent)})
+        assert settings_forms.faulty_field(error.value.message, sent) == "max_retained_wal"
+    table = settings_forms.fields_of("table")
     with pytest.raises(InvalidError, match="columns"):
-        forms.read(table, {"columns": "a: ["})
+        settings_forms.read(table, {"columns": "a: ["})
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
@@ -127,21 +132,21 @@ def test_only_our_own_pages_follow_a_login(path: str | None, wanted: str) -> Non
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [
-        (text.size(None), "\u2013"),
-        (text.size(0), "0\u00a0B"),
-        (text.size(1536), "1.5\u00a0kB"),
-        (text.size(999 * 1024**3), "999\u00a0GB"),
-        (text.size(5 * 1024**5), "5120\u00a0TB"),
-        (text.duration(0.04), "0.0\u00a0s"),
-        (text.duration(75), "75\u00a0s"),
-        (text.duration(3600), "60\u00a0min"),
-        (text.duration(7800), "2\u00a0h 10\u00a0min"),
-        (text.duration(90000 * 3), "3\u00a0d 3\u00a0h"),
-        (text.latency(0.0042), "4\u00a0ms"),
-        (text.latency(4.2), "4.2\u00a0s"),
-        (text.count(1234567), "1\u202f234\u202f567"),
-        (text.rate(0.5), "0.5/s"),
-        (text.plural(1, "row"), "1 row"),
+        (number_text.size(None), "\u2013"),
+        (number_text.size(0), "0\u00a0B"),
+        (number_text.size(1536), "1.5\u00a0kB"),
+        (number_text.size(999 * 1024**3), "999\u00a0GB"),
+        (number_text.size(5 * 1024**5), "5120\u00a0TB"),
+        (number_text.duration(0.04), "0.0\u00a0s"),
+        (number_text.duration(75), "75\u00a0s"),
+        (number_text.duration(3600), "60\u00a0min"),
+        (number_text.duration(7800), "2\u00a0h 10\u00a0min"),
+        (number_text.duration(90000 * 3), "3\u00a0d 3\u00a0h"),
+        (number_text.latency(0.0042), "4\u00a0ms"),
+        (number_text.latency(4.2), "4.2\u00a0s"),
+        (number_text.count(1234567), "1\u202f234\u202f567"),
+        (number_text.rate(0.5), "0.5/s"),
+        (number_text.plural(1, "row"), "1 row"),
     ],
 )
 def test_numbers_are_written_for_people(written: str, wanted: str) -> None:

@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.apply.sql.partitions import PartitionTranslator
-from streamer.definitions.table_objects import obstacle_to_partitions
-from streamer.errors import TargetSchemaError
-from streamer.mapping.names import RelationName
-from streamer.mapping.names import RelationPattern as Pattern
-from streamer.mapping.options import DdlKind, TableType
-from streamer.mapping.partitions import (
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.relation_names import RelationPattern as Pattern
+from streamer.mapping.rule_options import DdlKind, TableType
+from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.schema.partitions import (
     Partition,
     PartitionChange,
     PartitionKey,
     partition_difference,
 )
-from streamer.mapping.rules import RelationMapping, TableRule
-from streamer.target.catalog import TargetColumn, TargetRelation
+from streamer.schema.statistics_and_partitions import obstacle_to_partitions
+from streamer.schema.target_relation import TargetColumn, TargetRelation
+from streamer.schema_changes.translate.partition_translator import PartitionTranslator
 
 T, W = RelationName("public", "t"), RelationName("dw", "w")
 ROOT = Partition(1, 0, "public", "t", None, "LIST (region)")

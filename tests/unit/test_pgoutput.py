@@ -7,7 +7,7 @@ import pytest
 
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import from_datetime, parse, to_datetime
-from streamer.errors import ProtocolError, Retry
+from streamer.errors.error_classes import ProtocolError, Retry
 from tests.property import encode
 
 COLUMNS = [(1, "id", 23, -1), (0, "näme", 1043, 24)]

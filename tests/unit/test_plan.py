@@ -2,11 +2,11 @@
 
 import pytest
 
-from streamer.apply.make_plan import make_plan
-from streamer.apply.plan import ApplyPlan, Identity
-from streamer.errors import Retry, TargetSchemaError
-from streamer.mapping.options import OnColumnAdded, TableType
-from streamer.target.catalog import TargetColumn
+from streamer.apply.rows.apply_plan import ApplyPlan, Identity
+from streamer.apply.rows.make_plan import make_plan
+from streamer.errors.error_classes import Retry, TargetSchemaError
+from streamer.mapping.rule_options import OnColumnAdded, TableType
+from streamer.schema.target_relation import TargetColumn
 from tests.unit.build import (
     apply_plan,
     relation,

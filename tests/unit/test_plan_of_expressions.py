@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from streamer.admin.plan import columns_alone
-from streamer.lsn import Lsn
+from streamer.admin.mapping.plan_of_change import columns_alone
+from streamer.util.lsn import Lsn
 from tests.unit.test_recomputed_columns import COLUMNS, mapping, mark
 
 if TYPE_CHECKING:
-    from streamer.progress.relations import RelationRecord
+    from streamer.bookkeeping.relation_records import RelationRecord
     from streamer.source.catalog import SourceRelation
 
 

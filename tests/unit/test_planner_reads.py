@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from streamer.apply.lane import MappedRelation
-from streamer.apply.planner import Planner
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.write.planner import Planner
 from streamer.decode.pgoutput import next_number
-from streamer.mapping.names import RelationName
+from streamer.mapping.relation_names import RelationName
 from tests.unit.build import mapped_relation, relation
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.errors import Retry, SourceOldPrimaryError
+from streamer.errors.error_classes import Retry, SourceOldPrimaryError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source.primaries import Primary, choose, require_successor
+from streamer.source.server.primaries_after_failover import Primary, choose, require_successor
 from streamer.source.timeline_branches import Branch, KnownPlace
 from tests.unit.test_check_capacity import SERVER
 

@@ -9,18 +9,20 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.admin import fleet
-from streamer.admin.page.attention import attention
+from streamer.admin.live import fleet_overview
+from streamer.admin.live.problem_view import attention
+from streamer.bookkeeping.followed_sequences import SequenceRecord
+from streamer.bookkeeping.planned_definitions import DefinitionRecord
+from streamer.bookkeeping.verifications import VerificationRecord
 from streamer.commands import wait as wait_command
 from streamer.commands.check import findings
 from streamer.commands.check.findings import Place, from_problem
 from streamer.commands.doctor.diagnosis import merged
-from streamer.commands.problems import only_problems, summarize
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus
-from streamer.commands.status_view import render_lines
-from streamer.definitions.planned import ObjectKind
-from streamer.error_reports import ErrorReport, TableWait
-from streamer.errors import (
+from streamer.commands.status_output import render_lines
+from streamer.commands.status_problems import only_problems, summarize
+from streamer.copy.turn_waits import turn
+from streamer.errors.error_classes import (
     MassDeleteError,
     SourceConnectionError,
     SourceUnreadyError,
@@ -28,28 +30,26 @@ from streamer.errors import (
     TargetConnectionError,
     TargetSchemaError,
 )
-from streamer.lsn import Lsn
-from streamer.mapping.names import RelationName
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.errors.remedies import Command, Remedy, Sql, at_source, at_target, run
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping
 from streamer.postgres.conninfo import reach_hint
-from streamer.progress.planned_definitions import DefinitionRecord
-from streamer.progress.sequences import SequenceRecord
-from streamer.progress.verifications import VerificationRecord
-from streamer.remedies import Command, Remedy, Sql, at_source, at_target, run
-from streamer.report.facts import (
+from streamer.report.problem_facts import (
     LackingDefinition,
     ReportedBacklog,
     ReportedSequence,
     StoredFacts,
 )
 from streamer.report.problems import Problem, ProblemKind, Severity
-from streamer.runtime.gauges import count_problems
-from streamer.runtime.problem_log import ProblemLog
-from streamer.runtime.readiness import find_problems, reason_of
+from streamer.runtime.health.gauges import count_problems
+from streamer.runtime.health.problem_log import ProblemLog
+from streamer.runtime.health.readiness import find_problems, reason_of
 from streamer.runtime.services import Health
-from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.turn_waits import turn
+from streamer.runtime.target_health import TargetHealth
+from streamer.schema.planned_definition import ObjectKind
 from streamer.target.connection import TargetAddress
+from streamer.util.lsn import Lsn
 from tests.unit.build import source_mapping
 
 TABLE = "public.orders"
@@ -314,7 +314,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
             str(step) for step in fact.remedy
         ]
         assert items[0]["kind"] == ("bad" if fact.severity is Severity.ERROR else "warning")
-    (line,) = fleet.survey([row]).lines
+    (line,) = fleet_overview.survey([row]).lines
     assert line.row["problem_count"] == int(is_shown)
 
     # AND doctor,

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamer.config.settings import Settings
-from streamer.lsn import Lsn
-from streamer.observability.joined import join_metrics
-from streamer.owned_directory import OwnedDirectory
-from streamer.runtime.processes.child import (
+from streamer.observability.joined_metrics import join_metrics
+from streamer.runtime.child_processes.child_process import (
     RELOAD,
     SERVE,
     STOP,
@@ -17,17 +15,19 @@ from streamer.runtime.processes.child import (
     obey,
     process_directory,
 )
-from streamer.runtime.processes.journals import gather_journals
-from streamer.runtime.processes.restarts import (
+from streamer.runtime.child_processes.orphaned_journals import gather_journals
+from streamer.runtime.child_processes.restarts import (
     LASTING_SECONDS,
     SECONDS_MAX,
     VERDICTS_MAX,
     Restarts,
     choose_server,
 )
-from streamer.source.journal.files import Journal, directory_of, remove_journal
-from streamer.source.journal.records import JournalIdentity
+from streamer.source.journal.journal_files import Journal, directory_of, remove_journal
+from streamer.source.journal.journal_records import JournalIdentity
 from streamer.source.timeline_branches import Branch
+from streamer.util.lsn import Lsn
+from streamer.util.owned_directory import OwnedDirectory
 
 KILLED = -9
 

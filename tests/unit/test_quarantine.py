@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from streamer.apply.fold import OrderedChange, read_changes
-from streamer.apply.quarantine.blocked_keys import (
+from streamer.apply.lanes.blocked_keys import (
     BlockedKeys,
     KeyColumns,
     Quarantine,
@@ -13,17 +12,18 @@ from streamer.apply.quarantine.blocked_keys import (
     values_of_change,
     values_of_stored,
 )
-from streamer.apply.quarantine.stored_change import (
+from streamer.apply.rows.change_as_json import (
     Definition,
     from_json,
     payload,
     quarantined,
     to_json,
 )
+from streamer.apply.rows.fold import OrderedChange, read_changes
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, MixedRow, Row
-from streamer.lsn import Lsn
+from streamer.util.lsn import Lsn
 from tests.support.invoking import invoke
 from tests.unit.build import apply_plan
 

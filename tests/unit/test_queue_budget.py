@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from streamer.apply.queue_budget import Budget
+from streamer.apply.lanes.queue_budget import Budget
 
 
 class _Lane:

@@ -1,8 +1,8 @@
 """Which columns of existing rows another `set` makes wrong."""
 
 from streamer.mapping.expressions import parse_expression
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.recomputed import Recomputed, recomputed
+from streamer.mapping.recomputed_columns import Recomputed, recomputed
+from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, TableRule
 
 NAME = RelationName("public", "t")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from streamer.errors import SourceDivergedError, SourceRejectedError, StreamerError
-from streamer.mapping.names import RelationName, parse_name
-from streamer.mapping.options import OnTableDropped, TableType
+from streamer.errors.error_classes import SourceDivergedError, SourceRejectedError, StreamerError
+from streamer.mapping.relation_names import RelationName, parse_name
+from streamer.mapping.rule_options import OnTableDropped, TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.runtime.reconcile import (
+from streamer.runtime.guards.reconcile import (
     Case,
     Fate,
     LastPublished,
@@ -20,12 +20,12 @@ from streamer.runtime.reconcile import (
     conclude,
     reconcile,
 )
-from streamer.source.publication import (
+from streamer.source.replica_identity import RelationIdentity, TableIdentity
+from streamer.source.slot_and_publications.publication import (
     Member,
     Publication,
     publication_changes,
 )
-from streamer.source.replica_identity import RelationIdentity, TableIdentity
 from tests.unit.build import relation_mapping, source_mapping
 
 SOURCE = source_mapping()

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.mapping.names import RelationName, parse_name, parse_relation, parse_target
-from streamer.mapping.options import ON_DDL_DEFAULT, DdlKind, OnDdl
-from streamer.mapping.renames import (
+from streamer.mapping.relation_names import RelationName, parse_name, parse_relation, parse_target
+from streamer.mapping.rename_targets import (
     Following,
     Obstacle,
     Renamed,
@@ -18,10 +17,16 @@ from streamer.mapping.renames import (
     rename_all_sql,
     rename_sql,
 )
+from streamer.mapping.rule_options import ON_DDL_DEFAULT, DdlKind, OnDdl
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.runtime.reconcile import renamed
-from streamer.source.publication import Member, Publication, WantedMembers, publication_changes
+from streamer.runtime.guards.reconcile import renamed
+from streamer.source.slot_and_publications.publication import (
+    Member,
+    Publication,
+    WantedMembers,
+    publication_changes,
+)
 
 FORMER = RelationName("public", "a_1")
 

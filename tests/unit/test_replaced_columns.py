@@ -1,6 +1,6 @@
 """Which columns of the source are others than those from which a copy filled a table."""
 
-from streamer.sync.gap_reports import replaced_columns
+from streamer.copy.gap_reports import replaced_columns
 
 
 def test_a_column_that_the_target_does_not_get_is_no_other_one() -> None:

@@ -5,18 +5,23 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.sql.type_changes import TypeTranslation, TypeTranslator
-from streamer.errors import TargetSchemaError
-from streamer.mapping.definition import DefinedColumn, SourceDefinition, all_differences
-from streamer.mapping.definition_message import (
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.rule_options import DdlKind
+from streamer.schema.definition_message import (
     DefinitionMessage,
     Dropped,
     Own,
     definition_after,
     parts_of,
 )
-from streamer.mapping.objects import DefinedType, TypeChange, TypeUse, type_difference
-from streamer.mapping.options import DdlKind
+from streamer.schema.indexes_constraints_types import (
+    DefinedType,
+    TypeChange,
+    TypeUse,
+    type_difference,
+)
+from streamer.schema.source_definition import DefinedColumn, SourceDefinition, all_differences
+from streamer.schema_changes.translate.type_translator import TypeTranslation, TypeTranslator
 
 OLD = DefinedType(1, "public", "st", "e", labels=((11, "new"), (12, "done")))
 NEW = DefinedType(2, "public", "st", "e", labels=((21, "new"), (22, "finished")))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from streamer.bookkeeping.replicas import FleetRecord, ReplicaRecord
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.progress.replicas import FleetRecord, ReplicaRecord
 from streamer.runtime.replicas import replica as replica_module
 from streamer.runtime.replicas.replica import (
     FOLLOW_SECONDS,

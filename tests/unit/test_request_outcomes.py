@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.requests import SourceKey
-from streamer.error_reports import ErrorReport
-from streamer.lsn import Lsn
-from streamer.mapping.resync import Mode, Resync
-from streamer.progress.relations import RelationRecord
-from streamer.progress.table_state import State, TableState
-from streamer.progress.taken_requests import decided, find_gap, outcome
+from streamer.bookkeeping.relation_records import RelationRecord
+from streamer.bookkeeping.taken_requests import decided, find_gap, outcome
+from streamer.commands.table_requests import SourceKey
+from streamer.control.resync_options import Mode, Resync
+from streamer.control.table_state import State, TableState
+from streamer.errors.error_reports import ErrorReport
+from streamer.util.lsn import Lsn
 
 
 def record(**facts: Any) -> RelationRecord:

@@ -6,14 +6,14 @@ from unittest import mock
 
 import pytest
 
-from streamer.apply.lane import Hold, LaneOwner, MappedRelation
-from streamer.lsn import Lsn
-from streamer.mapping.resync import Resync
-from streamer.progress.table_state import State, TableState
-from streamer.progress.tracker import ProgressTracker
-from streamer.runtime.relations import Relations
-from streamer.runtime.requests import Requests
+from streamer.apply.lanes.lane import Hold, LaneOwner, MappedRelation
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.control.resync_options import Resync
+from streamer.control.table_state import State, TableState
 from streamer.runtime.services import Health
+from streamer.runtime.session.operator_requests import Requests
+from streamer.runtime.tables.relations import Relations
+from streamer.util.lsn import Lsn
 from tests.unit.build import mapped_relation
 
 

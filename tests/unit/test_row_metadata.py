@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from streamer.apply.fold import OrderedChange
-from streamer.apply.row_metadata import RowMetadata
+from streamer.apply.rows.fold import OrderedChange
+from streamer.apply.rows.row_metadata import RowMetadata
 from streamer.compiled import choice
-from streamer.config.static import load
+from streamer.config.static_mapping import load
 from streamer.decode.pgoutput import INSERT, UPDATE
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, is_partial, read_binary_row, read_text_row
-from streamer.errors import MappingError
-from streamer.lsn import Lsn
-from streamer.mapping.options import MetadataKind
+from streamer.errors.error_classes import MappingError
+from streamer.mapping.rule_options import MetadataKind
+from streamer.util.lsn import Lsn
 from tests.support.compiled import compiled, needs_compiled
 
 TRANSACTION = Transaction(7, Lsn(0x1_0000_0010), 123_456_789)

@@ -2,17 +2,17 @@
 
 import json
 
-from streamer.admin.api.errors import error_answer
-from streamer.admin.page.attention import attention
+from streamer.admin.api.error_answers import error_answer
+from streamer.admin.live.problem_view import attention
 from streamer.commands.check.findings import from_problem
 from streamer.commands.status import SourceStatus, TableStatus
-from streamer.error_reports import ErrorReport, classes_of_errors, runbook_address
-from streamer.errors import StreamerError, ThrottledError
-from streamer.report.facts import ReportedTarget
+from streamer.errors.error_classes import StreamerError, ThrottledError
+from streamer.errors.error_reports import ErrorReport, classes_of_errors, runbook_address
+from streamer.report.problem_facts import ReportedTarget
 from streamer.report.problems import of_source, of_target
-from streamer.runtime.readiness import reason_of, source_facts, target_facts
+from streamer.runtime.health.readiness import reason_of, source_facts, target_facts
 from streamer.runtime.services import Health
-from streamer.runtime.target_watch import TargetHealth, TargetState
+from streamer.runtime.target_health import TargetHealth, TargetState
 from tests.unit.build import source_mapping
 
 

@@ -1,8 +1,8 @@
 """Every screen shows a server that stops answering within 15 s, by constants and not by luck."""
 
-from streamer.admin import events, status_reader
-from streamer.runtime import target_watch
-from streamer.source import feedback
+from streamer.admin.live import events, status_reader
+from streamer.runtime import target_health
+from streamer.source.stream import feedback
 
 BOUND_SECONDS = 12.0
 """The rest of the 15 s is for the work itself, on a machine that has other work."""
@@ -10,7 +10,7 @@ PAGE_SECONDS = events.LOOK_SECONDS + status_reader.WAIT_SECONDS
 
 
 def test_a_target_that_stops_answering_is_shown_in_time() -> None:
-    known = target_watch.LOOK_SECONDS + target_watch.ANSWER_SECONDS
+    known = target_health.LOOK_SECONDS + target_health.ANSWER_SECONDS
     assert known + PAGE_SECONDS < BOUND_SECONDS
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.mapping.names import RelationName
-from streamer.mapping.options import TableType
-from streamer.mapping.sequences import MARGIN_STEPS, Range, SequencePlace, places, value_ahead
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.sequence_places import MARGIN_STEPS, Range, SequencePlace, places, value_ahead
 from tests.unit.build import relation_mapping
 
 MAX = 2**63 - 1

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from streamer.config import static
-from streamer.errors import MappingError, SettingsError, SourceConfigurationError
-from streamer.mapping.options import DdlKind, OnColumnAdded, OnDdl
+from streamer.config import static_mapping
+from streamer.errors.error_classes import MappingError, SettingsError, SourceConfigurationError
+from streamer.mapping.rule_options import DdlKind, OnColumnAdded, OnDdl
 from streamer.source.connection import conninfo
 
 CONFIG = """\
@@ -39,25 +39,25 @@ def write(path: Path, on_error: str = "stop", table: str = "stop", more: str = "
 def test_a_table_goes_by_its_own_on_error_or_by_that_of_all(
     tmp_path: Path, on_error: str, table: str, expected: str
 ) -> None:
-    _, mapping = static.load(write(tmp_path, on_error, table))
+    _, mapping = static_mapping.load(write(tmp_path, on_error, table))
 
     assert mapping.sources[0].rules[0].on_error == expected
 
 
 def test_another_word_is_refused_with_what_may_stand_there(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"line 2: on_error: .*'stop'"):
-        static.load(write(tmp_path, on_error="skip"))
+        static_mapping.load(write(tmp_path, on_error="skip"))
 
 
 def test_what_can_be_done_is_taken(tmp_path: Path) -> None:
-    _, mapping = static.load(write(tmp_path))
+    _, mapping = static_mapping.load(write(tmp_path))
 
     assert [rule.on_error for rule in mapping.sources[0].rules] == ["stop"]
 
 
 @pytest.mark.parametrize("word", list(OnDdl))
 def test_one_word_decides_about_all_changes_of_definitions(tmp_path: Path, word: OnDdl) -> None:
-    _, mapping = static.load(write(tmp_path, more=f"  on_ddl: {word}\n"))
+    _, mapping = static_mapping.load(write(tmp_path, more=f"  on_ddl: {word}\n"))
 
     assert dict(mapping.sources[0].on_ddl) == dict.fromkeys(DdlKind, word)
     is_ignored = mapping.sources[0].rules[0].on_column_added is OnColumnAdded.IGNORE
@@ -76,7 +76,7 @@ def test_a_fault_of_on_ddl_names_the_form_that_the_user_wrote(
     tmp_path: Path, on_ddl: str, problem: str
 ) -> None:
     with pytest.raises(SettingsError, match=problem):
-        static.load(write(tmp_path, more=f"  on_ddl: {on_ddl}\n"))
+        static_mapping.load(write(tmp_path, more=f"  on_ddl: {on_ddl}\n"))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_fault_of_on_ddl_names_the_form_that_the_user_wrote(
 def test_transport_is_chosen_by_streamer_unless_a_source_says_which(
     tmp_path: Path, more: str, transport: str
 ) -> None:
-    _, mapping = static.load(write(tmp_path, more=more))
+    _, mapping = static_mapping.load(write(tmp_path, more=more))
 
     assert mapping.sources[0].transport == transport
 
@@ -115,7 +115,7 @@ def test_a_missing_variable_is_the_fault_of_the_source_that_needs_it(
     monkeypatch.setenv("EU_PASSWORD", "hidden")
     file = tmp_path / "config.yaml"
     file.write_text(MISSING)
-    _, mapping = static.load(file)
+    _, mapping = static_mapping.load(file)
     sources = {source.label: source for source in mapping.sources}
     assert list(sources) == ["shop:eu", "shop:us", "billing", "ledger"]
     assert {label for label, each in sources.items() if each.fault} == {"shop:us", "billing"}
@@ -141,7 +141,7 @@ def test_a_variable_that_makes_no_url_is_the_fault_of_its_source(
     file.write_text(MISSING.replace("postgresql://a:${US_PASSWORD}@nowhere/shop", "${US_URL}"))
     monkeypatch.setenv("EU_PASSWORD", "hid@den")
     monkeypatch.setenv("US_URL", "")
-    _, mapping = static.load(file)
+    _, mapping = static_mapping.load(file)
     eu, us = mapping.sources[:2]
     assert eu.fault is not None
     assert us.fault is not None
@@ -165,14 +165,14 @@ def test_a_variable_that_all_sources_need_or_that_names_one_is_refused(
     file = tmp_path / "config.yaml"
     file.write_text(MISSING.replace(old, new))
     with pytest.raises(SettingsError, match=named):
-        static.load(file)
+        static_mapping.load(file)
 
 
 def test_a_file_of_which_no_source_can_be_used_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(MISSING[: MISSING.index("- database: billing")])
     with pytest.raises(SettingsError, match=r"line 5: .* EU_PASSWORD is not set"):
-        static.load(file)
+        static_mapping.load(file)
 
 
 @pytest.mark.parametrize("other", ["Shop", "shop_ins"])
@@ -180,4 +180,4 @@ def test_no_two_sources_share_a_slot_or_a_publication(tmp_path: Path, other: str
     """In one publication the tables of the other would get the operations of both."""
     more = f"- database: {other}\n  urls: [{{url: postgresql://nowhere/two}}]\n  tables: {{u: }}\n"
     with pytest.raises(MappingError, match="would share the name streamer_shop"):
-        static.load(write(tmp_path, more=more))
+        static_mapping.load(write(tmp_path, more=more))

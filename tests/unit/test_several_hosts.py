@@ -6,7 +6,7 @@ import asyncpg
 import psycopg
 import pytest
 
-from streamer.errors import (
+from streamer.errors.error_classes import (
     SettingsError,
     SourceConnectionError,
     SourceRejectedError,

@@ -6,7 +6,7 @@ import pytest
 
 from streamer.runtime.installation_id import Installation, installation_file
 from streamer.runtime.slot_owner import unproven
-from streamer.source.ownership import Found
+from streamer.source.slot_and_publications.ownership import Found
 from tests.unit.build import source_mapping
 
 TARGET = "postgresql://loader:secret@dw.example/dw"

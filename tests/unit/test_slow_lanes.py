@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.apply.slow_lanes import COOL_SECONDS, WINDOWS, Move, SlowLanes
+from streamer.apply.lanes.slow_lanes import COOL_SECONDS, WINDOWS, Move, SlowLanes
 
 
 @dataclass(eq=False)

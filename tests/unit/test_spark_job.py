@@ -8,15 +8,15 @@ from pathlib import Path
 import psycopg
 
 import streamer
-from streamer.postgres.conninfo import with_password_of
-from streamer.sync.spark.job import SHIPPED, write_shipped
-from streamer.sync.spark.security import (
+from streamer.copy.spark.job import SHIPPED, write_shipped
+from streamer.copy.spark.security import (
     choose_environment,
     find_defaults_file,
     find_weaknesses,
     is_local,
     parse_properties,
 )
+from streamer.postgres.conninfo import with_password_of
 
 
 def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
 import sys
 sys.path[1:1] = [{str(archive)!r}]
 sys.path.append({str(packages)!r})
-import streamer.compare.unit_reader, streamer.sync.copy_parts
+import streamer.compare.unit_reader, streamer.copy.parts.part_copier
 ours = sorted(name for name in sys.modules if name.split(".")[0] == "streamer")
 assert all({str(archive)!r} in sys.modules[name].__file__ for name in ours), ours
 others = {{"asyncpg", "structlog", "pydantic", "pyspark", "rich"}} & set(sys.modules)
@@ -89,12 +89,13 @@ def test_each_child_process_for_rows_gets_the_chosen_variables_only() -> None:
     package = Path(streamer.__file__).parent
     starts = ("run", "Popen", "create_subprocess_exec", "create_subprocess_shell")
     passed = {}
-    for path in sorted(set(package.rglob("*.py")) - {package / "sync/spark/jvm.py"}):
+    for path in sorted(set(package.rglob("*.py")) - {package / "copy/spark/jvm.py"}):
         folder = path.relative_to(package).parts[0]
         for call in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(call, ast.Call)
-                and folder in ("apply", "compare", "source", "sync", "target")
+                and folder
+                in ("apply", "compare", "copy", "drain", "schema_changes", "source", "target")
                 and ast.unparse(call.func).startswith(("subprocess.", "asyncio.create", "create_"))
                 and ast.unparse(call.func).rpartition(".")[2] in starts
             ):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from streamer.sync.spark.class_archive import (
+from streamer.copy.spark.class_archive import (
     archive_name,
     cache_directory,
     find_archive,
     use_options,
 )
-from streamer.sync.spark.start import choose_settings
+from streamer.copy.spark.start import choose_settings
 
 
 def test_a_local_driver_keeps_its_protection_and_the_user_has_the_rest() -> None:
@@ -22,7 +22,7 @@ def test_a_local_driver_keeps_its_protection_and_the_user_has_the_rest() -> None
     assert settings["spark.master"] == "local[3,4]"
     assert settings["spark.authenticate"] == "true"
     assert settings["spark.driver.memory"] == "2g"
-    assert settings["spark.python.daemon.module"] == "streamer.sync.spark.worker"
+    assert settings["spark.python.daemon.module"] == "streamer.copy.spark.spark_worker"
 
 
 def test_a_cluster_gets_no_module_that_its_workers_lack_and_no_master_of_ours() -> None:
@@ -68,7 +68,7 @@ def test_an_archive_serves_one_java_and_only_a_file_that_others_cannot_write(
 
 def test_workers_import_pyspark_from_where_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))  # importing the module changes it
-    from streamer.sync.spark.worker import without_archives
+    from streamer.copy.spark.spark_worker import without_archives
 
     home = Path(pyspark.__file__).parent
     archives = [f"{home}/python/lib/{name}" for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from streamer.apply.make_plan import make_plan
-from streamer.apply.plan import ApplyPlan
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.make_plan import make_plan
 from streamer.apply.sql.ordered_statements import Statements
-from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_MOVED, OP_UPDATED
+from streamer.apply.sql.set_statements import OP_DELETE, OP_INSERT, OP_MOVED, OP_UPDATED
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX, SplitStatements, statements_in_order
-from streamer.mapping.names import RelationName
-from streamer.mapping.options import TableType
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_identifier
 from tests.unit.build import (

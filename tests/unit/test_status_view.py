@@ -10,9 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from streamer.admin.page.view import queue_of
+from streamer.admin.live.status_view import queue_of
+from streamer.bookkeeping.replicas import Fleet, ReplicaRecord
+from streamer.bookkeeping.sources import SourceRecord
 from streamer.commands.check.findings import from_problem
-from streamer.commands.problems import only_problems
 from streamer.commands.status import (
     SourceStatus,
     StatusReport,
@@ -22,18 +23,17 @@ from streamer.commands.status import (
     _read_statuses,
     runs_at_another_target,
 )
-from streamer.commands.status_view import Pager, as_json_object, print_status, render_lines
-from streamer.errors import SourceConnectionError, SourceError, SourceRejectedError
-from streamer.mapping.options import OnMaxRetainedWal
+from streamer.commands.status_output import Pager, as_json_object, print_status, render_lines
+from streamer.commands.status_problems import only_problems
+from streamer.copy.turn_waits import STARTING_SPARK
+from streamer.errors.error_classes import SourceConnectionError, SourceError, SourceRejectedError
+from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.postgres.connect_failures import ROLE_HINT
 from streamer.postgres.conninfo import TLS_HINT
 from streamer.postgres.secret import Secret
-from streamer.progress.replicas import Fleet, ReplicaRecord
-from streamer.progress.sources import SourceRecord
 from streamer.report.problems import Severity
-from streamer.runtime.target_watch import TargetHealth
-from streamer.sync.turn_waits import STARTING_SPARK
+from streamer.runtime.target_health import TargetHealth
 from tests.unit.test_check_capacity import SLOT
 
 LONG = "warehouse." + "quarterly_" * 9 + "figures"

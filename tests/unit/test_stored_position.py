@@ -5,18 +5,18 @@ from unittest import mock
 
 import pytest
 
-from streamer.lsn import Lsn
-from streamer.progress.positions import AcknowledgedPosition
-from streamer.progress.tracker import ProgressTracker
-from streamer.runtime import stored_position as module
-from streamer.runtime.stored_position import (
+from streamer.bookkeeping.positions import AcknowledgedPosition
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.runtime.session import stored_position as module
+from streamer.runtime.session.stored_position import (
     ASKED_SECONDS,
     SMALL_BYTES,
     STORE_SECONDS,
     StoredPosition,
 )
 from streamer.source.history_check import HistoryCheck
-from streamer.target.claim import Claim
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import Lsn
 
 START = 1000
 

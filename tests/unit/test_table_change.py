@@ -2,21 +2,21 @@
 
 import pytest
 
-from streamer.apply.definition_stop import undecided
-from streamer.apply.keep_definition import added_columns, moved_columns, renamed_labels
-from streamer.apply.shared_changes import OtherSources, made_for_all
-from streamer.apply.translate_changes import needed_types, of_class
-from streamer.mapping.definition import (
+from streamer.mapping.relation_names import RelationName, RelationPattern
+from streamer.mapping.rule_options import DdlKind
+from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.schema.indexes_constraints_types import DefinedType, ObjectChange, TypeChange
+from streamer.schema.source_definition import (
     AnyChange,
     ColumnChange,
     DefinedColumn,
     SourceDefinition,
     difference,
 )
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.objects import DefinedType, ObjectChange, TypeChange
-from streamer.mapping.options import DdlKind
-from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.schema_changes.changes_with_facts import needed_types, of_class
+from streamer.schema_changes.definition_stop import undecided
+from streamer.schema_changes.keep_definition import added_columns, moved_columns, renamed_labels
+from streamer.schema_changes.shared_changes import OtherSources, made_for_all
 
 T = RelationName("public", "t")
 ID = DefinedColumn(1, "id", "integer")

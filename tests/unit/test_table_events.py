@@ -6,15 +6,15 @@ from unittest import mock
 
 import pytest
 
-from streamer.apply.lane import Hold, MappedRelation
-from streamer.error_reports import ErrorReport
-from streamer.errors import SyncError, TargetConnectionError, TargetSchemaError
-from streamer.lsn import Lsn
-from streamer.mapping.resync import Resync
-from streamer.progress.table_state import State, TableState
-from streamer.runtime import table_events
+from streamer.apply.lanes.lane import Hold, MappedRelation
+from streamer.control.resync_options import Resync
+from streamer.control.table_state import State, TableState
+from streamer.errors.error_classes import SyncError, TargetConnectionError, TargetSchemaError
+from streamer.errors.error_reports import ErrorReport
 from streamer.runtime.services import Health
-from streamer.runtime.table_events import TableEvents
+from streamer.runtime.tables import table_events
+from streamer.runtime.tables.table_events import TableEvents
+from streamer.util.lsn import Lsn
 from tests.unit.build import mapped_relation, source_mapping
 
 

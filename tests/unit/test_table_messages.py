@@ -5,7 +5,7 @@ import pytest
 from streamer.decode import pgoutput
 from streamer.decode.pgoutput import DDL_PREFIX, LogicalMessage
 from streamer.decode.table_messages import TableMessages
-from streamer.errors import ProtocolError
+from streamer.errors.error_classes import ProtocolError
 
 RELID = (77).to_bytes(4, "big")
 OTHER = (78).to_bytes(4, "big")

@@ -7,12 +7,12 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from streamer.apply.lane import BLOCKING, Hold, holds
-from streamer.error_reports import ErrorReport
-from streamer.lsn import EVERYTHING, Lsn
-from streamer.mapping.chunks import ChunkedCopy
-from streamer.mapping.resync import Mode, Resync
-from streamer.progress.table_state import ALL_ROWS, TO_POINT, Need, State, TableState
+from streamer.apply.lanes.lane import BLOCKING, Hold, holds
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.control.resync_options import Mode, Resync
+from streamer.control.table_state import ALL_ROWS, TO_POINT, Need, State, TableState
+from streamer.errors.error_reports import ErrorReport
+from streamer.util.lsn import EVERYTHING, Lsn
 
 START, POINT, LATER = Lsn(8), Lsn(16), Lsn(24)
 ERROR: Final = ErrorReport("the target refuses a change", "target_schema")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamer.apply.sql.joining_source import widening_statements
-from streamer.mapping.options import TableType
-from streamer.sync.create_tables import NewTable
+from streamer.mapping.rule_options import TableType
+from streamer.schema_changes.create_tables import NewTable
+from streamer.schema_changes.translate.joining_source import widening_statements
 from tests.unit.build import (
     relation_mapping,
     source_column,

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from streamer.commands.tenants.change import urls_of
-from streamer.commands.tenants.drift import Drift, TenantTable, deviations, judge
-from streamer.commands.tenants.purge import CHUNK_BLOCKS, PurgedLeaf, steps
-from streamer.definitions.model import TableDefinition
-from streamer.mapping.definition import DefinedColumn
-from streamer.mapping.names import RelationName, RelationPattern
-from streamer.mapping.objects import ConstraintDefinition
+from streamer.commands.tenants.add_and_remove import urls_of
+from streamer.commands.tenants.purge_rows import CHUNK_BLOCKS, PurgedLeaf, steps
+from streamer.commands.tenants.tenant_drift import Drift, TenantTable, deviations, judge
+from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, SourceLabel, TableRule
+from streamer.schema.indexes_constraints_types import ConstraintDefinition
+from streamer.schema.source_definition import DefinedColumn
+from streamer.schema.table_definition import TableDefinition
 from tests.unit.build import target_relation
 
 T = RelationName("public", "t")

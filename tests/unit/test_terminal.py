@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from streamer.cli.terminal import fail, run_to_end
-from streamer.owned_directory import OwnedDirectory
+from streamer.util.owned_directory import OwnedDirectory
 
 
 def test_a_command_that_fails_while_it_runs_keeps_its_line_and_exit_code(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from streamer.apply.sql.copydata import RowLayout, encode_rows
+from streamer.apply.rows.copydata import RowLayout, encode_rows
 from streamer.decode import large_values
 from streamer.decode.text_conversion import TextConversion, UnconvertedText
 from streamer.decode.tuples import NULL, UNCHANGED, read_text_row
-from streamer.errors import ProtocolError, UntranslatableTextError
+from streamer.errors.error_classes import ProtocolError, UntranslatableTextError
 from tests.property import encode
 
 WIN1252 = TextConversion("WIN1252", {b"\x80": "\u20ac".encode(), b"\xe9": "\u00e9".encode()})

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from streamer.admin.threads import in_admin_thread
-from streamer.waiting import in_thread
+from streamer.admin.mapping.admin_threads import in_admin_thread
+from streamer.util.waiting import in_thread
 
 CROWD = 100
 

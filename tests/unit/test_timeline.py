@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamer.lsn import EVERYTHING, Lsn
 from streamer.source.timeline_branches import Branch, common_end
+from streamer.util.lsn import EVERYTHING, Lsn
 
 HISTORY = "1\t0/30001A0\tno recovery target specified\n\n2\t1/5000000\tbefore 2026-01-01\n"
 ONE, OTHER = "1\t0/3000000\tx\n", "1\t0/4000000\tx\n"

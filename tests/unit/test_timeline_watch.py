@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from streamer.errors import SourceConnectionError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import SourceConnectionError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.runtime import timeline_watch
-from streamer.runtime.timeline_watch import TimelineWatch
+from streamer.runtime.guards import timeline_watch
+from streamer.runtime.guards.timeline_watch import TimelineWatch
 from streamer.source.timeline_branches import Branch
-from streamer.target.claim import Claim
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import Lsn
 from tests.unit.test_check_capacity import SERVER
 
 FORK = Lsn.parse("0/5000098")

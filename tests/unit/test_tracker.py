@@ -2,9 +2,9 @@
 
 import pytest
 
-from streamer.lsn import Lsn
-from streamer.progress import tracker as module
-from streamer.progress.tracker import LanePending, ProgressTracker
+from streamer.control import progress_tracker as module
+from streamer.control.progress_tracker import LanePending, ProgressTracker
+from streamer.util.lsn import Lsn
 
 
 def make() -> tuple[ProgressTracker, LanePending, LanePending]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamer.apply.planner import traded_names
-from streamer.mapping.definition import DefinedColumn
+from streamer.apply.write.planner import traded_names
+from streamer.schema.source_definition import DefinedColumn
 
 KNOWN = {"id": 1, "v": -2, "w": 3}
 

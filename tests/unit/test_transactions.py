@@ -12,8 +12,8 @@ from streamer.decode.transactions import (
     TransactionBlock,
     TransactionPiece,
 )
-from streamer.errors import ProtocolError
-from streamer.lsn import Lsn
+from streamer.errors.error_classes import ProtocolError
+from streamer.util.lsn import Lsn
 from tests.property import encode
 from tests.support.implementations import implementation  # noqa: F401
 

@@ -1,7 +1,7 @@
 """The transport of each table, and the reason that status shows."""
 
-from streamer.mapping.names import RelationName
-from streamer.runtime.transport import TEXT, ChosenTransport
+from streamer.mapping.relation_names import RelationName
+from streamer.runtime.session.choose_transport import TEXT, ChosenTransport
 
 T, OTHER = RelationName("public", "t"), RelationName("public", "other")
 MOOD = 'column "v" of table "public.t" is of public.mood, which is not safe in binary'

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from streamer.config.urls_in_file import add_url, remove_url
+from streamer.config.edit_urls_in_file import add_url, remove_url
 
 BLOCK = """\
 # The warehouse.

@@ -4,8 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from streamer.progress.verifications import VerificationRecord
-from streamer.runtime.verification import LAG_SECONDS_MAX, RETRY_SECONDS, due_at, is_quiet
+from streamer.bookkeeping.verifications import VerificationRecord
+from streamer.runtime.process.standing_verification import (
+    LAG_SECONDS_MAX,
+    RETRY_SECONDS,
+    due_at,
+    is_quiet,
+)
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 ENDED = datetime(2026, 1, 2, tzinfo=UTC)

@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 
 from streamer.commands import wait as module
-from streamer.commands.scope import ALL
+from streamer.commands.command_scope import ALL
 
 
 async def test_a_long_wait_connects_to_the_server_that_the_url_leads_to_now(

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.error_reports import ErrorReport, TableWait
+from streamer.bookkeeping.sources import SourceRecord
+from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.mapping.rules import SourceLabel
-from streamer.progress.sources import SourceRecord
-from streamer.runtime import wait_log as waiting
+from streamer.runtime.health import wait_log as waiting
+from streamer.runtime.health.wait_log import LongWaits, Wait, find_waits
 from streamer.runtime.services import Health
-from streamer.runtime.target_watch import TargetHealth
-from streamer.runtime.wait_log import LongWaits, Wait, find_waits
+from streamer.runtime.target_health import TargetHealth
 
 if TYPE_CHECKING:
-    from streamer.progress.bookkeeping import Bookkeeping
+    from streamer.bookkeeping.bookkeeping import Bookkeeping
 
 EU = SourceLabel("shop", "eu")
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from streamer.apply.lane import Lane, LaneOwner, until_idle
-from streamer.lsn import Lsn
-from streamer.runtime.relations import until_applied
-from streamer.waiting import wait_for_event
+from streamer.apply.lanes.lane import Lane, LaneOwner, until_idle
+from streamer.runtime.tables.relations import until_applied
+from streamer.util.lsn import Lsn
+from streamer.util.waiting import wait_for_event
 
 
 async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from streamer.errors import TargetConnectionError
-from streamer.target import liveness as watch
-from streamer.target.liveness import Activity, Unreachable, Watch
+from streamer.errors.error_classes import TargetConnectionError
+from streamer.target import silent_server as watch
+from streamer.target.silent_server import Activity, Unreachable, Watch
 
 AT_WORK = Activity(is_waiting_for_us=False, since="active 1")
 IDLE = Activity(is_waiting_for_us=True, since="idle 1")

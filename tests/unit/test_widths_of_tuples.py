@@ -2,12 +2,12 @@
 
 import pytest
 
-from streamer.apply.copied_range import CopiedRange
-from streamer.apply.fold import Fold, read_changes
-from streamer.apply.history_chains import Versions
-from streamer.errors import ProtocolError
-from streamer.mapping.chunks import ChunkedCopy
-from streamer.mapping.options import TableType
+from streamer.apply.lanes.copied_range import CopiedRange
+from streamer.apply.rows.fold import Fold, read_changes
+from streamer.apply.rows.history_chains import Versions
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.errors.error_classes import ProtocolError
+from streamer.mapping.rule_options import TableType
 from tests.property import encode
 from tests.support.implementations import implementation
 from tests.unit.build import apply_plan

@@ -5,18 +5,18 @@ from typing import Any, cast
 
 import pytest
 
-from streamer.apply import worker as module
-from streamer.apply.commit_pace import CommitPace
-from streamer.apply.lane import Lane
-from streamer.apply.lane_transaction import LaneTransaction
-from streamer.apply.lane_window import LaneWindow
-from streamer.apply.plan import ApplyPlan
-from streamer.apply.queue_budget import Budget
-from streamer.apply.worker import Window, Worker
+from streamer.apply.lanes.lane import Lane
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.lanes.queue_budget import Budget
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.write import worker as module
+from streamer.apply.write.commit_pace import CommitPace
+from streamer.apply.write.worker import Window, Worker
 from streamer.decode.transactions import Changes, Transaction
-from streamer.lsn import Lsn
-from streamer.mapping.options import TableType
+from streamer.mapping.rule_options import TableType
 from streamer.observability.metrics import Metrics
+from streamer.util.lsn import Lsn
 from tests.property import encode
 from tests.unit import build
 

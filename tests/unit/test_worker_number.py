@@ -1,6 +1,6 @@
 """The worker of a lane is the same in every process and on every machine."""
 
-from streamer.runtime.relations import worker_number
+from streamer.runtime.tables.relations import worker_number
 
 
 def test_numbers_do_not_change_between_releases() -> None:

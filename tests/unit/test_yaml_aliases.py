@@ -7,7 +7,7 @@ import pytest
 
 from streamer.config import yaml_file
 from streamer.config.yaml_file import parse_document
-from streamer.errors import SettingsError
+from streamer.errors.error_classes import SettingsError
 
 PATH = Path("config.yaml")
 NESTED = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -1,11 +1,12 @@
-"""The routes of ``/api``, and the gate before these routes.
+"""The routes of ``/api``, and the gate before all of them.
 
-gate.py       credentials, size of a request, headers for browsers
-errors.py     the status of an error, and the shape of its answer
-mapping.py    databases, urls, tables, settings, audit
-draft.py      draft, plan, apply, export, import
-servers.py    status, discovery, acts, quarantine, events
-tenants.py    list, add, remove, purge, drift
-sessions.py   login, logout, cookies
-router.py     all routes in one application
+gate.py            credentials, size of a request, headers for browsers
+error_answers.py   the status of an error, and the shape of its answer
+mapping_routes.py  databases, urls, tables, settings, audit
+draft_routes.py    draft, plan, apply, export, import
+server_routes.py   status, discovery, acts, quarantine, events
+fleet_routes.py    many sources: list, history, acts
+tenant_routes.py   list, add, remove, purge, drift
+login_routes.py    login, logout, cookies
+router.py          all routes in one application
 """

@@ -9,7 +9,8 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamer.admin.access import (
+from streamer.admin.api.error_answers import error_answer
+from streamer.admin.service.access import (
     SAFE_METHODS,
     Access,
     UserIdentity,
@@ -18,9 +19,8 @@ from streamer.admin.access import (
     check_origin,
     needed_role,
 )
-from streamer.admin.api.errors import error_answer
-from streamer.admin.service import AdminService
-from streamer.errors import StreamerError
+from streamer.admin.service.admin_service import AdminService
+from streamer.errors.error_classes import StreamerError
 
 BODY_BYTES_MAX: Final = 8_000_000
 BODY_BYTES_MAX_WITHOUT_LOGIN: Final = 16_000

@@ -7,23 +7,23 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 
 from streamer import __version__
-from streamer.admin import models
-from streamer.admin.access import COOKIE, Access
-from streamer.admin.api.draft import add_draft
-from streamer.admin.api.errors import install_errors
-from streamer.admin.api.fleet import add_fleet
+from streamer.admin.api.draft_routes import add_draft
+from streamer.admin.api.error_answers import install_errors
+from streamer.admin.api.fleet_routes import add_fleet
 from streamer.admin.api.gate import PREFIX, Gate
-from streamer.admin.api.mapping import add_mapping
-from streamer.admin.api.servers import add_servers
-from streamer.admin.api.sessions import add_sessions
-from streamer.admin.api.tenants import add_tenants
-from streamer.admin.events import Events
-from streamer.admin.service import AdminService
-from streamer.admin.status_reader import StatusReader
-from streamer.observability.http import add_routes
+from streamer.admin.api.login_routes import add_sessions
+from streamer.admin.api.mapping_routes import add_mapping
+from streamer.admin.api.server_routes import add_servers
+from streamer.admin.api.tenant_routes import add_tenants
+from streamer.admin.live.events import Events
+from streamer.admin.live.status_reader import StatusReader
+from streamer.admin.mapping import api_models
+from streamer.admin.service.access import COOKIE, Access
+from streamer.admin.service.admin_service import AdminService
+from streamer.observability.http_server import add_routes
 
 _SCHEMAS: Final = "#/components/schemas/{model}"
-_ERROR_SCHEMA: Final = {"$ref": _SCHEMAS.format(model=models.ErrorAnswer.__name__)}
+_ERROR_SCHEMA: Final = {"$ref": _SCHEMAS.format(model=api_models.ErrorAnswer.__name__)}
 
 # With a model, FastAPI would build a validator of each status for each route: half of the start.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -62,8 +62,8 @@ def openapi(app: FastAPI) -> dict[str, Any]:
         routes=app.routes,
     )
     components = schema.setdefault("components", {})
-    error = models.ErrorAnswer.model_json_schema(mode="serialization", ref_template=_SCHEMAS)
-    components["schemas"] |= error.pop("$defs") | {models.ErrorAnswer.__name__: error}
+    error = api_models.ErrorAnswer.model_json_schema(mode="serialization", ref_template=_SCHEMAS)
+    components["schemas"] |= error.pop("$defs") | {api_models.ErrorAnswer.__name__: error}
     components["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer"},
         "session": {"type": "apiKey", "in": "cookie", "name": COOKIE},

@@ -1,1 +1,1 @@
-"""Changes that the target refused: keys, rows in quarantine, operators' requests."""
+"""Changes that the target refused: written to quarantine, retried or dropped."""

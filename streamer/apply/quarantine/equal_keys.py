@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from streamer.apply.quarantine.blocked_keys import KeyColumns, Keys, KeyValues, digest
-from streamer.apply.target_transaction import TargetTransaction
+from streamer.apply.lanes.blocked_keys import KeyColumns, Keys, KeyValues, digest
+from streamer.apply.write.target_transaction import TargetTransaction
 
 NAMED_MAX: Final = 1000
 """Values that one statement names."""

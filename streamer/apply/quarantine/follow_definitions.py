@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamer.mapping.definition import ColumnChange, columns_after
-from streamer.progress.quarantined_changes import (
+from streamer.bookkeeping.quarantined_changes import (
     QuarantinedChange,
     follow_quarantined,
     read_quarantine_page,
 )
+from streamer.schema.source_definition import ColumnChange, columns_after
 from streamer.target.connection import TargetConnection
 
 

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from streamer.apply.lane import MappedRelation
-from streamer.apply.quarantine.stored_change import from_json
-from streamer.apply.sql.partitions import PartitionRows
-from streamer.errors import Retry, StreamerError, TargetSchemaError
-from streamer.lsn import Lsn
-from streamer.mapping.options import TableType
-from streamer.postgres.quoting import quote_identifier
-from streamer.progress.quarantined_changes import (
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.rows.change_as_json import from_json
+from streamer.bookkeeping.quarantined_changes import (
     QuarantinedChange,
     count_quarantined,
     end_quarantined,
@@ -26,9 +21,15 @@ from streamer.progress.quarantined_changes import (
     read_quarantine_page,
     remove_quarantined,
 )
-from streamer.remedies import Remedy, run
-from streamer.target.catalog import TargetRelation, read_collations
+from streamer.errors.error_classes import Retry, StreamerError, TargetSchemaError
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.rule_options import TableType
+from streamer.postgres.quoting import quote_identifier
+from streamer.schema.partitions import PartitionRows
+from streamer.schema.target_relation import TargetRelation
+from streamer.target.catalog import read_collations
 from streamer.target.connection import TargetConnection, transaction
+from streamer.util.lsn import Lsn
 
 LEFT: Final = "its partition left the table while changes of this row were in quarantine"
 NO_XID: Final = 0

@@ -1,1 +1,1 @@
-"""The SQL of the apply, as text. Pure."""
+"""SQL that applies rows, as text. Pure."""

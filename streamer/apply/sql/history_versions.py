@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from streamer.apply.history_chains import BEGIN_TIME, OPEN_TIME, Chain, comes_again, new_versions
-from streamer.apply.plan import ApplyPlan
-from streamer.apply.sql.copydata import (
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.copydata import (
     CHUNK_ROWS,
     RowLayout,
     commit_time_value,
@@ -19,13 +18,25 @@ from streamer.apply.sql.copydata import (
     encode_led_rows,
     escape_if_needed,
 )
+from streamer.apply.rows.history_chains import (
+    BEGIN_TIME,
+    OPEN_TIME,
+    Chain,
+    comes_again,
+    new_versions,
+)
 from streamer.apply.sql.ordered_statements import Statements
-from streamer.apply.sql.statements import OP_DELETE, OP_INSERT, OP_UPDATE
+from streamer.apply.sql.set_statements import OP_DELETE, OP_INSERT, OP_UPDATE
 from streamer.compiled import choice
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
 from streamer.decode.tuples import PendingRow
+from streamer.mapping.sid_and_history_columns import (
+    HISTORY_BEGIN,
+    HISTORY_COLUMNS,
+    HISTORY_ID,
+    HISTORY_OPEN,
+)
 from streamer.postgres.quoting import quote_literal
-from streamer.target.conventions import HISTORY_BEGIN, HISTORY_COLUMNS, HISTORY_ID, HISTORY_OPEN
 
 Chains = list[tuple[Any, Chain]]
 """Keys and their chains; a chain's place is its number."""

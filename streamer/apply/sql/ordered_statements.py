@@ -1,6 +1,6 @@
 """SQL text of a block that applies staged changes one by one, in exact order.
 
-`streamer.apply.sql.statements` describes the staged rows. Pure.
+`streamer.apply.sql.set_statements` describes the staged rows. Pure.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final
 
-from streamer.apply.plan import Identity, PlanColumn
-from streamer.apply.sql.statements import (
+from streamer.apply.rows.apply_plan import Identity, PlanColumn
+from streamer.apply.sql.set_statements import (
     CONFLICT_STATE,
     NOTED,
     OP_DELETE,
@@ -20,10 +20,10 @@ from streamer.apply.sql.statements import (
     SEVERAL_ROWS,
     SetStatements,
 )
-from streamer.mapping.options import TableType
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.sid_and_history_columns import HISTORY_BEGIN, HISTORY_OPEN
 from streamer.postgres.quoting import do_block, quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
-from streamer.target.conventions import HISTORY_BEGIN, HISTORY_OPEN
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ an index goes, its key may find several rows. A new trigger would see some chang
 from dataclasses import dataclass
 from functools import cached_property
 
-from streamer.apply.plan import ApplyPlan
-from streamer.mapping.options import TableType
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, HISTORY_ID
 from streamer.postgres.quoting import do_block, quote_literal
-from streamer.target.catalog import TargetColumn
-from streamer.target.conventions import HISTORY_COLUMNS, HISTORY_ID
+from streamer.schema.target_relation import TargetColumn
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from streamer.apply.plan import ApplyPlan
-from streamer.apply.sql.expressions import ComputedStatements, statements_for
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.sql.computed_statements import ComputedStatements, statements_for
 from streamer.apply.sql.history_versions import VersionStatements
 from streamer.apply.sql.ordered_statements import Statements
 from streamer.decode.tuples import Row

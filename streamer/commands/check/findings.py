@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-from streamer.error_reports import runbook_address
-from streamer.errors import (
+from streamer.errors.error_classes import (
     SourceConnectionError,
     SourceUnreadyError,
     SparkJobError,
@@ -15,15 +14,16 @@ from streamer.errors import (
     TargetSchemaError,
     UnpublishedError,
 )
-from streamer.mapping.names import RelationName
+from streamer.errors.error_reports import runbook_address
+from streamer.errors.remedies import Remedy, Sql
+from streamer.mapping.relation_names import RelationName
 from streamer.observability.logs import redact
 from streamer.postgres.quoting import quote_qualified, without_line_breaks
 from streamer.postgres.secret import Secret
-from streamer.remedies import Remedy, Sql
 from streamer.report.problems import Problem, Severity
 
 if TYPE_CHECKING:
-    from streamer.commands.check.copies import PlannedCopies
+    from streamer.commands.check.planned_copies import PlannedCopies
 
 
 @dataclass(frozen=True, slots=True)

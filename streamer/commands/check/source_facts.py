@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamer.commands.check.findings import Finding
-from streamer.commands.check.rules import SeenTable, resolve_rules
-from streamer.definitions.model import TableDefinition
-from streamer.definitions.read import read_at_source
-from streamer.errors import MappingError, SourceConnectionError, StreamerError
+from streamer.commands.check.rule_findings import SeenTable, resolve_rules
+from streamer.errors.error_classes import MappingError, SourceConnectionError, StreamerError
 from streamer.mapping.expressions import ExpressionFacts
-from streamer.mapping.names import RelationName
-from streamer.mapping.objects import DefinedType
-from streamer.mapping.options import DdlCapture
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlCapture
 from streamer.mapping.rules import RelationMapping, SourceMapping
-from streamer.mapping.sequences import SequencePlace, places
+from streamer.mapping.sequence_places import SequencePlace, places
 from streamer.postgres.describing import NOT_NULL, USER_OIDS_BEGIN
 from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.source.bytewise_columns import read_bytewise
+from streamer.schema.indexes_constraints_types import DefinedType
+from streamer.schema.table_definition import TableDefinition
+from streamer.schema_changes.read_definitions import read_at_source
+from streamer.source.capture.ddl_capture import Capture, read_capture
 from streamer.source.catalog import (
     SourceRelation,
     SourceServer,
@@ -29,19 +29,23 @@ from streamer.source.catalog import (
     read_server_plainly,
 )
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
-from streamer.source.ddl_capture import Capture, read_capture
-from streamer.source.distant_keys import find_distant
-from streamer.source.expressions import describe_expressions
-from streamer.source.ownership import Found, read_found
-from streamer.source.primaries import Primary, prefer_newest
-from streamer.source.publication import Publication, read_publications
 from streamer.source.replica_identity import key_identity
-from streamer.source.sequences import SourceSequence, read_sequences
-from streamer.source.slot import Slot, read_slot
-from streamer.source.standbys import StandbyLook, look_at_standbys, read_replication_settings
-from streamer.source.synchronous import LISTED_SQL
+from streamer.source.server.primaries_after_failover import Primary, prefer_newest
+from streamer.source.slot_and_publications.ownership import Found, read_found
+from streamer.source.slot_and_publications.publication import Publication, read_publications
+from streamer.source.slot_and_publications.slot import Slot, read_slot
+from streamer.source.slot_and_publications.standbys import (
+    StandbyLook,
+    look_at_standbys,
+    read_replication_settings,
+)
+from streamer.source.synchronous_commit import LISTED_SQL
+from streamer.source.tables.bytewise_columns import read_bytewise
+from streamer.source.tables.distant_keys import find_distant
+from streamer.source.tables.expression_check import describe_expressions
+from streamer.source.tables.source_sequences import SourceSequence, read_sequences
+from streamer.source.tables.user_defined_types import read_types
 from streamer.source.timeline_branches import KnownPlace
-from streamer.source.user_defined_types import read_types
 from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_parameters
 
 READ_SECONDS: Final = 60.0

@@ -4,29 +4,35 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import (
+    is_installed,
+    read_installation,
+    read_version,
+    rehearse,
+)
+from streamer.bookkeeping.deferred_indexes import read_deferred_targets
+from streamer.bookkeeping.purges import read_removed
+from streamer.bookkeeping.relation_columns import read_known
+from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
-from streamer.errors import StreamerError, TargetContentionError, TargetSchemaError
-from streamer.mapping.names import RelationName, parse_name
-from streamer.mapping.options import Initial
-from streamer.mapping.renames import Obstacle, rename_error
+from streamer.control.table_state import Need
+from streamer.errors.error_classes import StreamerError, TargetContentionError, TargetSchemaError
+from streamer.mapping.relation_names import RelationName, parse_name
+from streamer.mapping.rename_targets import Obstacle, rename_error
+from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
-from streamer.migrations import read_migrations
-from streamer.postgres import origin
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.deferred_indexes import read_deferred_targets
-from streamer.progress.purges import read_removed
-from streamer.progress.relation_columns import read_known
-from streamer.progress.relations import RelationRecord, read_relation_records
-from streamer.progress.schema import is_installed, read_installation, read_version, rehearse
-from streamer.progress.sources import SourceRecord, read_source_records
-from streamer.progress.table_state import Need
-from streamer.runtime.renames import find_renamed, judge_renames
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres import replication_origin
+from streamer.runtime.guards.follow_renames import find_renamed, judge_renames
+from streamer.schema.target_relation import TargetRelation
 from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
-from streamer.target.catalog import TargetRelation, holds_rows, read_relation
+from streamer.target.catalog import holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
-from streamer.target.conventions import SID
-from streamer.target.sequences import TargetSequence, find_sequences
+from streamer.target.target_sequences import TargetSequence, find_sequences
+from streamer.util.migrations import read_migrations
 
 VERSION_MIN: Final = 12_00_00
 OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
@@ -192,7 +198,7 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
     """Read the facts that do not depend on the mapping."""
     row = dict((await connection.fetch(_SERVER_SQL))[0])
     row["may_replace_role"] = await may_replace_role(connection)
-    row |= dict((await connection.fetch(origin.CAPACITY_SQL))[0])
+    row |= dict((await connection.fetch(replication_origin.CAPACITY_SQL))[0])
     facts = TargetFacts(TargetServer(**row), await _read_bookkeeping(connection))
     if facts.server.version >= VERSION_MIN and _would_make(facts):
         try:

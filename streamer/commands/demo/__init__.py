@@ -1,9 +1,10 @@
-"""``streamer demo``: two shops stream into a warehouse, all on this machine.
+"""``streamer demo``: two shops stream into one warehouse, all of it on this machine.
 
-show.py         the demo from beginning to end
-stage.py        its processes and directories, and their removal
-shop.py         the shops' tables and rows
-workload.py     the shops' customers
-figures.py      the figures of the program, and its comparison of shops and warehouse
-view.py         the progress, on the screen
+demo.py              the demo from beginning to end
+embedded_servers.py  PostgreSQL servers, also for tests
+demo_servers.py      processes and directories of the demo, and their removal
+shop_tables.py       the shops' tables and rows
+shop_workload.py     the shops' customers
+demo_figures.py      the figures of the program, and its comparison of shops and warehouse
+demo_output.py       the progress, on the screen
 """

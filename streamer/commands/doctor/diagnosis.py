@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamer.commands.check.command import Examination, examine
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.commands.check.check import Examination, examine
 from streamer.commands.check.findings import Finding, found_lines, from_problem, one_line
 from streamer.commands.status import SourceStatus, read_status
 from streamer.config.settings import Settings
-from streamer.config.static import require_sources
-from streamer.errors import StreamerError
+from streamer.config.static_mapping import require_sources
+from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import Mapping
-from streamer.progress.bookkeeping import Bookkeeping
 from streamer.report.problems import Severity
 from streamer.target.connection import TargetAddress
 

@@ -19,9 +19,9 @@ from typing import Final
 
 import structlog
 
-from streamer.mapping.fingerprint import fingerprint
+from streamer.bookkeeping.replicas import MAPPING_HINT, FleetRecord, ReplicaRecord
+from streamer.mapping.mapping_fingerprint import fingerprint
 from streamer.mapping.rules import Mapping
-from streamer.progress.replicas import MAPPING_HINT, FleetRecord, ReplicaRecord
 
 log = structlog.get_logger()
 

@@ -20,14 +20,9 @@ from typing import Final, Protocol
 
 import structlog
 
-from streamer.backoff import Backoff
-from streamer.error_reports import ErrorReport
-from streamer.errors import StreamerError
-from streamer.mapping.rules import SourceMapping
-from streamer.progress.bookkeeping import Bookkeeping
-from streamer.progress.lock import LockSession
-from streamer.progress.relations import read_unready_tables
-from streamer.progress.replicas import (
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_records import read_unready_tables
+from streamer.bookkeeping.replicas import (
     Fleet,
     FleetRecord,
     Presence,
@@ -39,11 +34,16 @@ from streamer.progress.replicas import (
     propose_mapping,
     read_fleet,
 )
-from streamer.progress.sources import read_source_records
+from streamer.bookkeeping.source_lock import LockSession
+from streamer.bookkeeping.sources import read_source_records
+from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.rules import SourceMapping
 from streamer.runtime.replicas.mapping_follower import JOIN_SECONDS, MappingFollower
 from streamer.runtime.replicas.shares import Peer, decide, leads, make_plan
 from streamer.target.connection import TargetConnection
-from streamer.waiting import wait_for_event
+from streamer.util.backoff import Backoff
+from streamer.util.waiting import wait_for_event
 
 log = structlog.get_logger()
 

@@ -20,10 +20,7 @@ from typing import Final
 
 import structlog
 
-from streamer.backoff import Backoff
-from streamer.containment import contained
-from streamer.error_reports import ErrorReport
-from streamer.errors import (
+from streamer.errors.error_classes import (
     JournalError,
     Retry,
     SlotInUseError,
@@ -32,22 +29,30 @@ from streamer.errors import (
     SpoolError,
     StreamerError,
 )
-from streamer.failpoints import failpoint
-from streamer.lsn import NOTHING, Lsn
+from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.slot_owner import SlotOwner
-from streamer.runtime.wal_retention.writer import Journaler
+from streamer.runtime.wal_retention.journal_writer import Journaler
 from streamer.source.catalog import SourceServer, check_same_history, read_server
 from streamer.source.connection import Connection, connection
-from streamer.source.journal.files import Journal, directory_of, remove_journal, try_directory
-from streamer.source.journal.gather import Gatherer
-from streamer.source.journal.records import JournalIdentity
-from streamer.source.primaries import require_successor
-from streamer.source.slot import check_slot, read_slot
-from streamer.source.stream import ReplicationStream, StreamOptions
-from streamer.source.timeline import check_same_server_plainly, read_branch, read_timeline
+from streamer.source.journal.gather_records import Gatherer
+from streamer.source.journal.journal_files import (
+    Journal,
+    directory_of,
+    remove_journal,
+    try_directory,
+)
+from streamer.source.journal.journal_records import JournalIdentity
+from streamer.source.server.primaries_after_failover import require_successor
+from streamer.source.server.timeline import check_same_server_plainly, read_branch, read_timeline
+from streamer.source.slot_and_publications.slot import check_slot, read_slot
+from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.source.timeline_branches import Branch, KnownPlace, common_end
-from streamer.waiting import in_thread
+from streamer.util.backoff import Backoff
+from streamer.util.containment import contained
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.waiting import in_thread
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ const RATES_MAX = 120;
 const $ = (selector, root = document) => [...root.querySelectorAll(selector)];
 const by = (name, value) => $(`[data-${name}]`).filter((e) => e.getAttribute(`data-${name}`) === value);
 
-// ---- numbers, as streamer/admin/page/text.py writes them -------------------------------------
+// ---- numbers, as streamer/admin/page/number_text.py writes them -------------------------------------
 
 function count(value) {
   return Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, "\u202f");

@@ -1,0 +1,432 @@
+"""Events for listeners: states, lag, rates, progress of copies, changes of the mapping.
+
+A task reads the states once a second and puts the changes into the queue of every listener. A
+listener whose queue overflows is disconnected; on reconnect it receives a new `snapshot`. The last
+rates and errors stay in memory for later listeners. Without listeners the task queries no server.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import structlog
+
+from streamer.admin.live.source_history import SourceHistory
+from streamer.admin.live.table_activity import ChangeActivity, TableActivity
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.copies import CopyProgress, read_progress
+from streamer.bookkeeping.relation_records import read_labels
+from streamer.bookkeeping.verifications import VerificationRecord
+from streamer.errors.error_classes import StreamerError, UnreadyError
+from streamer.errors.error_reports import ErrorReport, error_fields
+from streamer.observability.logs import redact
+from streamer.observability.metrics import Metrics
+from streamer.runtime.session.supervisor import Supervisor
+from streamer.runtime.target_health import TargetHealth
+from streamer.target.connection import TargetAddress
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 1.0
+COMMENT_SECONDS: Final = 15.0
+"""The pause between comments at most, so that a listener notices a lost connection."""
+QUEUE_MAX: Final = 1000
+LISTENERS_MAX: Final = 100
+RATES_MAX: Final = 120
+"""The number of seconds of stored rates of a source."""
+ERRORS_MAX: Final = 500
+PAST_MAX: Final = 1000
+"""The number of events for the events page."""
+
+Event = tuple[str, dict[str, Any]]
+ShownState = tuple[str, ErrorReport | None]
+"""State and error of a source or table."""
+
+
+class Watched(Protocol):
+    """The observed object: an engine."""
+
+    @property
+    def supervisors(self) -> Sequence[Supervisor]: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def target(self) -> TargetHealth: ...
+
+    @property
+    def bookkeeping(self) -> Bookkeeping | None: ...
+
+
+@dataclass(slots=True)
+class SeenState:
+    """The states at the last read."""
+
+    states: dict[tuple[str, str | None], ShownState] = field(default_factory=dict)
+    lags: dict[str, tuple[int, float]] = field(default_factory=dict)
+    progress: dict[tuple[str, str], CopyProgress] = field(default_factory=dict)
+    changes: dict[str, int] = field(default_factory=dict)
+    """Applied since the process began."""
+    rates: dict[str, float] = field(default_factory=dict)
+    verified: dict[tuple[str, str], VerificationRecord] = field(default_factory=dict)
+    """The last comparisons, by source and table."""
+    target: dict[str, Any] | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PastError:
+    """An error of a source, or of a table there. ``at``: the time when it was first seen."""
+
+    at: datetime
+    source: str
+    table: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastEvent:
+    """A change of state, of the target or of the mapping. ``source``: None for those two."""
+
+    at: datetime
+    source: str | None
+    table: str | None
+    subject: str
+    state: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The events that a listener subscribes to.
+
+    ``source``: the label of the only source to send. ``is_brief``: leave out lag, rates, progress
+    and the states of the snapshot: the fleet overview reads those itself.
+    """
+
+    source: str | None = None
+    is_brief: bool = False
+
+    def has(self, name: str, data: dict[str, Any]) -> bool:
+        """Whether the listener wants an event."""
+        if self.is_brief and name in _FIGURES:
+            return False
+        return self.source is None or data.get("source") in (None, self.source)
+
+    def snapshot(self, whole: dict[str, Any]) -> dict[str, Any]:
+        """Return the subscribed part of a snapshot."""
+        if self.is_brief:
+            return whole | {"states": [], "lag": [], "rates": []}
+        return whole | {
+            part: [item for item in whole[part] if self.has(part, item)]
+            for part in ("states", "lag", "rates")
+        }
+
+
+_FIGURES: Final = frozenset({"lag", "rate", "progress"})
+
+
+class Events:
+    """Sends events to listeners."""
+
+    def __init__(
+        self,
+        engine: Watched,
+        address: TargetAddress,
+        read_labels: Callable[[], Iterable[str]],
+    ) -> None:
+        """*read_labels*: see `SourceHistory`."""
+        self.history = SourceHistory(engine, read_labels)
+        self._engine = engine
+        self._address = address
+        self._listeners: dict[asyncio.Queue[Event | None], Wanted] = {}
+        self._seen = SeenState()
+        self._rates: dict[str, deque[float]] = {}
+        self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
+        self._activity = ChangeActivity()
+        self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Begin to look, if that has not begun."""
+        if not self._is_closed:
+            self.history.start()
+        if not self._is_closed and (self._task is None or self._task.done()):
+            self._seen = self._look()
+            self._task = asyncio.create_task(self._watch(), name="events")
+
+    def errors(self, source: str, table: str | None = None) -> list[PastError]:
+        """Return the last errors of a source, or of a table there, the newest first."""
+        return [
+            error
+            for error in reversed(self._errors)
+            if error.source == source and (table is None or error.table == table)
+        ]
+
+    def activity(self, source: str, table: str) -> TableActivity | None:
+        """Return the time of a table's last change, and its rate; None without a change."""
+        return self._activity.of(
+            self._engine.metrics.changes_of_tables, source, table, datetime.now(UTC)
+        )
+
+    def past(self) -> list[PastEvent]:
+        """Return the last events, the newest first."""
+        return list(reversed(self._past))
+
+    def source_states(self) -> dict[tuple[str, str | None], ShownState]:
+        """Return `known_states` for sources alone, which are few."""
+        return {(s.source.label, None): s.condition for s in self._engine.supervisors}
+
+    def known_states(self) -> dict[tuple[str, str | None], ShownState]:
+        """Return state and error of sources and tables, as known to this process now."""
+        return self._look().states
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """Return the state of the target, as known to this process now."""
+        return self._engine.target.to_json() | {
+            "silent_seconds": self._engine.target.silent_seconds
+        }
+
+    async def close(self) -> None:
+        """End all streams; a server that stops waits for their end."""
+        self._is_closed = True
+        await self.history.close()
+        for queue in list(self._listeners):
+            self._end(queue)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def publish(self, name: str, data: dict[str, Any]) -> None:
+        """Send an event to every subscribed listener."""
+        if (event := past_event(name, data, datetime.now(UTC))) is not None:
+            self._past.append(event)
+        for queue, subscription in list(self._listeners.items()):
+            if not subscription.has(name, data):
+                continue
+            try:
+                queue.put_nowait((name, data))
+            except asyncio.QueueFull:
+                self._end(queue)
+
+    def _end(self, queue: "asyncio.Queue[Event | None]") -> None:
+        self._listeners.pop(queue, None)
+        while queue.full():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+    def subscribe(self, subscription: "Wanted | None" = None) -> "asyncio.Queue[Event | None]":
+        """Return a queue that receives the events of *subscription* from now on, by default all.
+
+        Raises UnreadyError for too many listeners.
+        """
+        subscription = subscription or Wanted()
+        if len(self._listeners) >= LISTENERS_MAX:
+            raise UnreadyError("too many clients listen already", hint="close a page or two")
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX)
+        if self._is_closed:
+            queue.put_nowait(None)
+            return queue
+        self.start()
+        self._look_early()
+        queue.put_nowait(("snapshot", subscription.snapshot(self._as_snapshot())))
+        self._listeners[queue] = subscription
+        return queue
+
+    async def stream(
+        self, queue: "asyncio.Queue[Event | None]", may_go_on: Callable[[], bool] = lambda: True
+    ) -> AsyncGenerator[str]:
+        """Yield events as text/event-stream, for as long as the listener's credentials allow."""
+        try:
+            while True:
+                event: Event | None = None
+                is_late = False
+                try:
+                    async with asyncio.timeout(COMMENT_SECONDS):
+                        event = await queue.get()
+                except TimeoutError:
+                    is_late = True
+                if not may_go_on():
+                    return
+                if is_late:
+                    yield ": still here\n\n"
+                    continue
+                if event is None:
+                    return
+                yield f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n"
+        finally:
+            self._listeners.pop(queue, None)
+
+    # ---- looking -------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        bookkeeping = Bookkeeping(self._address, "streamer events")
+        try:
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                now = self._look()
+                now.progress = self._seen.progress
+                is_copying = any(state == "copying" for state, _ in now.states.values())
+                if not self._listeners:
+                    await bookkeeping.close()
+                elif is_copying:
+                    now.progress = await read_copies(bookkeeping, now.progress)
+                self._remember(now)
+                for name, data in changes_between(self._seen, now):
+                    self.publish(name, data)
+                self._seen = now
+        finally:
+            await bookkeeping.close()
+
+    def _remember(self, now: SeenState) -> None:
+        """Store rates and errors."""
+        self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
+        seconds = max(now.at - self._seen.at, 0.001)
+        for label, changes in now.changes.items():
+            earlier = self._seen.changes.get(label, changes)
+            now.rates[label] = round((changes - earlier) / seconds, 1)
+            self._rates.setdefault(label, deque(maxlen=RATES_MAX)).append(now.rates[label])
+        for label in self._rates.keys() - now.changes.keys():
+            del self._rates[label]
+        self._remember_errors(now)
+
+    def _remember_errors(self, now: SeenState) -> None:
+        for (label, table), (_, error) in now.states.items():
+            before_error = self._seen.states.get((label, table), ("", None))[1]
+            if error is not None and error != before_error:
+                self._errors.append(PastError(datetime.now(UTC), label, table, redact(error.text)))
+
+    def _look_early(self) -> None:
+        """Publish the changes since the last read now, so that a snapshot is of this moment.
+
+        Rates keep their interval: the next regular read compares with the previous regular read.
+        """
+        earlier, now = self._seen, self._look()
+        now.at, now.changes, now.rates = earlier.at, earlier.changes, earlier.rates
+        now.progress = earlier.progress
+        self._remember_errors(now)
+        for name, data in changes_between(earlier, now):
+            self.publish(name, data)
+        self._seen = now
+
+    def _as_snapshot(self) -> dict[str, Any]:
+        seen = self._seen
+        return {
+            "target": seen.target,
+            "states": [as_state(key, value) for key, value in seen.states.items()],
+            "lag": [_lag(label, lag) for label, lag in seen.lags.items()],
+            "rates": [
+                {"source": label, "changes_per_second": list(rates)}
+                for label, rates in self._rates.items()
+            ],
+        }
+
+    def _look(self) -> SeenState:
+        seen = SeenState(at=asyncio.get_running_loop().time(), target=self._engine.target.to_json())
+        applied = self._engine.metrics.changes_of_sources
+        for supervisor in self._engine.supervisors:
+            label, health = supervisor.source.label, supervisor.health
+            seen.states[label, None] = supervisor.condition
+            seen.changes[label] = applied.get(label, 0)
+            for table, state in health.table_states.items():
+                seen.states[label, table] = (str(state), health.table_errors.get(table))
+            for table, record in health.verifications.items():
+                seen.verified[label, table] = record
+            if (pipeline := supervisor.pipeline) is not None:
+                seconds = round(pipeline.lag_seconds(), 3)
+                seen.lags[label] = (pipeline.lag_bytes, seconds)
+        return seen
+
+
+_Progress = dict[tuple[str, str], CopyProgress]
+
+
+async def read_copies(bookkeeping: Bookkeeping, earlier: _Progress) -> _Progress:
+    """Return the progress of copies, by source and table; *earlier* during an outage."""
+    try:
+        async with bookkeeping.connection() as connection:
+            copies = await read_progress(connection)
+            labels = await read_labels(connection, list(copies))
+    except StreamerError:
+        return earlier  # states tell that the target is unreachable
+    return {label: copies[relation_id] for relation_id, label in labels.items()}
+
+
+def as_state(key: tuple[str, str | None], value: ShownState) -> dict[str, Any]:
+    state, error = value
+    shown = None if error is None else replace(error, text=redact(error.text))
+    return {"source": key[0], "table": key[1], "state": state} | error_fields(shown)
+
+
+def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:
+    """Return an event for the list; None for events that come every second. Pure."""
+    if name == "state":
+        subject = "table" if data["table"] else "source"
+        return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])
+    if name == "verified":
+        if not data["differing_rows"]:
+            return None  # the table is equal to its source
+        difference = f"{data['differing_rows']} rows differ from the source"
+        return PastEvent(at, data["source"], data["table"], "table", "differs", difference)
+    if name == "target":
+        error = redact(data["error"]) if data.get("error") else None
+        return PastEvent(at, None, None, "target", data["state"], error)
+    if name == "applied":
+        return PastEvent(at, None, None, "mapping", "applied", None)
+    return None
+
+
+def _lag(label: str, lag: tuple[int, float]) -> dict[str, Any]:
+    return {"source": label, "lag_bytes": lag[0], "lag_seconds": lag[1]}
+
+
+def _verification(record: VerificationRecord) -> dict[str, Any]:
+    verified_at = record.verified_at
+    return {
+        "verified_at": None if verified_at is None else verified_at.isoformat(),
+        "differing_rows": record.differing_rows,
+        "undecided_rows": record.undecided_rows,
+        "error": None if record.error is None else redact(record.error),
+    }
+
+
+def _progress(copy: CopyProgress) -> dict[str, Any]:
+    return {
+        "rows_copied": copy.rows,
+        "rows_total": copy.rows_total,
+        "bytes_copied": copy.bytes,
+        "bytes_total": copy.bytes_total,
+        "rows_per_second": copy.rows_per_second,
+        "seconds_left": copy.seconds_left,
+    }
+
+
+def changes_between(earlier: SeenState, now: SeenState) -> Iterable[Event]:
+    if now.target is not None and now.target != earlier.target:
+        yield "target", now.target
+    for key, value in now.states.items():
+        if earlier.states.get(key) != value:
+            yield "state", as_state(key, value)
+    for key in earlier.states.keys() - now.states.keys():
+        yield "state", as_state(key, ("removed", None))
+    for (label, table), record in now.verified.items():
+        if earlier.verified.get((label, table)) != record:
+            yield "verified", {"source": label, "table": table} | _verification(record)
+    for label, lag in now.lags.items():
+        if earlier.lags.get(label) != lag:
+            yield "lag", _lag(label, lag)
+    for label, rate in now.rates.items():
+        if rate != earlier.rates.get(label, 0.0):
+            yield "rate", {"source": label, "changes_per_second": rate}
+    for (label, table), copy in now.progress.items():
+        if earlier.progress.get((label, table)) != copy:
+            yield "progress", {"source": label, "table": table} | _progress(copy)

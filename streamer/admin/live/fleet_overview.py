@@ -1,0 +1,192 @@
+"""All sources, each as a line: the fleet overview of the page, and `GET /api/sources`. Pure.
+
+A survey reads every table once. Filters, order and pages use the lines of the survey, so a request
+of a page costs the same with 20,000 tables as with 200.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from streamer.admin.live import status_view
+from streamer.admin.live.problem_view import attention
+from streamer.mapping.rules import SourceLabel
+from streamer.observability.logs import redact
+
+Row = dict[str, Any]
+
+HEALTHS: Final = ("bad", "warning", "busy", "good", "quiet")
+"""From the sources that need an operator most to those without a stream."""
+SORTS: Final = ("need", "name", "lag", "wal")
+PROBLEMS_SHOWN: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A source, as shown in a line.
+
+    ``names``: for search, the names of the source, of its process, and of its tables on both sides.
+    """
+
+    row: Row
+    """Fields of `FleetSource`."""
+    names: str = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        label: str = self.row["label"]
+        return label
+
+    @property
+    def health(self) -> str:
+        health: str = self.row["health"]
+        return health
+
+    @property
+    def database(self) -> str:
+        database: str = self.row["database"]
+        return database
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSurvey:
+    """The result of a survey."""
+
+    lines: list[SourceLine]
+    summary: str
+    copies: Row | None
+    """The copies of all sources together, see `view.copy_progress`."""
+    queue: list[Row]
+    """Sources that copy or wait for their turn: sources that copy first."""
+
+    @property
+    def healths(self) -> dict[str, int]:
+        return count_healths(self.lines)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes share the sources."""
+        return len({line.row["process"] for line in self.lines} - {None}) > 1
+
+    @property
+    def databases(self) -> list[str]:
+        return sorted({line.database for line in self.lines})
+
+
+@dataclass(frozen=True, slots=True)
+class LineFilter:
+    """The lines to show. ``text``: in the label, or in a table's name. Empty fields choose all."""
+
+    text: str = ""
+    health: str = ""
+    database: str = ""
+    sort: str = "need"
+    is_grouped: bool = False
+
+
+def survey(sources: Sequence[Row], target: Row | None = None) -> FleetSurvey:
+    """Return all sources in a line each."""
+    lines = [_line(source) for source in sources]
+    queue = [line.row for line in lines if line.row["copies"] or line.row["waiting_for"]]
+    queue.sort(key=lambda row: (row["copies"] is None, row["seconds_left"] or 0.0))
+    return FleetSurvey(
+        lines, status_view.summary(list(sources), target), status_view.copy_progress(sources), queue
+    )
+
+
+def _line(source: Row) -> SourceLine:
+    tables = source["tables"]
+    label = SourceLabel(source["database"], source["sid"])
+    problems = attention([source])
+    states = Counter(
+        "queued" if status_view.is_queued(table) else table["state"] for table in tables
+    )
+    copies = status_view.copy_progress([source])
+    waiting_for = source.get("waiting_for")
+    row = {
+        "database": source["database"],
+        "sid": source["sid"],
+        "label": label,
+        "address": status_view.address("/source", database=source["database"], sid=source["sid"]),
+        "state": source["state"],
+        "health": _health(source["state"], problems, is_busy=bool(copies or waiting_for)),
+        "problem_count": len(problems),
+        "problems": [
+            {name: problem[name] for name in ("place", "what", "kind", "runbook", "command")}
+            | {"what": redact(problem["what"])}
+            for problem in sorted(problems, key=lambda problem: problem["kind"] != "bad")[
+                :PROBLEMS_SHOWN
+            ]
+        ],
+        "lag_seconds": source["lag_seconds"],
+        "lag_bytes": source["lag_bytes"],
+        "retained_wal_bytes": source["retained_wal_bytes"],
+        "waiting_for": waiting_for,
+        "process": source.get("process"),
+        "table_count": len(tables),
+        "states": dict(states),
+        "copied_share": copies["share"] if copies else None,
+        "seconds_left": copies["seconds_left"] if copies else None,
+        "copies": copies,
+    }
+    names = [
+        label,
+        source.get("process") or "",
+        *(f"{table['source']}\n{table['target'] or ''}" for table in tables),
+    ]
+    return SourceLine(row, "\n".join(names).lower())
+
+
+def _health(state: str, problems: Sequence[Row], *, is_busy: bool) -> str:
+    kinds = {problem["kind"] for problem in problems}
+    for kind in ("bad", "warning"):
+        if kind in kinds:
+            return kind
+    if is_busy:
+        return "busy"
+    return "good" if state == "streaming" else "quiet"
+
+
+def choose(fleet: FleetSurvey, choice: LineFilter) -> list[SourceLine]:
+    """Return the lines of *choice*, in its order."""
+    text = choice.text.strip().lower()
+    chosen = [
+        line
+        for line in fleet.lines
+        if choice.health in ("", line.health)
+        and choice.database in ("", line.database)
+        and (not text or text in line.names)
+    ]
+    chosen.sort(key=lambda line: _rank(line, choice.sort))
+    if choice.is_grouped:
+        worst: dict[str, int] = {}
+        for line in chosen:
+            rank = HEALTHS.index(line.health)
+            worst[line.database] = min(rank, worst.get(line.database, rank))
+        chosen.sort(key=lambda line: (worst[line.database], line.database))
+    return chosen
+
+
+def _rank(line: SourceLine, sort: str) -> tuple[float, float, str]:
+    """Return the rank of a line. The label decides ties, so that good lines keep their places."""
+    if sort == "name":
+        return 0.0, 0.0, line.label
+    if sort in ("lag", "wal"):
+        value = line.row["lag_seconds" if sort == "lag" else "retained_wal_bytes"]
+        return (1.0 if value is None else 0.0), -(value or 0.0), line.label
+    return HEALTHS.index(line.health), -line.row["problem_count"], line.label
+
+
+def groups(lines: Iterable[SourceLine]) -> dict[str, dict[str, int]]:
+    """Return the number of lines by health of each database."""
+    by_database: dict[str, list[SourceLine]] = {}
+    for line in lines:
+        by_database.setdefault(line.database, []).append(line)
+    return {database: count_healths(members) for database, members in by_database.items()}
+
+
+def count_healths(lines: Iterable[SourceLine]) -> dict[str, int]:
+    """Return the number of lines by health, without zeros, the worst first."""
+    counts = Counter(line.health for line in lines)
+    return {health: counts[health] for health in HEALTHS if counts[health]}

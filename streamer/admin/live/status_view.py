@@ -1,0 +1,305 @@
+"""Status, draft and plan in the shape that templates read. Pure."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from streamer.admin.live.table_activity import TableActivity
+from streamer.copy.turn_waits import STARTING_SPARK
+from streamer.errors.error_classes import MappingError
+from streamer.errors.error_reports import ErrorReport, error_fields
+from streamer.mapping.relation_names import parse_name, parse_relation
+from streamer.mapping.rules import SourceLabel
+from streamer.report.problem_facts import source_of_row
+from streamer.report.problems import Severity, of_source
+
+Row = dict[str, Any]
+
+TABLES_MAX: Final = 40
+"""The limit of a source's tables on the overview; the page of the source shows all."""
+_UNDER_WAY: Final = ("copying", "catching_up", "init")
+
+
+FILTER_STATES: Final = ("error", "paused", "queued", "copying", "catching_up", "ready")
+
+
+COPYING: Final = ("init", "copying")
+
+
+def address(path: str, **parameters: Any) -> str:
+    """Return a path with parameters, without parameters of value None."""
+    query = {name: value for name, value in parameters.items() if value is not None}
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+def with_own_state(
+    sources: Iterable[Row], states: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
+) -> list[Row]:
+    """Return sources of the status, with this process's own state where that differs.
+
+    The bookkeeping holds the state of the process that holds a source's lock. If a source's network
+    fails, this process may be unable to store the state there.
+    """
+    shown = []
+    for source in sources:
+        label = SourceLabel(source["database"], source["sid"])
+        state, error = states.get((label, None), (source["state"], None))
+        own_state = source.get("own")
+        if error is not None and error.text != source["error"] and state != "streaming":
+            own_state = {"state": state, **error_fields(error)}
+        shown.append(source | {"own": own_state})
+    return shown
+
+
+def copy_progress(sources: Iterable[Row]) -> Row | None:
+    """Return the progress of all copies together; None without copies.
+
+    The remaining time follows from the rows per second of all copies, queued copies included. The
+    time is unknown until every copy has a plan.
+    """
+    tables = [t for source in sources for t in source["tables"] if t["state"] in COPYING]
+    if not tables:
+        return None
+    rates = [t.get("rows_per_second") or 0.0 for t in tables]
+    bytes_done = sum(t.get("bytes_copied") or 0 for t in tables)
+    # A planned copy without a size is the copy of an empty table.
+    is_known = all(t["state"] == "copying" for t in tables)
+    bytes_total = sum(t.get("bytes_total") or 0 for t in tables)
+    rows_done = sum(t["rows_copied"] or 0 for t in tables)
+    bytes_per_second = sum(rates) * bytes_done / rows_done if rows_done else 0.0
+    bytes_left = bytes_total - bytes_done
+    return {
+        "tables": len(tables),
+        "queued": sum(map(is_queued, tables)),
+        "bytes_done": bytes_done,
+        "bytes_total": bytes_total if is_known else None,
+        "share": min(1.0, bytes_done / bytes_total) if is_known and bytes_total else None,
+        "seconds_left": max(0.0, bytes_left / bytes_per_second)
+        if is_known and bytes_per_second
+        else None,
+    }
+
+
+def table_address(source: Row, table: str) -> str:
+    return address("/table", database=source["database"], sid=source["sid"], name=table)
+
+
+def source_view(
+    source: Row, *, target: Row | None = None, is_whole: bool = False, state: str = ""
+) -> Row:
+    """Return a source of the status with the values of a card, limited to tables in *state*.
+
+    While the target does not answer, the last known values of a source are unconfirmed.
+    """
+    is_confirmed = target is None or not target["error"]
+    places = queue_of(source["tables"])
+    worst = _worst_of_tables(source)
+    tables = [
+        _table_view(source, table, places, worst.get(table["source"])) for table in source["tables"]
+    ]
+    # Failing tables first, then tables in motion, so that an operator need not search.
+    order = {"bad": 0, "warning": 1, "busy": 2}
+    if state:
+        tables = [table for table in tables if table["shown_state"] == state]
+    tables.sort(key=lambda table: (order.get(table["kind"], 3), str(table["source"])))
+    shown = tables if is_whole else tables[:TABLES_MAX]
+    return source | {
+        "label": SourceLabel(source["database"], source["sid"]),
+        "address": address("/source", database=source["database"], sid=source["sid"]),
+        "tables": shown,
+        "table_count": len(tables),
+        "is_confirmed": is_confirmed,
+        "are_tables_confirmed": is_confirmed and source["state"] == "streaming",
+        "heartbeat_seconds": source.get("heartbeat_seconds"),
+        "backlog": source.get("backlog"),
+    }
+
+
+def is_queued(table: Row) -> bool:
+    """Whether the copy of a table has not begun to bring rows.
+
+    The bookkeeping says ``copying`` from the moment at which a copy is planned.
+    """
+    if table["error"]:
+        return False  # the copy was tried, and failed
+    if table["state"] == "copying":
+        has_begun = table["rows_copied"] or table.get("bytes_copied")
+        return table.get("rows_per_second") is None and not has_begun
+    return bool(table["state"] == "init")
+
+
+def queue_of(tables: Iterable[Row]) -> dict[str, str]:
+    """Return the reason why each queued table of a source waits. Copies begin with the largest
+    table.
+    """
+    queued = [table for table in tables if is_queued(table)]
+    queued.sort(key=lambda table: (-(table.get("bytes_total") or 0), str(table["source"])))
+    return {
+        table["source"]: _queue_text(table.get("waiting_for"), place, len(queued))
+        for place, table in enumerate(queued, 1)
+    }
+
+
+def _queue_text(waiting_for: str | None, place: int, count: int) -> str:
+    if waiting_for == STARTING_SPARK.text:
+        return "starting Spark"
+    if waiting_for:
+        return f"waits for {waiting_for}"
+    return f"number {place} of {count} in the queue of copies"
+
+
+def _worst_of_tables(source: Row) -> dict[str, Severity]:
+    """Return how bad the worst problem of each table is."""
+    worst: dict[str, Severity] = {}
+    for problem in of_source(source_of_row(source)):
+        if problem.subject.table is not None:
+            severities = problem.severity, worst.get(problem.subject.table, Severity.INFO)
+            worst[problem.subject.table] = min(severities, key=list(Severity).index)
+    return worst
+
+
+def _table_view(source: Row, table: Row, places: dict[str, str], worst: Severity | None) -> Row:
+    is_under_way = table["state"] in _UNDER_WAY
+    return table | {
+        "address": table_address(source, table["source"]),
+        "kind": "bad"
+        if worst is Severity.ERROR
+        else "warning"
+        if worst is Severity.WARNING
+        else "busy"
+        if is_under_way
+        else "good",
+        "is_under_way": is_under_way,
+        "shown_state": "queued" if is_queued(table) else table["state"],
+        "queue": places.get(table["source"]),
+        "progress": _progress(table),
+        "seconds_left": table.get("seconds_left"),
+        "rows_per_second": table.get("rows_per_second"),
+        "bytes_copied": table.get("bytes_copied"),
+        "bytes_total": table.get("bytes_total"),
+        "chunks_copied": table.get("chunks_copied"),
+        "chunks_total": table.get("chunks_total"),
+        "held_changes": table.get("held_changes"),
+        "held_bytes": table.get("held_bytes"),
+        "verified_at": table.get("verified_at"),
+        "differing_rows": table.get("differing_rows"),
+        "verification_error": table.get("verification_error"),
+        "retained_wal_bytes": table.get("retained_wal_bytes"),
+    }
+
+
+def _progress(table: Row) -> float | None:
+    """Return how much of a copy is done, from 0 to 1; None where that is not known."""
+    if table["state"] != "copying":
+        return None
+    for done, total in (("bytes_copied", "bytes_total"), ("rows_copied", "rows_total")):
+        if table.get(done) is not None and table.get(total):
+            return min(1.0, float(table[done]) / float(table[total]))
+    return None
+
+
+Activities = Callable[[str, str], TableActivity | None]
+
+
+def with_activity(shown: Row, activity: Activities) -> Row:
+    """Return a source for the page, with the last change and rate of each table."""
+    tables = [
+        table | {"activity": activity(shown["label"], table["source"])} for table in shown["tables"]
+    ]
+    return shown | {"tables": tables}
+
+
+def matching(tables: list[Row], text: str) -> list[Row]:
+    """Return the tables whose name, here or in the target, contains a text."""
+    lowered = text.lower()
+    return [
+        table
+        for table in tables
+        if lowered in table["source"].lower() or lowered in (table["target"] or "").lower()
+    ]
+
+
+def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: Any) -> list[Row]:
+    """Return the links that choose tables by state; none if all tables share a state."""
+    shown = [
+        "queued" if is_queued(table) else table["state"]
+        for source in sources
+        for table in source["tables"]
+    ]
+    counts = {s: shown.count(s) for s in FILTER_STATES}
+    links = [("", "all", len(shown)), *((s, s, n) for s, n in counts.items() if n)]
+    if len(links) <= 2 and not state:
+        return []
+    return [
+        {
+            "label": label,
+            "count": number,
+            "is_chosen": s == state,
+            "address": address(path, **parameters, state=s or None),
+        }
+        for s, label, number in links
+    ]
+
+
+def summary(sources: list[Row], target: Row | None = None) -> str:
+    """Say in a line how things are."""
+    if target is not None and target["error"]:
+        words = {"unreachable": "is unreachable", "refused": "refuses the role"}
+        state = words.get(target["state"], f"is {target['state']}")
+        return f"The target {state}: nothing is streamed until it answers"
+    if not sources:
+        return "Nothing is streamed yet"
+    states = [
+        "queued" if is_queued(table) else table["state"]
+        for source in sources
+        for table in source["tables"]
+    ]
+    streaming = sum(source["state"] == "streaming" for source in sources)
+    parts = [f"{streaming} of {len(sources)} sources stream"]
+    if streaming == len(sources):
+        parts = ["1 source streams" if len(sources) == 1 else f"{len(sources)} sources stream"]
+    for state, word in (
+        ("ready", "ready"),
+        ("copying", "copying"),
+        ("queued", "queued for a copy"),
+        ("catching_up", "catching up"),
+        ("paused", "paused"),
+        ("error", "in error"),
+    ):
+        if number := states.count(state):
+            parts.append(f"{number} {'table' if number == 1 else 'tables'} {word}")
+    return ", ".join(parts)
+
+
+def rule_of(rows: Iterable[Row], name: str) -> Row | None:
+    """Return the row of the draft that means a table: an exact name beats a pattern."""
+    relation = parse_name(name)
+    best: Row | None = None
+    for row in rows:
+        try:
+            pattern = parse_relation(f"{row['schema']}.{row['name']}", "public")
+        except MappingError:
+            continue
+        if pattern.matches(relation):
+            if not pattern.is_pattern:
+                return row
+            best = best or row
+    return best
+
+
+def plan_view(plan: Row) -> Row:
+    """Return a plan in order of importance: sources that change, the worst findings."""
+    sources = []
+    for source in plan["sources"]:
+        tables = [table for table in source["tables"] if table["action"] != "keep"]
+        sources.append(
+            source
+            | {
+                "label": SourceLabel(source["database"], source["sid"]),
+                "tables": tables,
+                "kept": len(source["tables"]) - len(tables),
+            }
+        )
+    order = {"error": 0, "warning": 1, "info": 2}
+    findings = sorted(plan["findings"], key=lambda finding: order.get(finding["severity"], 3))
+    return plan | {"sources": sources, "findings": findings}

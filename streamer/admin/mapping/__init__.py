@@ -1,0 +1,1 @@
+"""The mapping in an SQLite database: draft, revisions, plan, export, import."""

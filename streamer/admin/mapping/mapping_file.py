@@ -1,0 +1,139 @@
+"""The file of the mapping database, as seen by a process that runs on this database.
+
+SQLite continues with a deleted or replaced file, and the changes would end with the process. SQLite
+also serves pages of a damaged file from the cache. So this module examines the file: the identity
+before every change, and the content after every write.
+
+A restored file is valid again. A damaged file is not, because the connections of this process may
+hold pages of either state: only a restart discards these pages.
+"""
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from streamer.errors.remedies import Command, Remedy
+from streamer.mapping.lost_mapping import MappingTrouble
+
+_BUSY_SECONDS: Final = 1.0
+DAMAGED_HINT: Final = (
+    "if streamer run still runs, save its mapping: streamer export > backup.yaml, and stop it. "
+    "Then move the file with its -wal and -shm away, start streamer run, and run: "
+    "streamer import backup.yaml, then streamer apply. Or restore a backup of the file with its "
+    ".key. Progress and slots stay"
+)
+_RESTORE: Final = (
+    "stop it, move the file with its -wal and -shm away, start streamer run, and run: "
+    "streamer import backup.yaml, then streamer apply"
+)
+
+FileIdentity = tuple[int, int]
+"""Device and inode of a file."""
+
+
+class MappingFile:
+    """The file at *path*; a missing file is created for its owner alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.damage: str | None = None
+        """SQLite's description of the damage; stays until the process ends."""
+        self._identity = _touch(path)
+        self._examined: list[tuple[int, int]] | None = None
+
+    def look(self, *, is_thorough: bool) -> MappingTrouble | None:
+        """Return the fault of the file, or None.
+
+        *is_thorough*: also examine the content, if the file has changed since the last examination.
+        """
+        fate = _find_other_file(self.path, self._identity)
+        if fate is not None:
+            return _trouble(self.path, fate, "then put the file back, or " + _RESTORE)
+        if is_thorough and self.damage is None:
+            written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
+            if written != self._examined:
+                self.damage = find_damage(self.path)
+                self._examined = written
+        if self.damage is not None:
+            advice = f"then {_RESTORE}; or restore a backup of the file with its .key and restart"
+            return _trouble(self.path, f"is damaged ({self.damage})", advice)
+        return None
+
+
+def find_damage(path: Path) -> str | None:
+    """Return SQLite's finding about the content of a file; None if there is none, or if the file is
+    busy.
+    """
+    uri = f"file:{quote(str(path.absolute()))}?mode=rw"
+    try:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as plain:
+            for (line,) in plain.execute("pragma quick_check(1)"):
+                if line != "ok":
+                    return " ".join(str(line).split())
+            # An empty file is a database, too.
+            plain.execute("select max(number) from migration").fetchall()
+    except sqlite3.DatabaseError as exc:
+        if is_busy(exc):
+            return None
+        return str(exc)
+    return None
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite means that the file is damaged."""
+    return _primary_code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
+
+
+def is_busy(error: BaseException | None) -> bool:
+    """Return whether an error of SQLite means that a different connection has a lock."""
+    return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _primary_code(error: BaseException | None) -> int:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return 0 if code is None else code & 0xFF
+
+
+def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
+    return MappingTrouble(
+        f"mapping database {path} {state} while this process runs; streaming continues, and "
+        "streamer refuses changes to the mapping",
+        Remedy.of(
+            "save the mapping of this process: ",
+            Command("streamer export > backup.yaml"),
+            f"; {advice}",
+        ),
+    )
+
+
+def _touch(path: Path) -> FileIdentity:
+    """Create the file; SQLite gives its journal the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
+    """Return the fate of the file at *path*; None while the file there has *identity*."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return "was deleted"
+    except OSError as exc:
+        return f"is unreachable ({exc.strerror})"
+    if (status.st_dev, status.st_ino) != identity:
+        return "was replaced by another file"
+    return None
+
+
+def _version(path: Path) -> tuple[int, int]:
+    """Return a fingerprint that changes with every write to a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,113 @@
+"""Recent events, and the conflicts and changes in quarantine of all tables."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin.live import status_view
+from streamer.admin.live.status_reader import StatusReader
+from streamer.admin.page.page_frame import Frame, Row, form_text, row_number
+from streamer.admin.service.access import actor_of
+from streamer.commands.command_scope import Scope
+from streamer.commands.conflict_log import words
+from streamer.commands.quarantined_rows import Choice
+from streamer.errors.error_classes import InvalidError, StreamerError
+from streamer.mapping.relation_names import parse_name
+from streamer.mapping.rules import SourceLabel
+
+EVENTS_PER_PAGE: Final = 100
+QUARANTINE_MAX: Final = 200
+CONFLICTS_MAX: Final = 200
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+    _add_events(router, frame)
+    _add_quarantine(router, frame, status)
+    _add_conflicts(router, frame)
+    return router
+
+
+def _add_events(router: APIRouter, frame: Frame) -> None:
+    @router.get("/events")
+    async def events(request: Request) -> Response:
+        number = row_number(request.query_params.get("page", "1"), "page")
+        sources = {source.label: source for source in frame.service.mapping.sources}
+        past = frame.events.past()
+        shown = past[(number - 1) * EVENTS_PER_PAGE : number * EVENTS_PER_PAGE]
+        items = []
+        for event in shown:
+            page = None
+            if (source := sources.get(event.source or "")) is not None:
+                which: Row = {"database": source.database, "sid": source.sid}
+                page = status_view.address("/source", **which)
+                if event.table:
+                    page = status_view.table_address(which, event.table)
+            items.append({"event": event, "address": page})
+        has_more = number * EVENTS_PER_PAGE < len(past)
+        return await frame.page(
+            request, "events.html", past=items, number=number, has_more=has_more
+        )
+
+
+def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> None:
+    service = frame.service
+
+    @router.get("/quarantine")
+    async def quarantine(request: Request) -> Response:
+        try:
+            listed = await service.quarantine(Choice(), QUARANTINE_MAX) | {"error": None}
+        except StreamerError as exc:
+            listed = {"items": [], "total": 0, "error": str(exc)}
+        for row in listed["items"]:
+            row["label"] = SourceLabel(row["database"], row["sid"])
+            row["address"] = status_view.table_address(row, row["table"])
+        return await frame.page(request, "quarantine.html", quarantine=listed)
+
+    @router.post("/quarantine")
+    async def ask(request: Request) -> Response:
+        form = await request.form()
+        action = form_text(form, "action")
+        if action not in ("retry", "drop"):
+            raise InvalidError("action: not known")
+        choices = await _choices(form, status)
+        if not choices:
+            words = "Tick the changes you mean, or choose all"
+            return frame.redirect("/quarantine", words, "warning")
+        count = 0
+        for choice in choices:
+            asked = await service.ask_quarantine(action, choice, actor_of(request))
+            count += sum(relation["changes"] for relation in asked)
+        status.forget()
+        word = "being retried" if action == "retry" else "being dropped"
+        verb = "change is" if count == 1 else "changes are"
+        return frame.redirect("/quarantine", f"{count} {verb} {word}")
+
+
+def _add_conflicts(router: APIRouter, frame: Frame) -> None:
+    @router.get("/conflicts")
+    async def conflicts(request: Request) -> Response:
+        try:
+            listed = await frame.service.conflicts(Scope(), CONFLICTS_MAX) | {"error": None}
+        except StreamerError as exc:
+            listed = {"items": [], "error": str(exc)}
+        for row in listed["items"]:
+            row["label"] = SourceLabel(row["database"], row["sid"])
+            row["address"] = status_view.table_address(row, row["table"])
+            row["row"], row["its"] = words(row["key"]), words(row["existing"])
+        return await frame.page(request, "conflicts.html", conflicts=listed)
+
+
+async def _choices(form: Any, status: StatusReader) -> list[Choice]:
+    """Return the changes that a form selects: the ticked changes, or those of every table."""
+    if ids := tuple(row_number(str(text), "id") for text in form.getlist("id")):
+        return [Choice(ids=ids)]
+    if form_text(form, "which") != "all":
+        return []
+    sources, _ = await status.read()
+    return [
+        Choice(str(parse_name(table["source"])), source["database"], source["sid"])
+        for source in sources
+        for table in source["tables"]
+        if table["quarantined"]
+    ]

@@ -1,0 +1,85 @@
+"""Numbers and times in readable form. Pure."""
+
+import re
+from datetime import datetime
+from typing import Final
+
+from streamer.util.quantities import format_bytes, format_duration, format_latency
+
+NOTHING: Final = "\u2013"
+
+
+def count(value: float | None) -> str:
+    """Write a number with the digits in groups."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}".replace(",", "\u202f")
+
+
+def size(value: float | None) -> str:
+    """Write a number of bytes."""
+    return NOTHING if value is None else _unbroken(format_bytes(value))
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time."""
+    return NOTHING if seconds is None else _unbroken(format_duration(seconds))
+
+
+def latency(seconds: float | None) -> str:
+    """Write a length of time that is most often far below a second."""
+    return NOTHING if seconds is None else _unbroken(format_latency(seconds))
+
+
+def _unbroken(text: str) -> str:
+    """Return a text without line breaks between a number and its unit."""
+    return re.sub(r"(?<=\d) ", "\u00a0", text)
+
+
+def rate(value: float | None) -> str:
+    """Write a rate per second."""
+    if value is None:
+        return NOTHING
+    return f"{value:.1f}/s" if 0 < value < 10 else f"{count(value)}/s"
+
+
+def plural(number: int, singular: str, many: str | None = None) -> str:
+    """Write a number with a noun."""
+    return f"{count(number)} {singular if number == 1 else many or singular + 's'}"
+
+
+def moment(value: str | datetime | None) -> str:
+    """Write a time to the second, in UTC, as in the database."""
+    if value is None:
+        return NOTHING
+    text = value.isoformat() if isinstance(value, datetime) else value
+    return f"{text[:10]} {text[11:19]}" if len(text) >= 19 else text
+
+
+_STATES: Final = {
+    "streaming": "good",
+    "reachable": "good",
+    "ready": "good",
+    "copying": "busy",
+    "catching_up": "busy",
+    "init": "busy",
+    "queued": "quiet",
+    "starting": "busy",
+    "paused": "quiet",
+    "stopped": "quiet",
+    "not started": "quiet",
+    "waiting": "warning",
+    "unreachable": "warning",
+    "refused": "bad",
+    "read-only": "bad",
+    "error": "bad",
+}
+
+
+def state_kind(state: str) -> str:
+    """Return the colour of a state; the page always shows the word too."""
+    return _STATES.get(state, "quiet")
+
+
+def state_word(state: str) -> str:
+    return {"catching_up": "catching up", "init": "waiting to copy"}.get(state, state)

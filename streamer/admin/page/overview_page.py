@@ -1,0 +1,192 @@
+"""The overview: sources, progress, and problems."""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+
+from streamer.admin.live import fleet_overview, status_view
+from streamer.admin.live.minute_series import trends
+from streamer.admin.live.problem_view import attention
+from streamer.admin.live.status_reader import StatusReader
+from streamer.admin.page.page_frame import Frame, Row, row_number
+from streamer.errors.error_classes import NotFoundError
+from streamer.mapping.rules import SourceLabel
+
+TABLES_PER_PAGE: Final = 200
+SOURCES_PER_PAGE: Final = 50
+CARDS_MAX: Final = 6
+"""Up to this number of sources, the overview shows all their tables; above, a line each."""
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+
+    @router.get("/")
+    async def overview(request: Request) -> Response:
+        count = len(frame.service.mapping.sources)
+        if count > CARDS_MAX or request.query_params.get("view") == "wall":
+            return await _wall(frame, status, request)
+        return await _cards(frame, status, request)
+
+    @router.get("/source")
+    async def one_source(request: Request) -> Response:
+        source, reason = await find_source(frame, status, request.query_params)
+        target = frame.events.target
+        (source,) = status_view.with_own_state([source], frame.events.source_states())
+        label = SourceLabel(source["database"], source["sid"])
+        text = request.query_params.get("q", "")[:200]
+        number = row_number(request.query_params.get("page", "1"), "page")
+        state = _wanted_state(request)
+        shown = status_view.source_view(source, target=target, is_whole=True, state=state)
+        matches = status_view.matching(shown["tables"], text)
+        part = matches[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
+        choice = {"database": source["database"], "sid": source["sid"], "q": text or None}
+        return await frame.page(
+            request,
+            "source.html",
+            source=status_view.with_activity(shown | {"tables": part}, frame.events.activity),
+            history=status_view.address(
+                "/api/sources/history", database=source["database"], sid=source["sid"]
+            ),
+            trends=trends(frame.events.history.points(label)),
+            attention=attention([source], target),
+            states=status_view.state_filter([source], state, "/source", **choice),
+            copies=status_view.copy_progress([source]),
+            state_wanted=state,
+            here=status_view.address("/source", **choice, state=state or None),
+            errors=frame.events.errors(label),
+            reason=reason,
+            wanted=text,
+            count=len(matches),
+            total=len(source["tables"]),
+            number=number,
+            has_more=number * TABLES_PER_PAGE < len(matches),
+        )
+
+    return router
+
+
+async def _cards(frame: Frame, status: StatusReader, request: Request) -> Response:
+    """Show each source with its tables."""
+    sources, reason = await status.read()
+    is_empty = not sources and not frame.service.is_static
+    databases: list[Row] = []
+    if is_empty:
+        databases = (await frame.service.store.content())["databases"]
+    target = frame.events.target
+    state = _wanted_state(request)
+    sources = status_view.with_own_state(sources, frame.events.source_states())
+    return await frame.page(
+        request,
+        "overview.html",
+        target=target,
+        sources=[
+            status_view.with_activity(
+                status_view.source_view(source, target=target, state=state), frame.events.activity
+            )
+            for source in sources
+        ],
+        attention=attention(sources, target),
+        states=status_view.state_filter(sources, state, "/"),
+        copies=status_view.copy_progress(sources),
+        state_wanted=state,
+        summary=status_view.summary(sources, target),
+        reason=reason,
+        is_empty=is_empty,
+        databases=databases,
+        given={},
+        failure=None,
+    )
+
+
+def wanted_lines(parameters: Any) -> fleet_overview.LineFilter:
+    """Return the filter of the fleet overview from a page's address; unknown words mean all."""
+    health, sort = parameters.get("health", ""), parameters.get("sort", "")
+    return fleet_overview.LineFilter(
+        text=parameters.get("q", "")[:200],
+        health=health if health in fleet_overview.HEALTHS else "",
+        database=parameters.get("database", "")[:300],
+        sort=sort if sort in fleet_overview.SORTS else "need",
+        is_grouped=parameters.get("group") == "database",
+    )
+
+
+def wall_address(choice: fleet_overview.LineFilter, **changes: Any) -> str:
+    """Return the address of the fleet overview with *choice*, and *changes* of parameters."""
+    parameters = {
+        "view": "wall",
+        "q": choice.text,
+        "health": choice.health,
+        "database": choice.database,
+        "sort": "" if choice.sort == "need" else choice.sort,
+        "group": "database" if choice.is_grouped else "",
+    } | changes
+    return status_view.address("/", **{name: value or None for name, value in parameters.items()})
+
+
+async def _wall(frame: Frame, status: StatusReader, request: Request) -> Response:
+    """Show each source as a line, those that need an operator first."""
+    seen, reason = await status.fleet()
+    choice = wanted_lines(request.query_params)
+    number = row_number(request.query_params.get("page", "1"), "page")
+    shown_lines = fleet_overview.choose(seen, choice)
+    part = shown_lines[(number - 1) * SOURCES_PER_PAGE : number * SOURCES_PER_PAGE]
+    all_healths = replace(choice, health="")
+    counts = fleet_overview.count_healths(fleet_overview.choose(seen, all_healths))
+    target = frame.events.target
+    return await frame.page(
+        request,
+        "wall.html",
+        target=target,
+        is_confirmed=not target["error"],
+        attention=attention([], target),
+        lines=[line.row for line in part],
+        spark=frame.events.history.spark,
+        groups=fleet_overview.groups(shown_lines) if choice.is_grouped else {},
+        healths=[
+            {
+                "health": health,
+                "count": count,
+                "is_chosen": health == choice.health,
+                "address": wall_address(choice, health=health),
+            }
+            for health, count in [("", sum(counts.values())), *counts.items()]
+        ],
+        databases=seen.databases,
+        is_shared=seen.is_shared,
+        sorts={sort: wall_address(choice, sort=sort) for sort in fleet_overview.SORTS},
+        choice=choice,
+        copies=seen.copies,
+        queue=seen.queue,
+        summary=seen.summary,
+        reason=reason,
+        number=number,
+        count=len(shown_lines),
+        total=len(seen.lines),
+        before=wall_address(choice, page=number - 1) if number > 1 else None,
+        after=wall_address(choice, page=number + 1)
+        if number * SOURCES_PER_PAGE < len(shown_lines)
+        else None,
+    )
+
+
+def _wanted_state(request: Request) -> str:
+    """Return the requested state of tables; an unknown word means all."""
+    state = request.query_params.get("state", "")
+    return state if state in status_view.FILTER_STATES else ""
+
+
+async def find_source(
+    frame: Frame, status: StatusReader, parameters: Any
+) -> tuple[Row, str | None]:
+    """Return the source that a page is about. Raises NotFoundError."""
+    database, sid = parameters.get("database", ""), parameters.get("sid") or None
+    sources, reason = await status.read()
+    for source in sources:
+        if (source["database"], source["sid"]) == (database, sid):
+            return source, reason
+    raise NotFoundError(
+        f'no source "{SourceLabel(database, sid)}" runs',
+        hint="the overview lists the running sources",
+    )

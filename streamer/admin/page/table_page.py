@@ -1,0 +1,165 @@
+"""A table: columns on both sides, errors with their fix, quarantine, and requests."""
+
+from typing import Any, Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.datastructures import FormData
+
+from streamer.admin.live import status_view
+from streamer.admin.live.status_reader import StatusReader
+from streamer.admin.mapping import api_models
+from streamer.admin.page.overview_page import find_source
+from streamer.admin.page.page_frame import (
+    Frame,
+    Row,
+    form_text,
+    is_refresh,
+    row_number,
+)
+from streamer.admin.service.access import actor_of
+from streamer.commands.quarantined_rows import Choice
+from streamer.control.resync_options import Mode, Resync
+from streamer.copy.resync_scope import read_names
+from streamer.errors.error_classes import (
+    RUNBOOKS,
+    InvalidError,
+    MappingError,
+    NotFoundError,
+    StreamerError,
+)
+from streamer.mapping.relation_names import parse_name
+from streamer.report.problems import RUNBOOK_OF, ProblemKind
+
+QUARANTINE_MAX: Final = 100
+_DONE: Final = {
+    "pause": "Pause requested",
+    "resume": "Resume requested",
+    "skip": "Resume requested, without the deletes of the transaction",
+    "resync": "Copy requested; the other tables keep streaming",
+}
+
+
+def routes(frame: Frame, status: StatusReader) -> APIRouter:
+    router = frame.router()
+
+    @router.get("/table")
+    async def table(request: Request) -> Response:
+        source, reason = await find_source(frame, status, request.query_params)
+        name = _name(request.query_params.get("name", ""))
+        shown = status_view.source_view(source, target=frame.events.target, is_whole=True)
+        entry = next((t for t in shown["tables"] if t["source"] == name), None)
+        if entry is None:
+            raise NotFoundError(
+                f'"{shown["label"]}" streams no table "{name}"',
+                hint="the overview lists its tables",
+            )
+        (entry,) = status_view.with_activity(shown | {"tables": [entry]}, frame.events.activity)[
+            "tables"
+        ]
+        rows = (await frame.service.store.content())["tables"]
+        databases = (await frame.service.store.content())["databases"]
+        ids = {row["id"] for row in databases if row["name"] == source["database"]}
+        return await frame.page(
+            request,
+            "table.html",
+            source=shown,
+            table=entry,
+            runbook=entry.get("runbook") or f"{RUNBOOKS}/{RUNBOOK_OF[ProblemKind.TABLE]}",
+            errors=frame.events.errors(shown["label"], name),
+            rule=status_view.rule_of((row for row in rows if row["database_id"] in ids), name),
+            quarantine=await _quarantine(frame, source, name),
+            sides=None if is_refresh(request) else await _sides(frame, source, name),
+            reason=reason,
+            modes=[mode.value for mode in Mode],
+        )
+
+    @router.post("/table/act")
+    async def act(request: Request) -> Response:
+        form = await request.form()
+        database, sid, name = _which(form)
+        action = form_text(form, "action")
+        options = None
+        if action not in _DONE:
+            raise InvalidError("action: not known")
+        done = _DONE[action]
+        if action == "resync":
+            options = _resync(form).to_json()
+        if action == "skip":
+            action, options = "resume", {"skip_deletes": True}
+        await frame.service.act_on(action, database, sid, name, actor_of(request), options)
+        status.forget()
+        return frame.redirect(_address(database, sid, name), done)
+
+    @router.post("/table/quarantine")
+    async def quarantine(request: Request) -> Response:
+        form = await request.form()
+        database, sid, name = _which(form)
+        action = form_text(form, "action")
+        if action not in ("retry", "drop"):
+            raise InvalidError("action: not known")
+        back = f"{_address(database, sid, name)}"
+        ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
+        if not ids and form_text(form, "which") != "all":
+            return frame.redirect(back, "Tick the changes you mean, or choose all", "warning")
+        choice = Choice(str(parse_name(name)), database, sid, ids)
+        asked = await frame.service.ask_quarantine(action, choice, actor_of(request))
+        count = sum(relation["changes"] for relation in asked)
+        word = "are being retried" if action == "retry" else "are being dropped"
+        status.forget()
+        return frame.redirect(back, f"{count} of its changes {word}")
+
+    return router
+
+
+def _name(text: str) -> str:
+    try:
+        return str(parse_name(text))
+    except MappingError as exc:
+        raise InvalidError(f"name: {exc.message}", hint=exc.hint) from None
+
+
+def _which(form: Any) -> tuple[str, str | None, str]:
+    """Return database, sid and table of a form."""
+    return (
+        form_text(form, "database"),
+        form_text(form, "sid") or None,
+        _name(form_text(form, "name")),
+    )
+
+
+def _resync(form: FormData) -> Resync:
+    """Read the resync of a form. Raises InvalidError."""
+    values: Row = {
+        "mode": form_text(form, "mode") or Mode.RELOAD,
+        "force": form_text(form, "force") == "on",
+        "skip_changes": form_text(form, "skip_changes") == "on",
+        "where": form_text(form, "where").strip() or None,
+    }
+    if columns := form_text(form, "columns").strip():
+        try:
+            values["columns"] = list(read_names(columns))
+        except MappingError as exc:
+            raise InvalidError(exc.message, hint=exc.hint) from None
+    return api_models.read_as(api_models.ResyncBody, values).resync()
+
+
+def _address(database: str, sid: str | None, name: str) -> str:
+    return status_view.table_address({"database": database, "sid": sid}, name)
+
+
+async def _sides(frame: Frame, source: Row, name: str) -> Row:
+    """Return the table on both sides, or the reason why it is unavailable."""
+    try:
+        seen = await frame.service.look_at(source["database"], source["sid"], name)
+    except StreamerError as exc:
+        return {"columns": [], "key": [], "identity": None, "findings": [], "error": str(exc)}
+    return seen | {"error": None}
+
+
+async def _quarantine(frame: Frame, source: Row, name: str) -> Row:
+    choice = Choice(name, source["database"], source["sid"])
+    try:
+        listed = await frame.service.quarantine(choice, QUARANTINE_MAX)
+    except StreamerError as exc:
+        return {"items": [], "total": 0, "error": str(exc)}
+    return listed | {"error": None}

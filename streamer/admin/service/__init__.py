@@ -1,0 +1,1 @@
+"""The operations of API, page and command line on the mapping and on sources."""

@@ -1,0 +1,57 @@
+"""The tables of a database, and the obstacles to their replication, for the API. Pure."""
+
+from typing import Any
+
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.source_findings import check_source
+from streamer.mapping.relation_names import RelationPattern
+
+Row = dict[str, Any]
+
+
+def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
+    server = facts.server
+    assert server is not None
+    findings = check_source(facts, None)
+    by_object: dict[str, list[Row]] = {}
+    for finding in findings:
+        by_object.setdefault(finding.place.object or "", []).append(finding.to_json())
+    tables = []
+    for seen in facts.seen:
+        relation = facts.relations.get(seen.relation)
+        if relation is None and seen.root is not None:
+            continue  # a partition comes along with its root
+        table_findings = by_object.pop(str(seen.relation), [])
+        pattern = RelationPattern(seen.namespace, seen.name)
+        table: Row = {
+            "schema": pattern.written_namespace,
+            "name": pattern.written_name,
+            "obstacle": seen.obstacle,
+            "mapped": any(pattern_of_rule.matches(seen.relation) for pattern_of_rule in mapped),
+            "findings": table_findings,
+        }
+        if relation is not None:
+            table |= {
+                "rows": relation.row_count_estimate,
+                "size_bytes": relation.size_bytes,
+                "is_partitioned": relation.is_partitioned,
+                "key": list(relation.key),
+                "primary_key": list(relation.primary_key),
+                "replica_identity": relation.replica_identity,
+                "columns": [
+                    {"name": column.name, "type": column.type, "not_null": column.not_null}
+                    for column in relation.columns
+                ],
+            }
+        tables.append(table)
+    return {
+        "server": {
+            "version": server.version_text,
+            "database": server.database,
+            "role": server.role,
+            "wal_level": server.wal_level,
+            "in_recovery": server.in_recovery,
+        },
+        "tables": tables,
+        "findings": [finding for leftover in by_object.values() for finding in leftover],
+    }

@@ -1,0 +1,169 @@
+"""The changes of a table in a chunked copy that concern rows which the target has.
+
+A later chunk brings the other rows, as its snapshot has them, so the drainer leaves their changes
+out. An update may move a row between both ranges: then it becomes an insert or a delete. Pure.
+
+PostgreSQL documentation, "Logical Replication Message Formats", has the layout of the messages.
+"""
+
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.decode.pgoutput import (
+    DELETE,
+    INSERT,
+    NEW_TUPLE,
+    TRUNCATE,
+    UPDATE,
+    Redefinition,
+    Relation,
+)
+from streamer.decode.transactions import Changes
+from streamer.decode.tuples import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED
+from streamer.errors.error_classes import ProtocolError, SyncError
+from streamer.mapping.rule_options import TableType
+from streamer.postgres.key_values import KeyValue, read_key_value
+
+if TYPE_CHECKING:
+    from streamer.apply.lanes.lane_transaction import LaneTransaction
+
+_TUPLE_AT: Final = 6
+_length_at: Final = struct.Struct(">I").unpack_from
+
+
+class UnknownRowError(Exception):
+    """A change cannot be assigned to a range, or a row that joins the range lacks values, or one
+    that leaves it would stay.
+    """
+
+
+class CopiedRange:
+    """The range of keys that the target has, for changes under one definition of the table.
+
+    *keeps_deleted*: the target keeps a row in spite of a delete.
+    """
+
+    def __init__(
+        self, copied: ChunkedCopy, relation: Relation, *, keeps_deleted: bool = False
+    ) -> None:
+        """Raises UnknownRowError if a column of the key is not in the changes."""
+        self._keeps_deleted = keeps_deleted
+        self._types = copied.types
+        self._last = copied.last_key
+        self._width = len(relation.columns)
+        numbers = {column.name: number for number, column in enumerate(relation.columns)}
+        try:
+            self._positions = [numbers[name] for name in copied.columns]
+        except KeyError as exc:
+            raise UnknownRowError(f"its key has no column {exc} any more") from None
+
+    def take(self, payload: bytes) -> bytes | None:
+        """Return what a change does to the rows of the range; None if it does nothing.
+
+        Raises UnknownRowError, ProtocolError.
+        """
+        kind = payload[0]
+        if kind == TRUNCATE:
+            return payload
+        if kind not in (INSERT, UPDATE, DELETE):
+            raise ProtocolError(f"unexpected row message {chr(kind)!r}")
+        first, end = self._read(payload, _TUPLE_AT)
+        if kind != UPDATE or payload[5] == NEW_TUPLE:
+            return payload if self._has(first) else None
+        if payload[end] != NEW_TUPLE:
+            raise ProtocolError(f"unexpected tuple at offset {end} of an update")
+        second, _ = self._read(payload, end + 1)
+        new = [
+            old if _is_unchanged(item) else item for item, old in zip(second, first, strict=True)
+        ]
+        if self._has(first):
+            if self._has(new):
+                return payload
+            if self._keeps_deleted:
+                raise UnknownRowError("a key moved to a later chunk, and deleted rows stay")
+            return b"D" + bytes(payload[1:end])
+        if not self._has(new):
+            return None
+        # Under another identity than FULL, the old tuple has nothing but the key.
+        if any(map(_is_unchanged, new)) or (
+            payload[5] != ord("O") and any(map(_is_unchanged, second))
+        ):
+            raise UnknownRowError("an update of its key left out large values that are unchanged")
+        head = b"I" + bytes(payload[1:5]) + b"N" + len(new).to_bytes(2, "big")
+        return head + b"".join(map(bytes, new))
+
+    def _read(self, payload: bytes, position: int) -> tuple[list[bytes], int]:
+        items, end = _read_items(payload, position)
+        if len(items) != self._width:
+            raise ProtocolError(f"a row message has {len(items)} columns instead of {self._width}")
+        return items, end
+
+    def _has(self, items: list[bytes]) -> bool:
+        pairs = zip(self._positions, self._types, strict=True)
+        return tuple(_value(items[position], kind) for position, kind in pairs) <= self._last
+
+
+def _value(item: bytes, kind: str) -> KeyValue:
+    if item[0] in (KIND_NULL, KIND_UNCHANGED):
+        raise UnknownRowError("a change came without the key of its row")
+    try:
+        return read_key_value(bytes(item[5:]), kind, is_text=item[0] == KIND_TEXT)
+    except ValueError:
+        raise UnknownRowError(f"a column of its key is no longer of type {kind}") from None
+
+
+def only_copied(share: "LaneTransaction") -> "LaneTransaction":
+    """Return *share* without changes of rows that a later chunk brings.
+
+    Raises SyncError if that cannot be decided: then the copy has to begin again, in one piece.
+    """
+    if all(mapped.state.chunks is None for mapped, _ in share.changes):
+        return share
+    changes = []
+    for mapped, its in share.changes:
+        copied = mapped.state.chunks
+        is_there = mapped.has(share.transaction)
+        if copied is None or is_there or isinstance(its.relation, Redefinition):
+            changes.append((mapped, its))
+            continue
+        mapping = mapped.mapping
+        keeps_deleted = mapping.type is TableType.APPEND or mapping.rule.deleted_at is not None
+        try:
+            range_ = CopiedRange(copied, its.relation, keeps_deleted=keeps_deleted)
+            taken = map(range_.take, its.payloads)
+            changes.append((mapped, Changes(its.relation, [p for p in taken if p is not None])))
+        except UnknownRowError as exc:
+            mapped.become(mapped.state.unfit_for_chunks(str(exc)))
+            error = SyncError(
+                f'"{mapped.mapping.source}" cannot be copied in chunks: {exc}',
+                hint="nothing: streamer copies it again, in one piece",
+            )
+            error.subject = mapped
+            raise error from None
+    return replace(share, changes=changes)
+
+
+def _is_unchanged(item: bytes) -> bool:
+    return item[0] == KIND_UNCHANGED
+
+
+def _read_items(data: bytes, position: int) -> tuple[list[bytes], int]:
+    """Return the columns of a tuple, each with its kind and its length, and the tuple's end.
+
+    Raises ProtocolError.
+    """
+    items = []
+    try:
+        count = data[position] << 8 | data[position + 1]
+        position += 2
+        for _ in range(count):
+            kind, end = data[position], position + 1
+            if kind in (KIND_TEXT, KIND_BINARY):
+                end += 4 + _length_at(data, end)[0]
+            items.append(data[position:end])
+            position = end
+    except (IndexError, struct.error) as exc:
+        raise ProtocolError("a row message is truncated") from exc
+    return items, position

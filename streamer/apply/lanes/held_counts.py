@@ -1,0 +1,33 @@
+"""The changes that a lane holds, counted. Pure."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from streamer.apply.lanes.lane import MappedRelation
+    from streamer.apply.lanes.lane_transaction import LaneTransaction
+
+
+class Held:
+    """How many changes are held of each relation, and their bytes."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[MappedRelation, tuple[int, int]] = {}
+
+    def of(self, mapped: "MappedRelation") -> tuple[int, int]:
+        """Return the number of changes of a relation, and their bytes."""
+        return self._counts.get(mapped, (0, 0))
+
+    def __bool__(self) -> bool:
+        return any(number for number, _ in self._counts.values())
+
+    def add(self, share: "LaneTransaction") -> None:
+        for mapped, changes in share.changes:
+            number, size = self.of(mapped)
+            self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
+
+    def remove(self, other: "Held") -> None:
+        for mapped, (number, size) in other._counts.items():
+            before, size_before = self.of(mapped)
+            self._counts[mapped] = (before - number, size_before - size)

@@ -1,0 +1,692 @@
+"""Lanes: sequences of changes with a fixed order.
+
+With ``consistency: table`` every mapped relation has its own lane. With ``consistency:
+transaction`` the ready relations of a source share one, so that a source transaction becomes
+visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
+worker. A held lane sends them to a spool on disk, from which a drainer applies them on its own
+connection when it may. A relation is held while it waits for its copy, a lock or an operator. It
+also waits for the target to accept a row, and for the end of a transaction too large for memory.
+The others do not wait with it.
+
+Order never depends on worker and drainer. A drainer begins after the worker has settled all its
+shares of the lane, and a lane becomes live again only with an empty spool.
+
+A lane *held to a point* lets a copy bring some rows or columns of a relation that is in sync. The
+others are not in the copy, so no change of theirs may be dropped:
+
+0. ``hold_to_point(EVERYTHING)``: the drainer applies everything while the copy
+   waits for its turn and prepares the target. So this table never holds back a change of a type
+   that other tables use, which could hold back the copy.
+1. ``hold_to_point(None)`` before the copy's snapshot exists: everything dispatched before is older.
+2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply what commits
+   before P, and nothing else. The stream has delivered all of that once the tracker is at P.
+3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
+   may exchange rows for those of the snapshot. It stores P as the relation's position.
+4. ``release(Hold.POINT)`` lets the drainer apply the rest.
+
+The state of the table (`streamer.control.table_state`) says which step comes next. `Relations`
+takes the step, and `SyncEvents.reach` waits for the third. A process that dies before the commit
+has stored nothing but applied changes, so the relation is as it was.
+
+A copy in chunks (`streamer.copy.copy_in_chunks`) takes the same steps for each chunk after the
+first. Its lane stays held in between, and the drainer leaves out changes of rows that a later chunk
+brings (`streamer.apply.lanes.copied_range`).
+"""
+
+import asyncio
+import enum
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from streamer.apply.lanes.blocked_keys import Quarantine
+from streamer.apply.lanes.held_counts import Held
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.mass_delete_brake import Brake
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.sql.wide_rows import PlanStatements
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.control.mass_delete import MassDelete
+from streamer.control.progress_tracker import LanePending
+from streamer.control.table_state import Need, State, TableState
+from streamer.decode.pgoutput import Relation
+from streamer.decode.text_conversion import TextConversion
+from streamer.decode.transactions import Transaction
+from streamer.errors.error_classes import StreamerError
+from streamer.mapping.recomputed_columns import recomputed
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.schema.definition_message import Part
+from streamer.source.catalog import SourceRelation
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.waiting import wait_for_event
+
+if TYPE_CHECKING:
+    from streamer.errors.remedies import Remedy
+
+
+@dataclass(frozen=True, slots=True)
+class RelationSource:
+    """Facts about a relation's source that its plans need and RELATION messages lack.
+
+    ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
+    ``conversion``: converts its text to UTF-8, if the source sends another encoding.
+    ``unique_keys``: columns whose values no two rows share, not even within a transaction.
+    """
+
+    database: str
+    sid: str | None
+    claim: Claim
+    binary_types: frozenset[int]
+    primary_key: tuple[str, ...] = ()
+    unique_keys: tuple[tuple[str, ...], ...] = ()
+    has_partial_key: bool = False
+    is_partitioned: bool = False
+    types: dict[str, str] = field(default_factory=dict)
+    conversion: TextConversion | None = None
+
+    def with_definition(self, relation: SourceRelation) -> "RelationSource":
+        """Return these facts with those of *relation*, as the source's catalogs have it."""
+        return replace(
+            self,
+            primary_key=relation.primary_key,
+            unique_keys=relation.unique_keys,
+            has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
+            is_partitioned=relation.is_partitioned,
+            types={column.name: column.type for column in relation.columns},
+        )
+
+
+class MappedRelation:
+    """A mapped source relation: its place in the bookkeeping, and the target's progress.
+
+    ``end_lsn`` is the present value of the progress row; only the task that commits changes of this
+    relation moves it. ``plans``: the ways to apply its changes, by definition, newest last.
+    """
+
+    __slots__ = (
+        "_confirmed",
+        "_confirmed_through",
+        "_statements",
+        "conflict_watch",
+        "decided",
+        "end_lsn",
+        "former_labels",
+        "is_doubtful",
+        "mapping",
+        "obstacle",
+        "outlives",
+        "parts",
+        "plan",
+        "quarantine",
+        "relation_id",
+        "relid",
+        "size_bytes",
+        "skip_through_lsn",
+        "source",
+        "state",
+        "way_past_changes",
+    )
+
+    def __init__(
+        self,
+        relation_id: int,
+        mapping: RelationMapping,
+        end_lsn: Lsn,
+        source: RelationSource,
+        state: TableState | None = None,
+    ) -> None:
+        """*state*: that of a table in sync through *end_lsn*, if it is not given."""
+        self.relation_id = relation_id
+        self.mapping = mapping
+        self.end_lsn = end_lsn
+        self.become(state or TableState(State.READY, through_lsn=end_lsn))
+        self.decided: MassDelete | None = None
+        """The last mass delete about which an operator has decided."""
+        self.outlives = False
+        """The target may have rows whose deletes an operator has left out."""
+        self.obstacle: Callable[[], StreamerError] | None = None
+        """Makes the error that stops the relation until the rules have changed."""
+        self.parts: set[Part] | None = None
+        """Parts of the source's table that a command may drop without naming the table; None: any.
+        """
+        self.is_doubtful = False
+        """The stored definition may not be that of the source, which has to send it again."""
+        self.relid: int | None = None
+        """Oid of the source's table that the target has; another one of that name is another table.
+        """
+        self.source = source
+        self.size_bytes = 0
+        """The size of the source's table as it was registered: decides the order of copies."""
+        self.plan: ApplyPlan | None = None
+        self.former_labels: Mapping[str, tuple[bool, Mapping[str, str]]] = {}  # `FormerColumns`
+        self._statements: PlanStatements | None = None
+        self._confirmed: Relation | None = None
+        """The last message that repeated the definition: comparing again would cost each share."""
+        self._confirmed_through = 0
+        """RELATION messages with lower numbers that repeat the definition of ``plan`` fit it."""
+        self.quarantine = Quarantine()
+        self.way_past_changes: Remedy | None = None
+        """How a copy leaves out the changes that the target refuses: an operator has asked for one.
+        """
+        self.conflict_watch = 0
+        """Windows to come in which a writer looks for missing rows before it changes them."""
+
+    def become(self, state: TableState) -> None:
+        """Take *state* from now on. Its lane has to follow, see `Relations.become`."""
+        self.state = state
+        self.skip_through_lsn = state.skips_through
+
+    def knows(self, parts: set[Part]) -> None:
+        """Count *parts* to those of the source's table; a part that is gone makes no difference."""
+        self.parts = parts | (self.parts or set())
+
+    def has(self, transaction: Transaction) -> bool:
+        """Whether the target has the changes of *transaction* already: a copy brought them."""
+        return transaction.final_lsn < self.skip_through_lsn
+
+    def check(self) -> None:
+        """Raise the error of the obstacle, if there is one."""
+        if self.obstacle is not None:
+            error = self.obstacle()
+            error.subject = self
+            raise error
+
+    def plan_for(self, relation: Relation) -> ApplyPlan | None:
+        """Return the plan for *relation* if it is the current one.
+
+        The source repeats RELATION after every change of the table's definition, also after one
+        that RELATION does not show, such as another primary key. So each message needs a plan or a
+        confirmation, for which the planner has read the source's catalogs after the message came.
+        """
+        plan = self.plan
+        if plan is None or plan.relation is relation or self._confirmed is relation:
+            return plan
+        if relation.number < self._confirmed_through and plan.relation == relation:
+            self._confirmed = relation
+            return plan
+        return None
+
+    def set_plan(self, plan: ApplyPlan, confirmed_through: int = 0) -> None:
+        """Apply later changes by *plan*, for which the planner has read the source's catalogs
+        after it took the number *confirmed_through*.
+        """
+        self.plan, self._confirmed = plan, None
+        self._confirmed_through = confirmed_through
+
+    def statements(self, plan: ApplyPlan) -> PlanStatements:
+        """Return the statements of *plan* for changes of this relation."""
+        if self._statements is None or self._statements.plan is not plan:
+            self._statements = PlanStatements(plan)
+        return self._statements
+
+    def confirm(self, through: int) -> None:
+        """The plan there is fits the source's catalogs, which the planner has read after it took
+        the number *through*.
+        """
+        self._confirmed_through = through
+
+    def forget(self, plan: ApplyPlan) -> None:
+        """Make another plan for later changes."""
+        if self.plan is plan:
+            self.plan = None
+
+    def decide(self, decided: MassDelete | None) -> None:
+        """An operator has decided about a mass delete, if any."""
+        self.decided = decided
+        if decided is not None and decided.skips and not self.outlives:
+            self.outlives = True
+            self.plan = None
+
+    def handed_over(self, chunks: ChunkedCopy | None, lsn: Lsn) -> None:
+        """The target has everything up to *lsn*: of all rows, or of those of *chunks*."""
+        self.end_lsn = lsn
+        if chunks is not None:
+            return
+        self.plan = None  # the copy may have changed the target's indexes
+        self.way_past_changes = None
+        if self.state.need is not Need.PART:
+            self.outlives = False
+
+    def fills_like(self, mapping: RelationMapping | None, columns: Sequence[str] | None) -> bool:
+        """Whether the target's rows are those that *mapping* would produce, but for the values of
+        columns that can be brought alone.
+
+        *columns*: the source's, if they can. In quarantine, or without a copy, a relation needs
+        another one.
+        """
+        own = self.mapping
+        if mapping is None or (own.target, own.type) != (mapping.target, mapping.type):
+            return False
+        mark = own.rule.expressions_mark
+        if mark == mapping.rule.expressions_mark:
+            return True
+        if columns is None or self.quarantine.count or self.skip_through_lsn == EVERYTHING:
+            return False
+        return recomputed(mark, mapping, columns) is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"MappedRelation({self.source.database!r}, {self.source.sid!r}, {self.mapping.source})"
+        )
+
+
+class Hold(enum.Flag):
+    """Why a lane is held. The drainer works unless one of `BLOCKING` is among the reasons."""
+
+    NONE = 0
+    SYNC = enum.auto()  # a copy of its relation is under way
+    PAUSED = enum.auto()  # at an operator's request
+    ERROR = enum.auto()  # the target refuses a change: retried every few seconds
+    BUSY = enum.auto()  # a lock or another transient obstacle at the target
+    LARGE = enum.auto()  # a transaction larger than memory
+    QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
+    POINT = enum.auto()  # a copy exchanges rows at a point: the drainer works up to there
+    CHUNKS = enum.auto()  # a copy in chunks: the drainer knows which rows the target has
+    SLOW = enum.auto()  # the target takes long for it: a drainer spares the worker's other lanes
+
+
+BLOCKING = Hold.SYNC | Hold.PAUSED
+
+
+def holds(state: TableState) -> Hold:
+    """Return the reasons to hold the lane of a table in *state*. Pure."""
+    if state.is_lost:
+        return Hold.NONE  # its changes are dropped
+    reasons = Hold.PAUSED if state.is_paused else Hold.NONE
+    match state.need:
+        case Need.ROWS:
+            return reasons | Hold.SYNC
+        case Need.PART:
+            return reasons | Hold.POINT
+        case Need.CHUNKS:
+            return reasons | Hold.CHUNKS
+        case Need.CHUNK:
+            return reasons | Hold.CHUNKS | Hold.POINT
+        case _:
+            return reasons
+
+
+STAYING = Hold.QUARANTINE | Hold.CHUNKS | Hold.SLOW
+"""A lane stays with the drainer for these, also with nothing held."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRequest:
+    """An operator's request about rows in quarantine: some rows of a relation, or all."""
+
+    request_id: int
+    mapped: MappedRelation
+    is_retry: bool
+    ids: list[int] | None
+
+
+class ShareSpool(Protocol):
+    """Keeps shares on disk, in order; see `streamer.apply.lanes.spool`."""
+
+    @property
+    def is_empty(self) -> bool: ...
+    @property
+    def held(self) -> Held: ...
+    def append(self, share: LaneTransaction) -> None: ...
+    def discard_open(self) -> None: ...
+    def read(self, size: int) -> list[LaneTransaction]: ...
+    def rewind(self) -> None: ...
+    def release(self, count: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class ShareQueue(Protocol):
+    """A worker's queue."""
+
+    def put(self, lane: "Lane", share: LaneTransaction) -> None: ...
+    def hurry(self) -> None: ...
+
+
+class LaneOwner(Protocol):
+    """The owner of lanes, which receives their progress: the pipeline."""
+
+    @property
+    def source(self) -> SourceMapping:
+        """The source of the lanes' changes."""
+        ...
+
+    @property
+    def claim(self) -> Claim:
+        """The right to write the lanes' changes to the target."""
+        ...
+
+    @property
+    def has_other_lanes(self) -> bool:
+        """Whether the source has more lanes than one."""
+        ...
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None:
+        """Return where a table of the source goes; None if no rule maps the table."""
+        ...
+
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
+        """Whether a table has changes to apply that committed before *lsn*."""
+        ...
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        """Whether the stream has brought everything that committed before *lsn*."""
+        ...
+
+    def lane_held(self, lane: "Lane") -> None:
+        """The lane becomes held: start a drainer for it."""
+        ...
+
+    def lane_live(self, lane: "Lane") -> None:
+        """The lane holds no changes any more."""
+        ...
+
+    def lane_durable(self, lane: "Lane", shares: list[LaneTransaction]) -> None:
+        """The target has committed *shares*, the lane's oldest."""
+        ...
+
+    async def lane_failed(self, lane: "Lane", error: StreamerError) -> None:
+        """The target refuses the lane's next change."""
+        ...
+
+    async def lane_waits(self, lane: "Lane", reason: str | None) -> None:
+        """The target does not take the lane's changes now, or takes them again."""
+        ...
+
+    def has_brake(self, lane: "Lane") -> bool:
+        """Whether a table of the lane limits the rows that a transaction may delete."""
+        ...
+
+    async def lane_braked(self, lane: "Lane", mapped: MappedRelation, found: MassDelete) -> None:
+        """The lane's next transaction deletes more rows of *mapped* than its rule allows."""
+        ...
+
+    async def lane_recovered(self, lane: "Lane") -> None:
+        """The target takes changes again."""
+        ...
+
+    async def lane_drained(self, lane: "Lane") -> None:
+        """All held changes are durable."""
+        ...
+
+    def source_failed(self, error: StreamerError) -> None:
+        """End the source's attempt: none of its lanes can continue before the next."""
+        ...
+
+    def lane_of(self, mapped: MappedRelation) -> "Lane | None":
+        """Return the lane where a relation's changes go now, if it is still mapped."""
+        ...
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        """The number of a relation's rows in quarantine has changed."""
+        ...
+
+
+@dataclass(eq=False)
+class Lane:
+    """One lane. Its methods never wait: they are called between two turns of the event loop."""
+
+    name: str
+    queue: ShareQueue
+    owner: LaneOwner
+    open_spool: Callable[[], ShareSpool]
+    table: str | None = None
+    """The source's table, if it is of one alone."""
+    hold: Hold = Hold.NONE
+    error: str | None = None
+    pending: LanePending = field(default_factory=LanePending)
+    spool: ShareSpool | None = None
+    queued_count: int = 0
+    """Shares that the worker has and has not settled."""
+    returned: deque[ShareSpool] = field(default_factory=deque)
+    """Spools of the shares that the worker gave back; all of them come before `spool`."""
+    backend_pid: int | None = None
+    """The drainer's session at the target, while it applies something of this lane."""
+    is_draining: bool = False
+    """Whether a drainer is applying something of it now."""
+    slow_until: float = 0.0
+    """Until when it stays held as slow, on the clock of `time.monotonic`."""
+    queues_since: float | None = None
+    """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
+    has_open_share: bool = False
+    point: Lsn | None = None
+    """Held to a point: only changes that commit before it are drained; None if it is not known.
+    `EVERYTHING` before the snapshot.
+    """
+    is_at_point: bool = False
+    """All changes before `point` that have arrived are durable."""
+    passed_lsn: Lsn = NOTHING
+    """Everything of it that commits before is durable. `pending` may know that of a run only."""
+    is_ending: bool = False
+    """Its pipeline ends: the source sends unapplied changes again, to a lane of the next attempt.
+    """
+    brake: Brake = field(default_factory=Brake)
+    requests: deque[QuarantineRequest] = field(default_factory=deque)
+    """Fulfilled by the drainer, before anything else."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_held(self) -> bool:
+        return self.spool is not None
+
+    @property
+    def is_held_for_copy(self) -> bool:
+        """Whether it keeps every change, because a copy decides later which ones it has."""
+        return Hold.SYNC in self.hold
+
+    @property
+    def may_drain(self) -> bool:
+        if not self.is_held or self.queued_count or self.hold & BLOCKING:
+            return False
+        return Hold.POINT not in self.hold or (self.point is not None and not self.is_at_point)
+
+    def is_applying(self, through_lsn: Lsn) -> bool:
+        """Whether something of transactions up to *through_lsn* may be on its way to the target."""
+        if not self.queued_count and not self.is_draining:
+            return False
+        behind = self.pending.flush_lsn_max
+        return self.has_open_share or (behind is not None and behind < through_lsn)
+
+    def is_behind(self, lsn: Lsn) -> bool:
+        """Whether it has changes that commit before *lsn* and are not durable."""
+        first = self.pending.first_lsn
+        return first is not None and first <= lsn and self.passed_lsn < lsn
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether there is something to drain."""
+        return bool(self.requests) or any(not spool.is_empty for spool in self._spools)
+
+    @property
+    def _spools(self) -> list[ShareSpool]:
+        """All spools, in the commit order of their shares."""
+        return [*self.returned, *([] if self.spool is None else [self.spool])]
+
+    @property
+    def front(self) -> ShareSpool:
+        """The spool that holds the oldest share."""
+        while self.returned and self.returned[0].is_empty:
+            self.returned.popleft().close()
+        return self._spools[0]
+
+    def held(self, mapped: MappedRelation) -> tuple[int, int]:
+        """Return how many changes of a relation wait here, and their bytes."""
+        counts = [spool.held.of(mapped) for spool in self._spools]
+        return sum(number for number, _ in counts), sum(size for _, size in counts)
+
+    def dispatch(self, share: LaneTransaction) -> None:
+        """Take the next share, in commit order."""
+        if self.is_ending:
+            return
+        if self.spool is None and share.end_lsn is None:
+            self.keep(Hold.LARGE)
+        elif self.spool is None and share.redefines:
+            self.keep(Hold.BUSY)
+        if self.brake.add(share):
+            self.keep(Hold.BUSY)  # a drainer applies what comes before
+        if self.spool is None:
+            self.queued_count += 1
+            self.queue.put(self, share)
+            return
+        for single in share.split():
+            self.spool.append(single)
+            if self._is_before_point(single):
+                self.is_at_point = False
+        self.has_open_share = share.end_lsn is None
+        self.changed.set()
+
+    def keep(self, reason: Hold, error: str | None = None) -> None:
+        """Hold this lane from now on, for *reason*."""
+        if self.is_ending:
+            return
+        self.hold |= reason
+        if error is not None:
+            self.error = error
+        if self.spool is None:
+            self.spool = self.open_spool()
+            self.queue.hurry()  # a drainer begins when nothing is queued
+            self.owner.lane_held(self)
+        self.changed.set()
+
+    def release(self, reason: Hold) -> None:
+        """*reason* no longer holds; the drainer continues unless another reason does."""
+        self.hold &= ~reason
+        if reason & Hold.ERROR:
+            self.error = None
+        if reason & Hold.POINT:
+            self.point, self.is_at_point = None, False
+        self.changed.set()
+
+    def keep_aside(self, until: float) -> None:
+        """Leave this lane to a drainer until a time of `time.monotonic`, also with nothing held."""
+        self.slow_until = until
+        self.keep(Hold.SLOW)
+
+    def hold_to_point(self, point: Lsn | None) -> None:
+        """Let the drainer apply changes that commit before *point*; None: no more for now."""
+        if Hold.POINT not in self.hold or self.point != point:
+            self.point, self.is_at_point = point, False
+            self.keep(Hold.POINT)
+
+    def _is_before_point(self, share: LaneTransaction) -> bool:
+        return self.point is not None and share.transaction.final_lsn < self.point
+
+    def ask(self, request: QuarantineRequest) -> None:
+        """Queue *request* at its place in the order; the same request twice counts once."""
+        if all(other.request_id != request.request_id for other in self.requests):
+            self.requests.append(request)
+            self.keep(Hold.BUSY)
+
+    def split(self, share: LaneTransaction) -> list[LaneTransaction]:
+        """The worker goes on with the single transactions of one of its shares."""
+        singles = share.split()
+        self.queued_count += len(singles) - 1
+        return singles
+
+    def applied(self, shares: list[LaneTransaction]) -> None:
+        """The worker has committed *shares*."""
+        self.owner.lane_durable(self, shares)
+        self._settle(len(shares))
+
+    def give_back(self, shares: list[LaneTransaction]) -> None:
+        """The worker cannot apply *shares*, nor any of this lane that it got later.
+
+        They go to disk like all shares of a held lane: it may be held for days. Raises SpoolError.
+        """
+        if self.is_ending:
+            self._settle(len(shares))
+            return
+        self.keep(Hold.BUSY)
+        if shares:
+            spool = self.open_spool()
+            for share in shares:
+                for single in share.split():
+                    spool.append(single)
+            # The worker gives back a window that it was committing after the shares behind it.
+            self.returned.appendleft(spool)
+            self.is_at_point = False
+        self._settle(len(shares))
+
+    def _settle(self, count: int) -> None:
+        self.queued_count -= count
+        if self.queued_count == 0:
+            self.changed.set()
+
+    def take(self, size: int) -> list[LaneTransaction]:
+        """Return the next held shares, about *size* bytes, or a piece of one that is larger.
+
+        They stay here until `drained` is called. A lane held to a point returns those before it.
+        Raises OpenShareDiscarded.
+        """
+        if not self.is_held:
+            return []
+        shares = self.front.read(size)
+        if shares:
+            self.passed_lsn = max(self.passed_lsn, shares[0].transaction.final_lsn)
+        if Hold.POINT not in self.hold:
+            return shares
+        shares = list(itertools.takewhile(self._is_before_point, shares))
+        if not shares:
+            self.front.rewind()
+            self.is_at_point = True
+            self.changed.set()
+        return shares
+
+    def drained(self, count: int) -> None:
+        """Drop the first *count* finished shares among those taken; the next `take` returns the
+        rest.
+        """
+        spool = self.front
+        spool.release(count)
+        spool.rewind()
+
+    def discard_open(self) -> None:
+        """The connection was lost inside a transaction; the source sends its changes again."""
+        if self.has_open_share:
+            assert self.spool is not None
+            self.spool.discard_open()
+            self.brake.discard_open()
+            self.has_open_share = False
+            self.changed.set()
+
+    def go_live(self) -> bool:
+        """Return to the worker's queue if nothing is left to drain; tell whether it did."""
+        if self.hold & (BLOCKING | Hold.POINT | STAYING):
+            return False
+        if self.has_backlog or self.has_open_share:
+            return False
+        self._close_spools()
+        self.hold = Hold.NONE
+        self.error = None
+        self.owner.lane_live(self)
+        return True
+
+    def close(self) -> None:
+        """Forget everything; the next attempt reads the stream again from the acknowledged
+        position.
+        """
+        self._close_spools()
+        self.requests.clear()
+
+    def _close_spools(self) -> None:
+        for spool in self._spools:
+            spool.close()
+        self.returned.clear()
+        self.spool = None
+
+
+async def until_idle(lane: Lane) -> None:
+    """Wait until the worker has settled everything that it had of *lane*."""
+    while lane.queued_count:
+        lane.queue.hurry()
+        lane.changed.clear()
+        await lane.changed.wait()
+
+
+async def until_changed(lane: Lane, seconds: float | None) -> None:
+    """Wait until something about *lane* changes, at most *seconds*."""
+    lane.changed.clear()
+    await wait_for_event(lane.changed, seconds)

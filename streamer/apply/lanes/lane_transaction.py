@@ -1,0 +1,114 @@
+"""A lane's share of source transactions: the changes that it applies. Pure."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from streamer.decode.pgoutput import Redefinition
+from streamer.decode.transactions import Changes, TransactionBlock
+from streamer.util.lsn import Lsn
+
+if TYPE_CHECKING:
+    from streamer.apply.lanes.lane import MappedRelation
+    from streamer.decode.transactions import Transaction
+
+
+@dataclass(slots=True)
+class LaneTransaction:
+    """The changes of one source transaction that one lane applies: the lane's share of it.
+
+    Without ``end_lsn`` it is a piece, and more pieces of the transaction follow.
+    """
+
+    transaction: "Transaction"
+    changes: list[tuple["MappedRelation", "Changes"]]
+    end_lsn: "Lsn | None"
+    size: int
+    is_lead: bool = True
+    """Whether this share counts for the transaction."""
+
+    @property
+    def led_times(self) -> list[int]:
+        """The commit times of the transactions that this share counts for."""
+        return [self.transaction.commit_time] if self.is_lead else []
+
+    @property
+    def redefines(self) -> bool:
+        """Whether it changes the definition of one of its relations."""
+        return any(isinstance(changes.relation, Redefinition) for _, changes in self.changes)
+
+    @property
+    def is_in_part_there(self) -> bool:
+        """Whether the target has some of its transactions, so that it has to be split."""
+        return False
+
+    def end_of(self, changes: "Changes") -> "Lsn | None":
+        """Return where the last transaction ends that made some of *changes*."""
+        del changes
+        return self.end_lsn
+
+    def by_commit_time(self, changes: "Changes") -> Iterator[tuple[int, list[bytes]]]:
+        """Yield *changes*, one of its own, by transaction: the commit time and the payloads."""
+        yield self.transaction.commit_time, changes.payloads
+
+    def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
+        """Yield the same with the transaction itself."""
+        yield self.transaction, changes.payloads
+
+    def split(self) -> "list[LaneTransaction]":
+        """Return the shares of the single transactions, in commit order."""
+        return [self]
+
+
+@dataclass(slots=True)
+class LaneBlock(LaneTransaction):
+    """A lane's share of a block: of each transaction that has changes for it, and its end.
+
+    ``transaction`` and ``end_lsn`` are those of the last one.
+    """
+
+    block: TransactionBlock = field(default_factory=TransactionBlock)
+    led: Collection[int] = ()
+    """The numbers of the transactions that this share counts for."""
+
+    @property
+    def led_times(self) -> list[int]:
+        times = self.block.commit_times
+        return [times[number] for number in self.led]
+
+    @property
+    def is_in_part_there(self) -> bool:
+        final_lsns = self.block.final_lsns
+        return any(
+            final_lsns[changes.numbers[0]] < mapped.skip_through_lsn
+            for mapped, changes in self.changes
+        )
+
+    def end_of(self, changes: "Changes") -> Lsn:
+        return Lsn(self.block.end_lsns[changes.numbers[-1]])
+
+    def by_commit_time(self, changes: "Changes") -> Iterator[tuple[int, list[bytes]]]:
+        times = self.block.commit_times
+        for number, payloads in changes.by_number():
+            yield times[number], payloads
+
+    def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
+        for number, payloads in changes.by_number():
+            yield self.block.transaction(number), payloads
+
+    def split(self) -> list[LaneTransaction]:
+        found: dict[int, list[tuple[MappedRelation, Changes]]] = {}
+        for mapped, changes in self.changes:
+            for number, payloads in changes.by_number():
+                found.setdefault(number, []).append((mapped, Changes(changes.relation, payloads)))
+        led = set(self.led)
+        return [
+            LaneTransaction(
+                self.block.transaction(number),
+                found[number],
+                Lsn(self.block.end_lsns[number]),
+                sum(changes.size for _, changes in found[number]),
+                number in led,
+            )
+            for number in sorted(found)
+        ]

@@ -1,0 +1,159 @@
+"""The changes of one lane in a target transaction, folded as far as they can be. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from streamer.apply.lanes.lane import Lane, MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.fold import Counts, Fold, NotFoldable
+from streamer.apply.rows.history_chains import Versions
+from streamer.decode.transactions import Changes, Transaction
+from streamer.util.lsn import Lsn
+
+
+@dataclass(slots=True)
+class RelationWindow:
+    """Changes of one relation in a window, folded as far as they can be."""
+
+    mapped: MappedRelation
+    folds: list[Fold] = field(default_factory=list)
+    is_foldable: bool = True
+    plan: ApplyPlan | None = None
+    """The newest plan of its changes."""
+    versions: list[Versions] = field(default_factory=list)
+    """Instead of folds, for a history table."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether sets can express it."""
+        return self.is_foldable and not any(fold.must_order for fold in self.folds)
+
+    @property
+    def counts(self) -> list[Counts]:
+        """How many changes it has, while sets can express it."""
+        return [*(fold.counts for fold in self.folds), *(each.counts for each in self.versions)]
+
+    def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
+        """Add changes; those of a plan with metadata are extended."""
+        self.plan = plan
+        if plan.must_order:
+            self.is_foldable = False
+        if not self.is_foldable:
+            return
+        if not self.folds or self.folds[-1].plan is not plan:
+            self.folds.append(Fold(plan))
+        try:
+            self.folds[-1].add(payloads)
+        except NotFoldable:
+            self.needs_order()
+
+    def add_by_transaction(
+        self, plan: ApplyPlan, parts: Iterable[tuple[Transaction, list[bytes]]]
+    ) -> None:
+        """Add changes with values that depend on their transaction."""
+        self.plan = plan
+        for transaction, payloads in parts:
+            if not self.is_foldable or plan.metadata is None:
+                return
+            extended = plan.metadata.extend(transaction, payloads)
+            if extended is None:
+                self.needs_order()
+                return
+            self.add(plan, extended)
+            if plan.marks and not plan.marks_in_filter and self.is_foldable:
+                # A fold counts messages, and a delete that marks a row has become an update.
+                self.folds[-1].counts.count_marked(payloads)
+
+    def add_versions(self, plan: ApplyPlan, parts: Iterable[tuple[int, list[bytes]]]) -> None:
+        """Add changes of a history table, by transaction: commit time and payloads."""
+        self.plan = plan
+        if not self.is_foldable:
+            return
+        if not self.versions or self.versions[-1].plan is not plan:
+            self.versions.append(Versions(plan))
+        add = self.versions[-1].add
+        try:
+            for commit_time, payloads in parts:
+                add(commit_time, payloads)
+        except NotFoldable:
+            self.needs_order()
+
+    def needs_order(self) -> None:
+        """Sets cannot express it."""
+        self.is_foldable = False
+        self.folds.clear()
+        self.versions.clear()
+
+
+@dataclass(slots=True)
+class LaneWindow:
+    """Shares of one lane for one target transaction."""
+
+    lane: Lane
+    shares: list[LaneTransaction] = field(default_factory=list)
+    parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
+    """For each share, its changes that the target does not have yet, and how to apply them."""
+    relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
+    change_count: int = 0
+    version_count: int = 0
+    """The changes among them that end one version of a row and begin another."""
+    size: int = 0
+
+    def add(
+        self,
+        share: LaneTransaction,
+        plans: Sequence[ApplyPlan | None],
+        kept: list[list[bytes]] | None = None,
+    ) -> None:
+        """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError.
+
+        *kept*: payloads to fold of each, if that is not all of them.
+        """
+        parts: list[tuple[MappedRelation, Changes, ApplyPlan]] = []
+        self.shares.append(share)
+        self.parts.append(parts)
+        self.size += share.size
+        payloads = kept or [changes.payloads for _, changes in share.changes]
+        for (mapped, changes), plan, folded in zip(share.changes, plans, payloads, strict=True):
+            if plan is None or mapped.has(share.transaction):
+                continue  # a later copy has them
+            parts.append((mapped, changes, plan))
+            window = self.relations.get(mapped)
+            if window is None:
+                window = self.relations[mapped] = RelationWindow(mapped)
+            if plan.takes_versions:
+                self.version_count += len(changes.payloads)
+            if plan.takes_versions and kept is None:
+                window.add_versions(plan, share.by_commit_time(changes))
+            elif plan.metadata is None:
+                window.add(plan, folded)
+            elif kept is None:
+                window.add_by_transaction(plan, share.by_transaction(changes))
+            else:
+                window.plan = plan
+                if folded:  # their transactions are not known
+                    window.needs_order()
+            self.change_count += len(changes.payloads)
+
+    def only(self, number: int) -> "LaneWindow":
+        """Return a window of share *number* alone, planned alike."""
+        window = LaneWindow(self.lane, [self.shares[number]], [self.parts[number]])
+        for mapped, changes, plan in self.parts[number]:
+            relation = window.relations.setdefault(mapped, RelationWindow(mapped))
+            if plan.takes_versions:
+                relation.add_versions(plan, self.shares[number].by_commit_time(changes))
+            elif plan.metadata is not None:
+                relation.add_by_transaction(plan, self.shares[number].by_transaction(changes))
+            else:
+                relation.add(plan, changes.payloads)
+        return window
+
+    def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:
+        """Return the position of each relation after a commit of the first *share_count* shares."""
+        reached: dict[MappedRelation, Lsn] = {}
+        for share, parts in zip(self.shares[:share_count], self.parts, strict=False):
+            for mapped, changes, _ in parts:
+                if (end_lsn := share.end_of(changes)) is not None:
+                    reached[mapped] = end_lsn
+        return reached

@@ -1,0 +1,130 @@
+"""The brake of a lane: finds source transactions that delete more than `max_deleted_rows` allows.
+
+The brake counts what arrives, so it knows the whole of a transaction before any of it is applied. A
+lane with such a transaction is held, and the drainer stops in front of it until an operator has
+decided. Pure.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from streamer.control.mass_delete import MassDelete
+from streamer.decode.pgoutput import DELETE, TRUNCATE, to_datetime
+from streamer.decode.transactions import Changes
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.rules import TableRule
+
+if TYPE_CHECKING:
+    from streamer.apply.lanes.lane import MappedRelation
+    from streamer.apply.lanes.lane_transaction import LaneTransaction
+    from streamer.decode.transactions import Transaction
+    from streamer.util.lsn import Lsn
+
+
+@dataclass(slots=True)
+class _Removed:
+    transaction: "Transaction"
+    rows: int = 0
+    truncates: int = 0
+
+
+class Brake:
+    """See the module."""
+
+    __slots__ = ("_counts", "_found")
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[Lsn, MappedRelation], _Removed] = {}
+        """Of transactions that have not ended."""
+        self._found: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
+
+    def add(self, share: "LaneTransaction") -> bool:
+        """Count a share, or the next piece of one; return whether a transaction has to wait."""
+        for mapped, changes in share.changes:
+            rule = mapped.mapping.rule
+            if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
+                continue
+            if mapped.state.chunks is not None:
+                continue  # as in any copy
+            for transaction, payloads in share.by_transaction(changes):
+                self._count(mapped, transaction, payloads)
+        if share.end_lsn is None or not self._counts:
+            return False
+        is_found = False
+        for (lsn, mapped), removed in self._counts.items():
+            found = _mass_delete(removed, mapped.mapping.rule)
+            if found.exceeds(mapped.mapping.rule.max_deleted_rows):
+                self._found.setdefault(lsn, {})[mapped] = found
+                is_found = True
+        self._counts.clear()
+        return is_found
+
+    def _count(
+        self, mapped: "MappedRelation", transaction: "Transaction", payloads: list[bytes]
+    ) -> None:
+        kinds = [payload[0] for payload in payloads]
+        rows, truncates = kinds.count(DELETE), kinds.count(TRUNCATE)
+        if rows or truncates:
+            key = (transaction.final_lsn, mapped)
+            removed = self._counts.setdefault(key, _Removed(transaction))
+            removed.rows += rows
+            removed.truncates += truncates
+
+    def discard_open(self) -> None:
+        """Forget the transaction that has not ended: the source sends it again."""
+        self._counts.clear()
+
+    def waiting(self, share: "LaneTransaction") -> "tuple[MappedRelation, MassDelete] | None":
+        """Return a table for which *share* waits until an operator decides."""
+        for mapped, found in self._of(share).items():
+            is_decided = _decision(mapped, found) is not None
+            if not is_decided and found.exceeds(mapped.mapping.rule.max_deleted_rows):
+                return mapped, found
+        return None
+
+    def without_skipped(self, share: "LaneTransaction") -> "LaneTransaction":
+        """Return *share* without the deletes that an operator wants left out."""
+        skipped = self._skipped(share)
+        if not skipped:
+            return share
+        changes = [
+            (mapped, _without_removals(its) if mapped in skipped else its)
+            for mapped, its in share.changes
+        ]
+        return replace(share, changes=changes)
+
+    def release(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
+        """Forget *share*, which is durable; return what was left out of it."""
+        skipped = self._skipped(share)
+        self._found.pop(share.transaction.final_lsn, None)
+        return skipped
+
+    def _of(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
+        found = self._found.get(share.transaction.final_lsn, {})
+        return {m: each for m, each in found.items() if not m.has(share.transaction)}
+
+    def _skipped(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
+        found = self._of(share)
+        return {mapped: each for mapped, each in found.items() if _decision(mapped, each)}
+
+
+def _decision(mapped: "MappedRelation", found: MassDelete) -> bool | None:
+    """Return whether the deletes of *found* are to be left out; None without a decision."""
+    decided = mapped.decided
+    return None if decided is None or decided.lsn != found.lsn else decided.skips
+
+
+def _mass_delete(removed: _Removed, rule: TableRule) -> MassDelete:
+    transaction = removed.transaction
+    return MassDelete(
+        transaction.xid,
+        transaction.final_lsn,
+        to_datetime(transaction.commit_time).isoformat(sep=" "),
+        removed.rows,
+        0 if rule.skip_truncate else removed.truncates,
+    )
+
+
+def _without_removals(changes: Changes) -> Changes:
+    kept = [p for p in changes.payloads if p[0] not in (DELETE, TRUNCATE)]
+    return Changes(changes.relation, kept)

@@ -1,0 +1,151 @@
+"""Which values may travel in PostgreSQL's send and receive format instead of text.
+
+Binary is never needed: it saves some work where it is sure to say the same as text would. That is
+so for a column whose type is one of PostgreSQL's own below, and the very same at the target.
+Columns that the target does not get may have any type, because streamer never passes their values
+on. Pure.
+"""
+
+from typing import Final
+
+from streamer.apply.rows.make_plan import match_columns
+from streamer.decode.pgoutput import Relation
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.schema.target_relation import TargetColumn, TargetRelation
+
+# From pg_type, which is the same for these in versions 12 to 18 (multiranges: from 14 on). A type
+# qualifies if PostgreSQL assigns its OID by hand, its send and receive functions are inverse, and
+# its values mean the same everywhere. So the list lacks regclass and similar types (an OID of this
+# database) and aclitem (no functions). It lacks pg_node_tree and statistics (no input), and
+# int2vector and oidvector (for catalogs). A server sends an empty tsquery, but does not receive
+# one. Types of extensions and users, and domains, have variable OIDs. An array carries the OID of
+# its elements, and sends them in their own format.
+BINARY_TYPES: Final = {
+    "bool": (16, 1000),
+    "bytea": (17, 1001),
+    "char": (18, 1002),
+    "name": (19, 1003),
+    "int8": (20, 1016),
+    "int2": (21, 1005),
+    "int4": (23, 1007),
+    "text": (25, 1009),
+    "oid": (26, 1028),
+    "tid": (27, 1010),
+    "xid": (28, 1011),
+    "cid": (29, 1012),
+    "json": (114, 199),
+    "xml": (142, 143),
+    "point": (600, 1017),
+    "lseg": (601, 1018),
+    "path": (602, 1019),
+    "box": (603, 1020),
+    "polygon": (604, 1027),
+    "line": (628, 629),
+    "cidr": (650, 651),
+    "float4": (700, 1021),
+    "float8": (701, 1022),
+    "circle": (718, 719),
+    "macaddr8": (774, 775),
+    "money": (790, 791),
+    "macaddr": (829, 1040),
+    "inet": (869, 1041),
+    "bpchar": (1042, 1014),
+    "varchar": (1043, 1015),
+    "date": (1082, 1182),
+    "time": (1083, 1183),
+    "timestamp": (1114, 1115),
+    "timestamptz": (1184, 1185),
+    "interval": (1186, 1187),
+    "timetz": (1266, 1270),
+    "bit": (1560, 1561),
+    "varbit": (1562, 1563),
+    "numeric": (1700, 1231),
+    "refcursor": (1790, 2201),
+    "uuid": (2950, 2951),
+    "txid_snapshot": (2970, 2949),
+    "pg_lsn": (3220, 3221),
+    "tsvector": (3614, 3643),
+    "jsonb": (3802, 3807),
+    "int4range": (3904, 3905),
+    "numrange": (3906, 3907),
+    "tsrange": (3908, 3909),
+    "tstzrange": (3910, 3911),
+    "daterange": (3912, 3913),
+    "int8range": (3926, 3927),
+    "jsonpath": (4072, 4073),
+    "int4multirange": (4451, 6150),
+    "nummultirange": (4532, 6151),
+    "tsmultirange": (4533, 6152),
+    "tstzmultirange": (4534, 6153),
+    "datemultirange": (4535, 6155),
+    "int8multirange": (4536, 6157),
+    "pg_snapshot": (5038, 5039),
+    "xid8": (5069, 271),
+}
+"""OIDs of types and of their arrays, by name."""
+
+INTERVALS: Final = frozenset(BINARY_TYPES["interval"])
+
+_ALL: Final = frozenset(oid for oids in BINARY_TYPES.values() for oid in oids)
+TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", "varchar"))
+"""Types that receive the bytes of a text: the possible types of ``sid``."""
+
+VERSION_MIN: Final = 14_00_00
+"""Of a source that can send binary."""
+
+
+def binary_types(source_version: int, target_version: int) -> frozenset[int]:
+    """Return the OIDs of types whose values may travel in binary from one server to another.
+
+    From 17 on an interval may be infinite; an older server refuses that as text, but receives it as
+    a very long one.
+    """
+    if source_version >= 17_00_00 > target_version:
+        return _ALL - INTERVALS
+    return _ALL
+
+
+def binary_obstacle(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation | None,
+    *,
+    sid: str | None,
+    types: frozenset[int],
+    type_names: dict[str, str],
+) -> str | None:
+    """Return the obstacle to binary transport for *relation*, or None.
+
+    For a column or table that the target lacks, assume the source's definition.
+    *type_names*: the source's types by column, as far as they are known.
+    """
+    table = str(mapping.source)
+    if mapping.rule.filter is not None or mapping.rule.set:
+        return f'table "{table}" has a filter or computed columns'
+    by_name = {column.name: column for column in relation.columns}
+    hashed = {each.column for each in mapping.rule.hashes}
+    written: list[tuple[str, TargetColumn | None]]
+    if target is None:
+        written = [(name, None) for name in by_name if mapping.target_column(name) is not None]
+    else:
+        matched, missing = match_columns(relation, mapping, target)
+        written = [(name, None) for name, _ in missing]
+        written += [(relation.columns[c.position].name, c.target) for c in matched]
+    for name, there in written:
+        oid = by_name[name].type_oid
+        kind = type_names.get(name, f"type {oid}")
+        if name in hashed:
+            if oid not in TEXTUAL:
+                return f'column "{name}" of table "{table}" is {kind}, and streamer hashes its text'
+            continue
+        if oid not in types:
+            return f'column "{name}" of table "{table}" is of {kind}, which is not safe in binary'
+        if there is not None and there.type_oid != oid:
+            return f'column "{name}" of table "{table}" is {kind}, and {there.type} at the target'
+    if target is not None and target.has_sid and sid is not None:
+        is_ours = all(there is None or there.name != SID for _, there in written)
+        if is_ours and target.columns[SID].type_oid not in TEXTUAL:
+            kind = target.columns[SID].type
+            return f'column "{SID}" of target table "{mapping.target}" is {kind}, not text'
+    return None

@@ -1,0 +1,461 @@
+"""Makes the plan of a relation from the definitions of both sides.
+
+If the target lacks a column, or a key does not fit, the error names the statement that helps. Pure.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from streamer.apply.rows.apply_plan import ApplyPlan, Identity, PlanColumn, PlanInput
+from streamer.apply.rows.hashed_columns import check_hashes
+from streamer.decode.pgoutput import Relation
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.errors.remedies import Remedy, at_target
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import METADATA_TYPES, OnColumnAdded, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import (
+    HISTORY_COLUMNS,
+    SID,
+)
+from streamer.postgres.quoting import (
+    quote_identifier,
+    quote_qualified,
+)
+from streamer.schema.desired_columns import HISTORY, NO_CHANGES, add_columns_sql, columns_to_add
+from streamer.schema.source_definition import ColumnChange, DefinedColumn
+from streamer.schema.target_relation import TargetRelation
+
+
+def make_plan(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation | None,
+    *,
+    sid: str | None,
+    primary_key: tuple[str, ...] = (),
+    source_keys: tuple[tuple[str, ...], ...] = (),
+    has_partial_key: bool = False,
+    is_partitioned: bool = False,
+    type_names: dict[str, str] | None = None,
+    binary: bool = False,
+    number: int = 0,
+    input_types: dict[str, str] | None = None,
+    computed_types: dict[str, str] | None = None,
+) -> ApplyPlan:
+    """Decide the way to apply changes of *relation*.
+
+    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *source_keys*: columns of
+    its unique indexes with an immediate check. *has_partial_key*: the source does not send
+    generated columns of the key, and the others do not identify rows. *is_partitioned*: its
+    partitions may have other replica identities. *type_names*: the source's types by column, to
+    name in an ALTER TABLE. *input_types*: the same, with their collations, for columns that
+    expressions use. *computed_types*: the types of expressions, by target column. Raises
+    TargetSchemaError with the statement to run at the target, MappingError for an expression that
+    does not fit the source.
+    """
+    if target is None:
+        raise missing_target(mapping.target)
+    if target.unlogged:
+        raise unlogged_error(target.name, target.unlogged)
+    columns, missing = match_columns(relation, mapping, target)
+    if missing:
+        raise missing_error(mapping, target.name, missing, type_names or {})
+    has_sid = target.has_sid and all(column.name != SID for column in columns)
+    if has_sid and sid is None:
+        raise TargetSchemaError(
+            f'target table "{mapping.target}" has a column "sid" but this source has no sid',
+            hint="give its url a sid",
+        )
+    if target.has_sid and not has_sid and sid is not None:
+        raise two_sids(mapping)
+    if mapping.type is TableType.HISTORY:
+        _check_history_columns(mapping, target)
+    columns = _with_computed(columns, mapping, target, computed_types or {}, has_sid=has_sid)
+    identity: Identity = Identity.NONE
+    key: tuple[PlanColumn, ...] = ()
+    if not has_partial_key:
+        identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
+    check_hashes(relation, mapping, columns)
+    if mapping.rule.deleted_at is not None:
+        _check_marks(relation, mapping, target, identity, key, columns)
+    columns = _with_metadata(columns, len(relation.columns), mapping, target)
+    _check_unfilled_columns(mapping, target, columns, has_sid)
+    if identity is not Identity.NONE:
+        _check_identity_columns(target, columns, key)
+    return ApplyPlan(
+        relation=relation,
+        mapping=mapping,
+        target=target,
+        sid=sid if has_sid else None,
+        columns=columns,
+        key=key,
+        identity=identity,
+        is_partitioned=is_partitioned,
+        version_key=key if identity is Identity.KEY else _named(columns, mapping, primary_key),
+        binary=binary,
+        number=number,
+        inputs=_inputs(relation, mapping, columns, input_types or {}),
+    )
+
+
+def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> TargetSchemaError:
+    """Return the error for a target table whose rows, or some of them, a crash removes. Pure."""
+    which = "is unlogged"
+    if list(unlogged) != [target]:
+        which = f"has unlogged partitions: {', '.join(map(str, unlogged))}"
+    statements = (
+        f"alter table {quote_qualified(name.namespace, name.name)} set logged" for name in unlogged
+    )
+    return TargetSchemaError(
+        f'target table "{target}" {which}; a crash of its server removes rows that the source '
+        "sends once",
+        hint=Remedy.of(
+            "run there: ",
+            at_target(*statements),
+            "; or resync the table behind that, if its server crashed meanwhile",
+        ),
+    )
+
+
+def _inputs(
+    relation: Relation,
+    mapping: RelationMapping,
+    columns: tuple[PlanColumn, ...],
+    types: dict[str, str],
+) -> tuple[PlanInput, ...]:
+    stored = {c.position: c.target for c in columns if c.expression is None}
+    names = [column.name for column in relation.columns]
+    inputs = []
+    for name in mapping.expression_inputs(names):
+        position = names.index(name)
+        kind = types.get(name, "text")
+        there = stored.get(position)
+        # A slightly different type may not return the value that it received.
+        same = there is not None and there.type == kind.partition(" collate ")[0]
+        inputs.append(PlanInput(position, name, kind, there.name if there and same else None))
+    return tuple(inputs)
+
+
+def _with_computed(
+    columns: tuple[PlanColumn, ...],
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: dict[str, str],
+    *,
+    has_sid: bool,
+) -> tuple[PlanColumn, ...]:
+    """Add the computed columns of `set`: in place of the source's own value, or beside."""
+    by_name = {column.name: column for column in columns}
+    is_history = mapping.type is TableType.HISTORY
+    ours = (*((SID,) if has_sid else ()), *(HISTORY_COLUMNS if is_history else ()))
+    for name, expression in mapping.rule.set:
+        if name in ours:
+            raise TargetSchemaError(
+                f'`set` computes column "{name}" of target table "{mapping.target}", which '
+                "streamer writes itself",
+                hint="take it out of `set`",
+            )
+        there = target.columns.get(name)
+        if there is None:
+            quoted = quote_qualified(target.name.namespace, target.name.name)
+            column = DefinedColumn(0, name, types.get(name, "<its type>"))
+            raise TargetSchemaError(
+                f'target table "{mapping.target}" has no column "{name}", which `set` computes',
+                hint=Remedy.of("run there: ", at_target(*add_columns_sql(quoted, [column]))),
+            )
+        if there.generated:
+            raise TargetSchemaError(
+                f'column "{name}" of target table "{mapping.target}" is generated there, and `set` '
+                "computes it too",
+                hint="take it out of `set`, or make it an ordinary column",
+            )
+        position = by_name[name].position if name in by_name else -1
+        by_name[name] = PlanColumn(position, there, expression)
+    return tuple(by_name.values())
+
+
+def _with_metadata(
+    columns: tuple[PlanColumn, ...], count: int, mapping: RelationMapping, target: TargetRelation
+) -> tuple[PlanColumn, ...]:
+    """Add the columns of `metadata`, whose values stand behind the *count* columns of the source.
+
+    Raises TargetSchemaError if the target lacks one, or the source writes to it.
+    """
+    added = []
+    for number, (kind, name) in enumerate(mapping.rule.metadata):
+        if name == SID or any(column.name == name for column in columns):
+            raise TargetSchemaError(
+                f'`metadata` writes {kind} to column "{name}" of target table "{mapping.target}", '
+                "which already gets another value",
+                hint="give the fact another column, or exclude that of the source",
+            )
+        there = target.columns.get(name)
+        wanted = METADATA_TYPES[kind]
+        table = quote_qualified(target.name.namespace, target.name.name)
+        if there is None:
+            sql = add_columns_sql(table, [DefinedColumn(0, name, wanted)])
+            raise TargetSchemaError(
+                f'target table "{mapping.target}" has no column "{name}", which `metadata` writes',
+                hint=Remedy.of("run there: ", at_target(*sql)),
+            )
+        if there.type != wanted or there.generated or there.identity_always:
+            alter = f"alter table {table} alter column {quote_identifier(name)} type {wanted}"
+            raise TargetSchemaError(
+                f'column "{name}" of target table "{mapping.target}" must be an ordinary column of '
+                f"type {wanted}, because `metadata` writes {kind} to it",
+                hint=Remedy.of("give the fact another column, or run there: ", at_target(alter)),
+            )
+        added.append(PlanColumn(count + number, there))
+    return columns + tuple(added)
+
+
+def _check_marks(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    identity: Identity,
+    key: tuple[PlanColumn, ...],
+    columns: tuple[PlanColumn, ...],
+) -> None:
+    """Check that a delete finds its row by a key, and leaves computed values alone.
+
+    Raises TargetSchemaError.
+    """
+    if identity is not Identity.KEY:
+        raise TargetSchemaError(
+            f'`on_delete: mark` of target table "{target.name}" needs a key, and source table '
+            f'"{mapping.source}" has none',
+            hint="give it a primary key, or take out `on_delete`",
+        )
+    if mapping.rule.filter is not None:
+        return  # a mark writes the facts alone
+    names = {relation.columns[column.position].name for column in key}
+    for column in columns:
+        used = set() if column.expression is None else set(column.expression.names)
+        if used & names and used - names:
+            raise TargetSchemaError(
+                f'`set` computes "{column.name}" of target table "{target.name}" from the key and '
+                "from other columns, which a delete does not send",
+                hint="take out `on_delete: mark`, or compute the column without the key",
+            )
+
+
+def missing_error(
+    mapping: RelationMapping,
+    target: RelationName,
+    missing: Sequence[tuple[str, str]],
+    types: Mapping[str, str],
+    changes: Mapping[str, ColumnChange] = NO_CHANGES,
+) -> TargetSchemaError:
+    """Return the error for columns that the target lacks, with `missing_remedy`. Pure."""
+    statements, words = missing_remedy(mapping, target, missing, types, changes)
+    hint = Remedy.of("run there: ", at_target(*statements), f"; {words}")
+    listed = ", ".join(f'"{name}"' for _, name in missing)
+    return TargetSchemaError(f'target table "{mapping.target}" has no column {listed}', hint=hint)
+
+
+def missing_remedy(
+    mapping: RelationMapping,
+    target: RelationName,
+    missing: Sequence[tuple[str, str]],
+    types: Mapping[str, str],
+    changes: Mapping[str, ColumnChange],
+) -> tuple[list[str], str]:
+    """Return the statements that make the target fit and keep its rows equal, and advice beyond
+    them. Pure.
+
+    *changes*: see `columns_to_add`.
+    """
+    table = quote_qualified(target.namespace, target.name)
+    statements, additions = [], []
+    for source, name in missing:
+        former = changes[source].before if source in changes else None
+        before = None if former is None else mapping.target_column(former.name)
+        if before is not None:
+            renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
+            statements.append(f"alter table {table} rename column {renaming}")
+        else:
+            additions.append((source, name))
+    statements += add_columns_sql(table, columns_to_add(mapping, additions, types, changes))
+    words = (
+        "or exclude the column in the mapping; with the capture of definitions (`ddl: capture`) "
+        "streamer makes such changes itself"
+    )
+    if any(each.after is not None and each.after.may_hide_values for each in changes.values()):
+        words += "; once it is there, streamer brings the values of rows from before"
+    return statements, words
+
+
+def missing_columns(
+    relation: Relation, mapping: RelationMapping, target: TargetRelation
+) -> list[tuple[str, str]]:
+    """Return the columns that the target lacks and should have: their names here and there."""
+    return match_columns(relation, mapping, target)[1]
+
+
+def match_columns(
+    relation: Relation, mapping: RelationMapping, target: TargetRelation
+) -> tuple[tuple[PlanColumn, ...], list[tuple[str, str]]]:
+    """Pair the source's columns with the target's; also return those the target lacks."""
+    columns: list[PlanColumn] = []
+    missing: list[tuple[str, str]] = []
+    for position, column in enumerate(relation.columns):
+        name = mapping.target_column(column.name)
+        if name is None:
+            continue
+        there = target.columns.get(name)
+        if there is None:
+            is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE
+            if not is_ignored and mapping.own_column(column.name) is not None:
+                missing.append((column.name, name))
+        elif not there.generated:  # the target computes its own generated columns
+            columns.append(PlanColumn(position, there))
+    return tuple(columns), missing
+
+
+def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
+    absent = [name for name in HISTORY_COLUMNS if name not in target.columns]
+    if absent:
+        additions = [column for column in HISTORY if column.name in absent]
+        table = quote_qualified(target.name.namespace, target.name.name)
+        raise TargetSchemaError(
+            f'history table "{mapping.target}" has no column "{absent[0]}"',
+            hint=Remedy.of("run there: ", at_target(*add_columns_sql(table, additions))),
+        )
+
+
+def _check_identity_columns(
+    target: TargetRelation, columns: tuple[PlanColumn, ...], key: tuple[PlanColumn, ...]
+) -> None:
+    for column in columns:
+        if column.target.identity_always and column not in key:
+            table = quote_qualified(target.name.namespace, target.name.name)
+            raise TargetSchemaError(
+                f'column "{column.name}" of target table "{target.name}" is GENERATED ALWAYS AS '
+                "IDENTITY, so the source's updates of it cannot be written",
+                hint=Remedy.of(
+                    "run there: ",
+                    at_target(
+                        f"alter table {table} alter column {quote_identifier(column.name)} "
+                        "set generated by default"
+                    ),
+                ),
+            )
+
+
+def _check_unfilled_columns(
+    mapping: RelationMapping,
+    target: TargetRelation,
+    columns: tuple[PlanColumn, ...],
+    has_sid: bool,
+) -> None:
+    filled = {column.name for column in columns} | ({SID} if has_sid else set())
+    if mapping.type is TableType.HISTORY:
+        filled |= set(HISTORY_COLUMNS)
+    for column in target.unfilled(filled):
+        table = quote_qualified(target.name.namespace, target.name.name)
+        alter = f"alter table {table} alter column {quote_identifier(column.name)}"
+        error = TargetSchemaError(
+            f'column "{column.name}" of target table "{mapping.target}" is NOT NULL, '
+            "has no default and no column of the source to fill it",
+            hint=Remedy.of(
+                "run there: ",
+                at_target(f"{alter} drop not null"),
+                "; or give it a default, or map a column to it",
+            ),
+        )
+        error.column = column.name
+        raise error
+
+
+def _identify(
+    relation: Relation,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    columns: tuple[PlanColumn, ...],
+    primary_key: tuple[str, ...],
+    source_keys: tuple[tuple[str, ...], ...],
+) -> tuple[Identity, tuple[PlanColumn, ...]]:
+    by_position = {column.position: column for column in columns}
+    if relation.replica_identity in "di":
+        wanted = [i for i, column in enumerate(relation.columns) if column.is_key]
+        absent = [relation.columns[i].name for i in wanted if i not in by_position]
+        if absent:
+            raise TargetSchemaError(
+                f'key column "{absent[0]}" of source table "{mapping.source}" is not written '
+                "to the target",
+                hint="do not exclude it, and let the target have it",
+            )
+        key = tuple(by_position[i] for i in wanted)
+        for column in key:
+            if column.expression is not None:
+                # Two rows may get one key, and then a change could find the wrong one.
+                raise TargetSchemaError(
+                    f'`set` computes "{column.name}", which is part of the key of source table '
+                    f'"{mapping.source}"',
+                    hint="let the key be as it is, and compute a column beside it",
+                )
+        return (Identity.KEY, key) if key else (Identity.NONE, ())
+    if relation.replica_identity == "n":
+        return Identity.NONE, ()
+    # FULL sends whole old rows. Columns that the target keeps unique find them faster. If two rows
+    # of the source share a key for a while, the target refuses the second. A history table holds a
+    # key many times. An append table keeps rows whose key another row has now. A row outside a
+    # filter may share its key with one inside. There the source itself must keep the key unique at
+    # every moment, which a deferrable constraint does not.
+    by_name = {column.name: column for column in columns if column.expression is None}
+    candidates = target.unique_keys
+    trusted = [{mapping.target_column(name) or "" for name in key} for key in source_keys]
+    if mapping.type is TableType.HISTORY or mapping.rule.filter is not None:
+        candidates = (tuple(mapping.target_column(name) or "" for name in primary_key),)
+    elif mapping.type is TableType.CLONE:
+        trusted = [set()]
+    for names in candidates:
+        if not any(key <= set(names) for key in trusted):
+            continue
+        key_names = [name for name in names if name != SID or SID in by_name]
+        if key_names and all(n in by_name and by_name[n].target.not_null for n in key_names):
+            return Identity.KEY, tuple(by_name[name] for name in key_names)
+    return Identity.ROW, columns
+
+
+def _named(
+    columns: tuple[PlanColumn, ...], mapping: RelationMapping, names: tuple[str, ...]
+) -> tuple[PlanColumn, ...]:
+    """Return the target's columns for the source's columns *names*; none unless the target gets
+    all.
+    """
+    by_name = {column.name: column for column in columns if column.expression is None}
+    wanted = [mapping.target_column(name) or "" for name in names]
+    return tuple(by_name[name] for name in wanted) if set(wanted) <= set(by_name) else ()
+
+
+_KINDS: Final = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+}
+
+
+def missing_target(target: RelationName, kind: str | None = None) -> TargetSchemaError:
+    """Say that *target* does not exist, or is something else than a table, by its relkind."""
+    if kind is None:
+        return TargetSchemaError(
+            f'target table "{target}" does not exist',
+            hint="create it, or set target.create_tables: true",
+        )
+    what = _KINDS.get(kind, "no table")
+    return TargetSchemaError(f'target "{target}" is {what}', hint="give the table another `target`")
+
+
+def two_sids(mapping: RelationMapping) -> TargetSchemaError:
+    """Say that a column of the source stands in the place of the url's sid."""
+    return TargetSchemaError(
+        f'column "sid" of source table "{mapping.source}" would be written where the sid goes',
+        hint="give the column another name with `columns`, or exclude it",
+    )

@@ -1,0 +1,28 @@
+"""Refuses rows of a target table that two running sources would write."""
+
+from typing import TYPE_CHECKING
+
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.bookkeeping.sources import read_writers
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.shared_targets import find_clashes
+
+if TYPE_CHECKING:
+    from streamer.target.connection import TargetConnection
+
+
+async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, label: str) -> None:
+    """Refuse rows of a target table that a running process writes from another source, too.
+
+    Raises TargetSchemaError.
+    """
+    name, lacks_sid = plan.mapping.target, not plan.target.has_sid
+    others = await read_writers(connection, str(name), any_sid=lacks_sid, sid=plan.sid)
+    writers = [(label, plan.sid), *(other for other in others if other[0] != label)]
+    for clash in find_clashes(name, writers, lacks_sid=lacks_sid):
+        if label in clash.labels:
+            first = "run the statements that `streamer check` prints" if lacks_sid else ""
+            raise TargetSchemaError(
+                clash.message,
+                hint=f"{first or clash.hint}; then run `streamer resync` for the tables",
+            )

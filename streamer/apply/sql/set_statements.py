@@ -1,0 +1,370 @@
+"""SQL text for applying changes: staging and set statements.
+
+Staged rows live in a temporary table per plan. Its columns are ``seq`` (order), ``op`` (below) and
+``at`` (commit time, for history). ``mask`` has one character per column, ``u`` if the value is
+unchanged and unknown. ``o_<n>`` are the old values that find the row: key columns, or all.
+``c_<n>`` are the new values; n counts the plan's columns. Names come from the catalogs and are
+always quoted. Plans with expressions have more (`streamer.apply.sql.computed_statements`). Pure.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from streamer.apply.rows.apply_plan import ApplyPlan, PlanColumn
+from streamer.apply.sql.planned_facts import PlannedFacts
+from streamer.mapping.sid_and_history_columns import (
+    SID,
+)
+from streamer.postgres.quoting import quote_identifier, quote_literal
+
+OP_DELETE: Final = 1
+OP_UPDATE: Final = 2
+OP_INSERT: Final = 3
+OP_TRUNCATE: Final = 4
+OP_TRUNCATE_RESTART: Final = 5
+OP_CLEAR: Final = 6
+"""In sets, keys whose rows make room for new ones."""
+OP_PROBED_DELETE: Final = 7
+OP_PROBED_UPDATE: Final = 8
+"""In sets, rows whose keys are looked for before they are changed."""
+OP_UPDATED: Final = 9
+OP_UPDATED_PARTLY: Final = 10
+"""In sets, rows that lack unchanged values."""
+OP_MOVED: Final = 11
+"""In sets, rows whose key changes."""
+
+REFUSED: Final = "streamer_refused"
+"""A temporary table: staged changes that the target refused, with why, and those that follow."""
+CREATE_REFUSED: Final = (
+    f"create temporary table if not exists {REFUSED} "
+    "(seq integer, state text, message text, detail text, existing text) on commit drop; "
+    f"truncate pg_temp.{REFUSED}"
+)
+NOTED: Final = "streamer_noted"
+"""A temporary table: staged changes in exact order whose row the target lacks."""
+CREATE_NOTED: Final = (
+    f"create temporary table if not exists {NOTED} (seq integer, kind text, key text[]) "
+    f"on commit drop; truncate pg_temp.{NOTED}"
+)
+CONFLICT_STATE: Final = "STR03"
+"""SQLSTATE of a block in exact order that meets a missing row, and is not to note it."""
+KEY_TEXT_MAX: Final = 200
+"""Characters of a key's value in the log of conflicts."""
+SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
+
+
+@dataclass(frozen=True)
+class SetStatements:
+    """The statements for one plan that stage changes, and write them as sets."""
+
+    plan: ApplyPlan
+
+    @cached_property
+    def _index(self) -> dict[int, int]:
+        return {column.position: n for n, column in enumerate(self.plan.columns)}
+
+    @cached_property
+    def staged(self) -> list[tuple[str, str]]:
+        """The staged values: the columns they are in, and their types; old ones first."""
+        return [*self._staged_old, *self._staged_new]
+
+    @property
+    def _staged_old(self) -> list[tuple[str, str]]:
+        return [
+            (f"o_{self._index[column.position]}", column.target.staged_type)
+            for column in self.plan.staged_key
+        ]
+
+    @property
+    def _staged_new(self) -> list[tuple[str, str]]:
+        return [
+            (f"c_{self._index[column.position]}", column.target.staged_type)
+            for column in self.plan.plain_columns
+        ]
+
+    def name(self, staged: str) -> str:
+        """Name a staged value in a staged row."""
+        return staged
+
+    def new(self, column: PlanColumn) -> str:
+        """Name the new value of *column* in a staged row; the staging column is called the same."""
+        return self.name(f"c_{self._index[column.position]}")
+
+    def old(self, column: PlanColumn) -> str:
+        """Name the old value of a key *column* in a staged row."""
+        return self.name(f"o_{self._index[column.position]}")
+
+    def value(self, column: PlanColumn) -> str:
+        """SQL of the value of *column*, from a staged row."""
+        return f"s.{self.new(column)}"
+
+    def old_value(self, column: PlanColumn) -> str:
+        """SQL of the value of a key *column* before the change."""
+        return f"s.{self.old(column)}"
+
+    @property
+    def rows(self) -> str:
+        """Name the target in statements about rows that are there."""
+        return self.plan.target.rows
+
+    @property
+    def stage(self) -> str:
+        return f"streamer_stage_{self.plan.number}"
+
+    @cached_property
+    def create_stage(self) -> str:
+        columns = ["seq integer", "op smallint", "mask text", "at timestamptz"]
+        columns += [f"{name} {kind}" for name, kind in self.staged]
+        return f"create temporary table if not exists {self.stage} ({', '.join(columns)})"
+
+    @property
+    def delete_stage(self) -> str:
+        return f"delete from pg_temp.{self.stage}"
+
+    @property
+    def truncate_stage(self) -> str:
+        return f"truncate pg_temp.{self.stage}"
+
+    @property
+    def drop_stage(self) -> str:
+        return f"drop table if exists pg_temp.{self.stage}"
+
+    @cached_property
+    def facts(self) -> PlannedFacts:
+        return PlannedFacts(self.plan, f"{self.stage}_facts")
+
+    @cached_property
+    def insert_columns(self) -> list[str]:
+        """Columns that an insert names, the sid first."""
+        sid = [SID] if self.plan.sid is not None else []
+        return sid + [column.name for column in self.plan.columns]
+
+    def _sid_matches(self, table: str) -> str:
+        if self.plan.sid is None:
+            return ""
+        return f" and {table}.{quote_identifier(SID)} = {quote_literal(self.plan.sid)}"
+
+    def _matches(self, staged: Iterable[tuple[PlanColumn, str]]) -> str:
+        comparisons = [
+            f"t.{quote_identifier(column.name)} {column.target.equality} {value}"
+            for column, value in staged
+        ]
+        return " and ".join(comparisons) + self._sid_matches("t")
+
+    @cached_property
+    def matches_new_key(self) -> str:
+        """The condition that a row of the target has the key of a staged row."""
+        return self._matches((column, f"s.{self.new(column)}") for column in self.plan.key)
+
+    @cached_property
+    def _matches_old_key(self) -> str:
+        return self._matches((column, f"s.{self.old(column)}") for column in self.plan.key)
+
+    @cached_property
+    def delete(self) -> str:
+        return (
+            f"delete from {self.rows} t using pg_temp.{self.stage} s "
+            f"where s.op = {OP_DELETE} and {self.matches_new_key}"
+        )
+
+    @cached_property
+    def clear(self) -> str:
+        """Delete the rows of keys that come again."""
+        return (
+            f"delete from {self.rows} t using pg_temp.{self.stage} s "
+            f"where s.op = {OP_CLEAR} and {self.matches_new_key}"
+        )
+
+    def update(
+        self,
+        op: int,
+        unchanged: frozenset[int] = frozenset(),
+        masked: frozenset[int] = frozenset(),
+    ) -> str:
+        """Update from rows staged as *op*, and lock those of the target that get no value.
+
+        All of these rows lack the values at positions *unchanged*. Some lack those at *masked*, as
+        their mask tells; the target's row keeps these.
+        """
+        assignments = self._assignments(self.plan.key, unchanged, masked)
+        stage = f"pg_temp.{self.stage} s"
+        where = f"where s.op = {op}{self._if_passes(op)} and {self.matches_new_key}"
+        if not assignments:
+            return f"select from {self.rows} t, {stage} {where} for no key update of t"
+        return f"update {self.rows} t set {assignments} from {stage} {where}"
+
+    def _assignments(
+        self, others: Sequence[PlanColumn], unchanged: frozenset[int], masked: frozenset[int]
+    ) -> str:
+        """Assign values to all columns but *others*."""
+        return ", ".join(
+            f"{quote_identifier(column.name)} = {value}"
+            for column, value in zip(self.plan.columns, self._present(masked), strict=True)
+            if column not in others and not self.plan.is_unchanged(column, unchanged)
+        )
+
+    def _present(self, masked: frozenset[int]) -> list[str]:
+        """SQL of the new values of all columns; some staged rows lack those at *masked*."""
+        by_mask = self._values(bool(masked), "t")
+        return [
+            value if self.plan.uses(column, masked) else self.value(column)
+            for column, value in zip(self.plan.columns, by_mask, strict=True)
+        ]
+
+    def _values(self, partial: bool, previous: str) -> list[str]:
+        if not partial:
+            return [self.value(column) for column in self.plan.columns]
+        return [
+            f"case when substr(s.mask, {n + 1}, 1) = 'u' "
+            f"then {previous}.{quote_identifier(column.name)} else s.{self.new(column)} end"
+            for n, column in enumerate(self.plan.plain_columns)
+        ]
+
+    def move(self, op: int, masked: frozenset[int]) -> str:
+        """Give rows staged as *op* their new keys and values. Those at *masked* are as in `update`.
+
+        Columns that only the target has keep their values, and foreign keys see an UPDATE.
+        """
+        assignments = self._assignments((), frozenset(), masked)
+        return (
+            f"update {self.rows} t set {assignments} from pg_temp.{self.stage} s "
+            f"where s.op = {op} and {self._matches_old_key}"
+        )
+
+    def copy_moved(self, op: int, masked: frozenset[int]) -> str:
+        """The same for new rows beside the present ones, whose keys other rows still refer to."""
+        return (
+            f"{self.insert_replacement(self._present(masked))} from {self.rows} t, "
+            f"pg_temp.{self.stage} s where s.op = {op} and {self._matches_old_key} "
+            "for no key update of t"
+        )
+
+    def insert_replacement(self, values: Sequence[str]) -> str:
+        """Insert a row with *values* that has all other values of a row t: without the FROM."""
+        written = self.insert_columns
+        others = (c for c in self.plan.target.columns.values() if c.name not in written)
+        kept = [quote_identifier(c.name) for c in others if not c.generated]
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        listed = ", ".join([*map(quote_identifier, written), *kept])
+        selected = ", ".join([*sid, *values, *(f"t.{name}" for name in kept)])
+        return f"insert into {self.plan.table} ({listed}) overriding system value select {selected}"
+
+    def before_write(self, op: int) -> list[str]:
+        """Return what a filter makes of the target's rows before rows staged as *op* are written.
+
+        Rows whose update does not pass the filter are deleted, or marked.
+        """
+        return []
+
+    def make_room(self, op: int) -> str | None:
+        """Delete marked rows whose keys enter the filter again by rows staged as *op*."""
+        return None
+
+    def _if_passes(self, op: int) -> str:
+        """The condition that rows staged as *op* pass the filter, if there is one."""
+        return ""
+
+    def passing(self, op: int) -> str:
+        """Count the rows staged as *op* that pass the filter."""
+        return f"select count(*) from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
+
+    def insert_missing(self, op: int) -> str:
+        """Insert rows staged as *op* that the target does not have."""
+        return (
+            f"{self.insert_staged(op)} and not exists "
+            f"(select from {self.rows} t where {self.matches_new_key})"
+        )
+
+    def delete_others(self, op: int) -> str:
+        """Delete this source's rows without a key staged as *op*, twice as in `truncate`."""
+        delete = (
+            f"delete from {self.rows} t where not exists (select from pg_temp.{self.stage} s "
+            f"where s.op = {op} and {self.matches_new_key}){self._sid_matches('t')}"
+        )
+        return f"{delete}; {delete}"
+
+    def missing(self, op: int, limit: int) -> str:
+        """Find rows staged as *op* that the target does not have; returns number and key of each,
+        at most *limit*.
+        """
+        return (
+            f"select s.seq, {self._key_texts(self.new)} as key from pg_temp.{self.stage} s "
+            f"where s.op = {op} and not exists "
+            f"(select from {self.rows} t where {self.matches_new_key}) "
+            f"order by s.seq limit {limit}"
+        )
+
+    def _key_texts(self, name: Callable[[PlanColumn], str]) -> str:
+        """SQL of the key of a staged row as an array of texts."""
+        texts = (f"left(s.{name(c)}::text, {KEY_TEXT_MAX})" for c in self.plan.staged_key)
+        return f"array[{', '.join(texts)}]::text[]"
+
+    def counted(self, op: int, statement: str) -> str:
+        """Run *statement* on rows staged as *op*; return how many rows of the target it touched.
+
+        ``several``: the key, as text, of a staged row that found more than one of them.
+        Both are facts of one snapshot. Another statement could see rows that this one does not.
+        """
+        key = self._key_text("s", self.old if op == OP_MOVED else self.new)
+        found = f"s.ctid as staged, {key} as key"
+        if statement.startswith("select from"):
+            touch = statement.replace("select from", f"select {found} from", 1)
+        else:
+            touch = f"{statement} returning {found}"
+        return (
+            f"with touched as ({touch}), groups as (select count(*) as rows, min(key) as key"
+            " from touched group by staged)"
+            " select coalesce(sum(rows), 0)::int8 as rows,"
+            " min(key) filter (where rows > 1) as several from groups"
+        )
+
+    @property
+    def _is_unmarked(self) -> str:
+        """With a filter, the condition that the row t has no mark.
+
+        A marked row is then as good as missing. Changes outside the filter did not reach it, so it
+        gives no value to a row that enters. No later change touches its facts.
+        """
+        if not self.plan.marks_in_filter:
+            return ""
+        return f" and t.{quote_identifier(self.plan.mapping.rule.deleted_at or '')} is null"
+
+    def remain(self, op: int) -> str:
+        """Whether the target has a row that rows staged as *op* should have removed or marked."""
+        return (
+            f"select exists (select from pg_temp.{self.stage} s join {self.rows} t "
+            f"on {self.matches_new_key} where s.op = {op}{self._is_unmarked})"
+        )
+
+    def insert_staged(self, op: int) -> str:
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        values = ", ".join(sid + [self.value(column) for column in self.plan.columns])
+        names = ", ".join(map(quote_identifier, self.insert_columns))
+        return (
+            f"insert into {self.plan.table} ({names}) overriding system value "
+            f"select {values} from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
+        )
+
+    def _key_text(self, row: str, name: Callable[[PlanColumn], str]) -> str:
+        names = ", ".join(quote_identifier(column.name) for column in self.plan.staged_key)
+        values = ", ".join(f"{row}.{name(column)}::text" for column in self.plan.staged_key)
+        text = f"array_to_string(array[{values}]::text[], ', ', 'null')"
+        return f"{quote_literal(f'({names})=(')} || {text} || ')'"
+
+    @cached_property
+    def truncate(self) -> str:
+        """Empty the target of this source's rows; for history, close the open versions.
+
+        A first DELETE does not see rows that sessions have inserted while it waited for them.
+        """
+        if self.plan.truncates_by_delete:
+            delete = f"delete from {self.rows} t where true{self._sid_matches('t')}"
+            return f"{delete}; {delete}"
+        return f"truncate {self.rows}"
+
+    @cached_property
+    def restart(self) -> str:
+        """Restart the table's sequences; a rollback takes that back."""
+        return "; ".join(f"alter sequence {s} restart" for s in self.plan.restarted_sequences)

@@ -1,0 +1,1 @@
+"""Workers: windows of changes, written and committed in one target transaction."""

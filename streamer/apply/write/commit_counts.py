@@ -1,0 +1,58 @@
+"""Counts the commits of workers and drainers, for the metrics."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.rows.fold import Counts
+from streamer.decode.pgoutput import TRUNCATE
+from streamer.mapping.rules import SourceMapping
+from streamer.observability.metrics import Metrics
+from streamer.observability.table_metrics import TableLabels
+
+
+def table_labels(mapped: MappedRelation) -> TableLabels:
+    return (mapped.source.database, mapped.source.sid or "", str(mapped.mapping.source))
+
+
+def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
+    """Count changes of one relation that are durable now."""
+    metrics.count_changes(table_labels(mapped), asdict(counts))
+
+
+def skipped_truncates(
+    window: LaneWindow, share_count: int | None = None
+) -> dict[MappedRelation, int]:
+    """Return how often the first *share_count* shares truncate each table that ignores it."""
+    skipped: dict[MappedRelation, int] = {}
+    for parts in window.parts[:share_count]:
+        for mapped, changes, _ in parts:
+            if mapped.mapping.rule.skip_truncate:
+                number = sum(payload[0] == TRUNCATE for payload in changes.payloads)
+                skipped[mapped] = skipped.get(mapped, 0) + number
+    return {mapped: number for mapped, number in skipped.items() if number}
+
+
+def count_window(metrics: Metrics, window: LaneWindow) -> None:
+    """Count the changes of a window that a worker has committed."""
+    for mapped, relation in window.relations.items():
+        if relation.is_foldable:
+            for counts in relation.counts:
+                count_changes(metrics, mapped, counts)
+        else:
+            counts = Counts()
+            for parts in window.parts:
+                for owner, changes, _ in parts:
+                    if owner is mapped:
+                        counts.count(changes.payloads)
+            count_changes(metrics, mapped, counts)
+
+
+def count_shares(
+    metrics: Metrics, source: SourceMapping, shares: Sequence[LaneTransaction]
+) -> None:
+    """Count transactions whose changes are durable now, each once."""
+    commit_times = [time for share in shares for time in share.led_times]
+    metrics.count_transactions(source.database, source.sid, commit_times)

@@ -1,0 +1,133 @@
+"""Conflicts: changes whose row the target lacks, or has already, noted in ``streamer.conflict``.
+
+The transaction that applies a change notes its conflict, so each one is there exactly once. Nothing
+is looked up before a conflict happens. A writer that counts fewer rows than it changed, or whose
+block in exact order does not find one, raises `ConflictsFound`. The caller rolls back and writes
+the same window again. From then on the writer looks for missing rows of that table before it
+changes them, until `WATCHED_WINDOWS` windows had no conflict.
+
+A change that the target refuses stops its table or goes into quarantine. The transaction that
+stores the quarantined change notes its conflict. The conflict of a table that stops is stored with
+the state of the table, once for the change.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.fold import read_changes
+from streamer.bookkeeping.bookkeeping_table import Executor
+from streamer.bookkeeping.noted_conflicts import add_conflicts
+from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
+from streamer.decode.transactions import Transaction
+
+WATCHED_WINDOWS: Final = 100
+"""So many windows without a conflict end the search for missing rows."""
+NOTED_MAX: Final = 1000
+"""Conflicts of one table that a window notes; the metric counts the others, too."""
+
+UPDATE_MISSING: Final = "update_missing"
+DELETE_MISSING: Final = "delete_missing"
+RESOLUTIONS: Final = {UPDATE_MISSING: "inserted", DELETE_MISSING: "ignored"}
+STOPPED: Final = "stopped"
+QUARANTINED: Final = "quarantined"
+
+_OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+Key = dict[str, str | None]
+"""Text of the values by the source's names of the columns; None is NULL."""
+
+
+class ConflictsFound(Exception):  # not an error: a window to be written again
+    """Rows of a window are missing in the target. The writer notes them the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A conflict. ``existing``: JSON about the target's row, if there is one."""
+
+    kind: str
+    resolution: str
+    operation: str
+    key: Key | None
+    transaction: Transaction
+    existing: str | None = None
+
+    @property
+    def fields(self) -> tuple[str, str, str, str | None, str, datetime, int, str | None]:
+        transaction = self.transaction
+        return (
+            self.kind,
+            self.resolution,
+            self.operation,
+            None if self.key is None else json.dumps(self.key),
+            str(transaction.final_lsn),
+            to_datetime(transaction.commit_time),
+            transaction.xid,
+            self.existing,
+        )
+
+
+async def note_conflicts(
+    target: Executor, relation_id: int, conflicts: Sequence[Conflict], kept: int
+) -> None:
+    """Write *conflicts* of a relation, which keeps the newest *kept* of them."""
+    if not conflicts:
+        return
+    rows = [conflict.fields for conflict in conflicts]
+    await add_conflicts(target, relation_id, rows, kept)
+
+
+def operation_of(kind: int) -> str:
+    """Return the name of a row message's kind."""
+    return _OPERATIONS[kind]
+
+
+def find_changes(
+    window: LaneWindow, mapped: MappedRelation, plan: ApplyPlan, keys: Collection[Any]
+) -> dict[Any, tuple[Transaction, int]]:
+    """Return the change of each of *keys* that asked for a row: its transaction, and its kind.
+
+    *keys*: as in a fold. Of several changes of a key, that is the last delete, or else the
+    first update. Pure.
+    """
+    found: dict[Any, tuple[Transaction, int]] = {}
+    wanted = set(keys)
+    get_key = plan.get_key
+    for share, parts in zip(window.shares, window.parts, strict=True):
+        for owner, changes, its in parts:
+            if owner is not mapped or its is not plan:
+                continue
+            for transaction, payloads in share.by_transaction(changes):
+                rows = [payload for payload in payloads if payload[0] in (UPDATE, DELETE)]
+                for change in read_changes(plan, rows):
+                    row = change.old if change.old is not None else change.new
+                    key = None if row is None else get_key(row)
+                    if key not in wanted:
+                        continue
+                    if change.kind == DELETE or key not in found:
+                        found[key] = transaction, change.kind
+    return found
+
+
+def missing_rows(
+    rows: Iterable[tuple[Any, Key]],
+    changes: dict[Any, tuple[Transaction, int]],
+    deletes: bool,
+) -> list[Conflict]:
+    """Return the conflicts of rows that the target lacks: each with its key in a fold, and that as
+    text. Pure.
+    """
+    conflicts = []
+    for key, texts in rows:
+        if key not in changes:
+            continue
+        transaction, kind = changes[key]
+        # A row may go under another key, and then its first change is the change of the key.
+        name = DELETE_MISSING if deletes and kind == DELETE else UPDATE_MISSING
+        conflicts.append(Conflict(name, RESOLUTIONS[name], operation_of(kind), texts, transaction))
+    return conflicts

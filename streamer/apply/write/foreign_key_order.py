@@ -1,0 +1,81 @@
+"""The order in which a window writes tables that foreign keys connect, where the keys fire.
+
+At the end of each statement a foreign key must hold, unless it is deferrable. So the writer writes
+a referenced row before the rows that refer to it, and removes it after them, in any order of
+changes. Pure.
+"""
+
+import enum
+from collections.abc import Iterable
+
+from streamer.apply.lanes.lane_window import LaneWindow, RelationWindow
+from streamer.apply.rows.fold import Fold
+from streamer.mapping.rule_options import TableType
+
+
+class Removal(enum.Enum):
+    """The moment at which a window removes rows of a relation."""
+
+    FIRST = "first"
+    """Before all writes: no row refers to them, or their keys or unique values return."""
+    WITHIN = "within"
+    """With all other changes of the relation."""
+    LAST = "last"
+    """After all writes: rows that refer to them may refer to others by then."""
+
+
+def is_connected(window: LaneWindow) -> bool:
+    """Return whether a foreign key connects two relations of *window*."""
+    if len(window.relations) < 2:
+        return False
+    targets = [r.plan.target for r in window.relations.values() if r.plan is not None]
+    here = {target.oid for target in targets}
+    return any(target.references & here for target in targets)
+
+
+def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
+    """Return *relations* so that each comes after those that it refers to; cut a circle."""
+    by_oid = {r.plan.target.oid: r for r in relations if r.plan is not None}
+    ordered: dict[int, RelationWindow] = {}
+    visited: set[int] = set()
+
+    def visit(oid: int) -> None:
+        if oid in visited or oid not in by_oid:
+            return
+        visited.add(oid)
+        plan = by_oid[oid].plan
+        assert plan is not None
+        for referred in sorted(plan.target.references):
+            visit(referred)
+        ordered[oid] = by_oid[oid]
+
+    for oid in by_oid:
+        visit(oid)
+    return list(ordered.values())
+
+
+def removal_of(relation: RelationWindow, *, keeps_keys: bool) -> Removal:
+    """Return when to remove the rows of *relation*.
+
+    *keeps_keys*: a TRUNCATE of it leaves the rows alone whose keys are there again.
+    """
+    if not relation.is_set or len(relation.folds) != 1:
+        return Removal.WITHIN
+    (fold,) = relation.folds
+    if fold.plan.type is TableType.APPEND:
+        return Removal.WITHIN
+    if fold.moves:
+        # Rows that refer to the old key go to the new one in between, unless a DELETE takes them.
+        target = fold.plan.target
+        is_last = target.is_referenced and not target.delete_acts and not _returns(fold)
+        return Removal.LAST if is_last and not fold.truncate else Removal.WITHIN
+    if fold.truncate:
+        return Removal.LAST if keeps_keys else Removal.FIRST
+    if fold.deletes and fold.plan.target.is_referenced and not _returns(fold):
+        return Removal.LAST
+    return Removal.FIRST
+
+
+def _returns(fold: Fold) -> bool:
+    """Return whether an insert brings a removed key again, or perhaps a unique value of its row."""
+    return len(fold.plan.target.unique_keys) > 1 or not fold.inserts.keys().isdisjoint(fold.deletes)

@@ -1,0 +1,666 @@
+"""Plans for relations, made from the target's catalogs when a definition is first met."""
+
+import asyncio
+import contextlib
+import copy
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from typing import Final, TypeVar
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.binary_transfer import binary_obstacle
+from streamer.apply.rows.change_as_json import Definition
+from streamer.apply.rows.check_expressions import confirm_expressions
+from streamer.apply.rows.hashed_columns import check_input_types
+from streamer.apply.rows.make_plan import make_plan, missing_columns, missing_error
+from streamer.apply.rows.refuse_same_rows import refuse_same_rows
+from streamer.bookkeeping.deferred_indexes import has_deferred
+from streamer.bookkeeping.relation_columns import read_known, store_known
+from streamer.bookkeeping.relation_definitions import read_definition
+from streamer.bookkeeping.relation_records import read_targets
+from streamer.control.resync_options import after_loss
+from streamer.decode.former_labels import FormerLabels, Labels
+from streamer.decode.pgoutput import Relation, next_number
+from streamer.errors.error_classes import (
+    ColumnsRenamedError,
+    StreamerError,
+    TargetError,
+    TargetSchemaError,
+    TransportError,
+)
+from streamer.errors.remedies import Remedy, at_target, run
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlKind, OnColumnAdded, TableType
+from streamer.mapping.rules import RelationMapping, SourceLabel
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.schema.definition_message import DefinitionMessage
+from streamer.schema.desired_columns import columns_to_add
+from streamer.schema.indexes_constraints_types import DefinedType
+from streamer.schema.source_definition import ColumnChange, DefinedColumn, SourceDefinition
+from streamer.schema.target_relation import TargetRelation
+from streamer.source.catalog import SourceRelation
+from streamer.target.add_columns import (
+    AskSource,
+    add_columns,
+    read_own_type_names,
+    type_keys,
+)
+from streamer.target.catalog import read_relations
+from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
+from streamer.target.kept_connection import KeptConnection
+from streamer.target.write_claim import Claim
+from streamer.util.batched import Batched
+from streamer.util.containment import apart, contained
+
+log = structlog.get_logger()
+
+AskRelations = Callable[
+    [str, str | None, Sequence[RelationName]], Awaitable[dict[RelationName, SourceRelation]]
+]
+"""Asks the source of a database and sid for the definitions of tables, of those that are there."""
+
+AskPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
+"""Asks the source of a database and sid for the present definition of a table with capture."""
+
+AskTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[DefinedType]]]
+"""Asks the source of a database and sid about types by their names."""
+
+AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
+"""Asks the source of a database and sid about a rule's expressions."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_ACTIONS_SQL: Final = """
+select k.conname::text as constraint, n.nspname::text as namespace, c.relname::text as name
+from pg_catalog.pg_constraint k
+join pg_catalog.pg_class c on c.oid = k.conrelid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where k.confrelid = $1::int8::oid and k.contype = 'f' and k.conrelid <> k.confrelid
+  and (k.confdeltype in ('c', 'n', 'd') or k.confupdtype in ('c', 'n', 'd'))
+order by k.conname
+"""
+
+
+class Planner:
+    """Makes plans and keeps the newest of each relation. Workers and drainers share it."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        ask_source: AskSource,
+        ask_types: AskTypesOf,
+        ask_expressions: AskExpressions,
+        ask_relations: AskRelations,
+        ask_present: AskPresent,
+    ) -> None:
+        self._ask_relations = ask_relations
+        self._ask_present = ask_present
+        self._address = address
+        self._ask_source = ask_source
+        self._ask_types = ask_types
+        self._ask_expressions = ask_expressions
+        self._kept = KeptConnection(address, "streamer planner")
+        self._lock = asyncio.Lock()
+        self._numbers = itertools.count(1)
+        self._inside: TargetConnection | None = None
+        self._batch_reads()
+
+    def _batch_reads(self) -> None:
+        self._definitions: dict[str, Batched[RelationName, SourceRelation]] = {}
+        self._targets = Batched(self._read_targets)
+        self._known = Batched(self._read_known)
+
+    def inside(self, connection: TargetConnection) -> "Planner":
+        """Return a planner that reads the target by the open transaction of *connection*, which
+        alone sees the definitions that it has changed.
+        """
+        planner = copy.copy(self)
+        planner._inside = connection
+        planner._lock = asyncio.Lock()
+        planner._batch_reads()
+        return planner
+
+    async def plans(
+        self, share: LaneTransaction, ahead: Iterable[LaneTransaction] = ()
+    ) -> list[ApplyPlan | None]:
+        """Return a plan for each of a lane transaction's changes; None for changes that the target
+        has.
+
+        *ahead*: shares that come next. Their relations without any plan get one, too, because it
+        costs the servers little more to describe many relations than one. May add columns to the
+        target, which waits for sessions that write there. Raises
+        TargetSchemaError if the target does not fit, TransportError if it fits but not in binary,
+        TargetContentionError, TargetConnectionError.
+        """
+        await self._plan_first([share, *ahead])
+        plans: list[ApplyPlan | None] = []
+        for mapped, changes in share.changes:
+            plan = mapped.plan_for(changes.relation)
+            if plan is None and not mapped.has(share.transaction):
+                with contained(f'planning for "{mapped.mapping.source}"'):
+                    plan = await self._make(mapped, changes.relation)
+            plans.append(plan)
+        return plans
+
+    async def _plan_first(self, shares: Iterable[LaneTransaction]) -> None:
+        """Plan the relations of *shares* that have no plan, side by side.
+
+        An error is left to the share's own turn.
+        """
+        first: dict[MappedRelation, Relation] = {}
+        for share in takewhile(lambda share: not share.redefines, shares):
+            for mapped, changes in share.changes:
+                if mapped.plan is None and not mapped.has(share.transaction):
+                    first.setdefault(mapped, changes.relation)
+        if len(first) > 1:
+            await asyncio.gather(
+                *(self._try_make(mapped, relation) for mapped, relation in first.items())
+            )
+
+    async def _try_make(self, mapped: MappedRelation, relation: Relation) -> None:
+        with (
+            contextlib.suppress(StreamerError),
+            contained(f'planning for "{mapped.mapping.source}"'),
+        ):
+            await self._make(mapped, relation)
+
+    async def _read_targets(
+        self, keys: list[tuple[Claim, RelationName]]
+    ) -> dict[tuple[Claim, RelationName], TargetRelation]:
+        found: dict[tuple[Claim, RelationName], TargetRelation] = {}
+        for claim, names in _grouped(keys).items():
+            async with self._target(claim) as connection:
+                there = await read_relations(connection, names)
+            found |= {(claim, name): each for name, each in there.items()}
+        return found
+
+    async def _read_known(
+        self, keys: list[tuple[Claim, int]]
+    ) -> dict[tuple[Claim, int], dict[str, int]]:
+        found: dict[tuple[Claim, int], dict[str, int]] = {}
+        for claim, relation_ids in _grouped(keys).items():
+            async with self._target(claim) as connection:
+                known = await read_known(connection, relation_ids)
+            found |= {(claim, relation_id): each for relation_id, each in known.items()}
+        return found
+
+    @asynccontextmanager
+    async def _target(self, claim: Claim) -> AsyncIterator[TargetConnection]:
+        """Have the connection for a block, on the server of *claim*."""
+        if self._inside is not None:
+            async with self._lock:
+                yield self._inside
+            return
+        async with self._lock:
+            connection = await self._kept.get(claim)
+            try:
+                yield connection
+            except TargetError:
+                connection.terminate()
+                raise
+
+    async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
+        return await self._targets.get((mapped.source.claim, mapped.mapping.target))
+
+    async def _define(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
+        """Read the source's keys again, and return the columns of its table."""
+        before = mapped.source
+        name, source = mapped.mapping.source, _label(mapped)
+        if source not in self._definitions:  # no source waits for another one
+            ask = partial(self._ask_relations, before.database, before.sid)
+            self._definitions[source] = Batched(ask)
+        definition = await self._definitions[source].get(name)
+        if definition is not None and mapped.relid in (None, definition.oid):
+            mapped.source = before.with_definition(definition)
+        return {} if definition is None else {c.name: c for c in definition.columns}
+
+    async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
+        """Define the source again; return the present plan if it fits *relation* as well."""
+        before, plan, number = mapped.source, mapped.plan, next_number()
+        if plan is None:
+            return None
+        await self._define(mapped)
+        if plan is not mapped.plan or plan.relation != relation or mapped.source != before:
+            return None
+        mapped.confirm(number)
+        return plan
+
+    async def _read_both(
+        self, mapped: MappedRelation
+    ) -> tuple[TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]]:
+        """Read the table at the target, and the columns of its last copy; define the source."""
+
+        async def read() -> tuple[
+            TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]
+        ]:
+            async with asyncio.TaskGroup() as group:
+                columns = group.create_task(self._define(mapped), name="definition")
+                target = group.create_task(self._read(mapped), name="target")
+                known = group.create_task(
+                    self._known.get((mapped.source.claim, mapped.relation_id)), name="known"
+                )
+            return target.result(), known.result(), columns.result()
+
+        try:
+            return await apart(read(), "reading both sides")
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors
+
+    async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
+        mapped.check()
+        if (confirmed := await self._confirm(mapped, relation)) is not None:
+            return confirmed
+        number = next_number()
+        target, known, columns = await self._read_both(mapped)
+        types = mapped.source.types
+        now = _other_columns(mapped, relation, known, columns)
+        added_now: dict[str, str | None] = {}
+        if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
+            adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
+            names = [name for name, _ in missing]
+            types = await self._name_types(mapped, relation, names, may_fail=adds)
+            changes = judge_added(names, known or {}, now)
+            if known is not None and (lost := [name for name in names if known.get(name, 0) > 0]):
+                # A session dropped them at the target. They lack values when they are back.
+                known = known | {name: -known[name] for name in lost}
+                async with self._target(mapped.source.claim) as connection:
+                    await store_known(connection, mapped.relation_id, known)
+            if not adds or any(change.before is not None for change in changes.values()):
+                raise missing_error(mapped.mapping, target.name, missing, types, changes)
+            if all(name in types for name in names):
+                additions = columns_to_add(mapped.mapping, missing, types, changes)
+                address = replace(self._address, claim=mapped.source.claim)
+                ask = partial(self.describe_types, mapped)
+                await add_columns(address, target.name, additions, ask)
+                target = await self._read(mapped)
+                added_now = {column.name: column.fill for column in additions}
+        binary = bool(mapped.source.binary_types)
+        facts = await self._describe(mapped)
+        plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
+        former = _former_labels(mapped, relation) if not binary else None
+        plan = replace(plan, conversion=mapped.source.conversion, former=former)
+        if mapped.mapping.rule.hashes:
+            await self._check_hashed_types(mapped, relation)
+        if plan.binary:
+            _check_binary(plan, mapped)
+        if plan.has_expressions:
+            async with self._target(mapped.source.claim) as connection:
+                await confirm_expressions(connection, plan, facts.types)
+        async with self._target(mapped.source.claim) as connection:
+            await refuse_same_rows(connection, plan, _label(mapped))
+        await self._check_actions(mapped, plan)
+        if not plan.key_is_indexed:
+            async with self._target(mapped.source.claim) as connection:
+                if await has_deferred(connection, plan.name):
+                    plan = replace(plan, is_provisional=True)
+        if known is not None:
+            await self._store_columns(mapped, plan, known, now, added_now)
+        if plan.mapping is mapped.mapping:  # otherwise another rule came meanwhile
+            mapped.set_plan(plan, number)
+        return plan
+
+    async def _check_hashed_types(self, mapped: MappedRelation, relation: Relation) -> None:
+        """Refuse another type of a hash's input than rows of the target have.
+
+        Their hashes are of texts of that type. Raises MappingError.
+        """
+        inputs = [each.column for each in mapped.mapping.rule.hashes]
+        async with self._target(mapped.source.claim) as connection:
+            stored = await read_definition(connection, mapped.relation_id)
+        if stored is not None:
+            now = await self._name_types(mapped, relation, inputs, may_fail=False)
+            before = {column.name: column.type for column in stored.columns}
+            source = mapped.source
+            table = str(mapped.mapping.source)
+            resync = run(
+                "resync",
+                table,
+                *after_loss([mapped.mapping.type]),
+                database=source.database,
+                sid=source.sid,
+            )
+            check_input_types(mapped.mapping, before, now, resync)
+
+    async def _store_columns(
+        self,
+        mapped: MappedRelation,
+        plan: ApplyPlan,
+        known: dict[str, int],
+        now: dict[str, DefinedColumn],
+        added: dict[str, str | None],
+    ) -> None:
+        """Store the source's columns, and request those that existing rows of the target lack.
+
+        *added*: columns of the target that this process has just added, with their values.
+        """
+        columns = columns_of(plan, known, now)
+        wanted = columns_to_bring(plan, known, now, added)
+        if not wanted and columns == known:
+            return
+        async with self._target(mapped.source.claim) as connection:
+            await store_known(connection, mapped.relation_id, columns, wanted)
+        if wanted:
+            log.info(
+                "columns of existing rows are brought",
+                source=_label(mapped),
+                table=str(mapped.mapping.source),
+                columns=", ".join(wanted),
+            )
+
+    async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
+        """Refuse a table whose deletes would change rows of another mapped table.
+
+        Workers write tables in parallel, so such an action may delete rows that the source has
+        inserted again since, without an error.
+        """
+        if not plan.target.is_referenced or plan.type is TableType.HISTORY:
+            return
+        async with self._target(mapped.source.claim) as connection:
+            found = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
+            ours = await read_targets(connection)
+            acting = [
+                row for row in found if str(RelationName(row["namespace"], row["name"])) in ours
+            ]
+            if not acting or await may_replace_role(connection):
+                return
+            name = await connection.fetch_value("select current_user::text")
+        role = quote_identifier(name)
+        constraint = acting[0]["constraint"]
+        table = quote_qualified(acting[0]["namespace"], acting[0]["name"])
+        raise TargetSchemaError(
+            f'deleting rows of target table "{plan.mapping.target}" would change rows of {table}, '
+            f'by the action of foreign key "{constraint}", because role "{name}" may not set '
+            "session_replication_role",
+            hint=Remedy.of(
+                "have an administrator run at the target: ",
+                at_target(f"grant set on parameter session_replication_role to {role}"),
+                f" (before PostgreSQL 15: alter role {role} superuser), and restart streamer; or "
+                "run there: ",
+                at_target(f"alter table {table} drop constraint {quote_identifier(constraint)}"),
+            ),
+        )
+
+    async def describe_types(
+        self, mapped: MappedRelation, names: Sequence[str]
+    ) -> Sequence[DefinedType]:
+        """Return types of the source of *mapped* by their names. Raises SourceError."""
+        return await self._ask_types(mapped.source.database, mapped.source.sid, names)
+
+    async def describe_present(self, mapped: MappedRelation) -> SourceDefinition | None:
+        """Return the definition that the source's table has now. Raises SourceError."""
+        source = mapped.source
+        message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
+        return None if message is None else message.definition
+
+    async def present(
+        self, mapped: MappedRelation, relations: Sequence[Relation]
+    ) -> tuple[DefinitionMessage | None, list[dict[str, str | None]]]:
+        """Return the source's present definition, and the columns of *relations* with the names of
+        their types, where these are known. Raises StreamerError.
+        """
+        source, shown = mapped.source, []
+        message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
+        for relation in relations:
+            names = [column.name for column in relation.columns]
+            types = await self._name_types(mapped, relation, names, may_fail=True)
+            shown.append({name: types.get(name) for name in names})
+        return message, shown
+
+    async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
+        """Plan changes that come from quarantine, as text. Raises like `plans`.
+
+        Leave out a column that the target lacks if the source has none of that name any more.
+        """
+        target = await self._read(mapped)
+        relation = definition.relation(mapped.mapping.source)
+        if target is not None:
+            missing = missing_columns(relation, mapped.mapping, target)
+            gone = frozenset(name for name, _ in missing if name not in mapped.source.types)
+            relation = definition.relation(mapped.mapping.source, gone)
+        facts = await self._describe(mapped)
+        types = mapped.source.types
+        return await self._plan(mapped, relation, target, types, facts, binary=False)
+
+    async def _plan(
+        self,
+        mapped: MappedRelation,
+        relation: Relation,
+        target: TargetRelation | None,
+        types: dict[str, str],
+        facts: ExpressionFacts,
+        *,
+        binary: bool,
+    ) -> ApplyPlan:
+        plan = make_plan(
+            relation,
+            mapped.mapping,
+            target,
+            sid=mapped.source.sid,
+            primary_key=mapped.source.primary_key,
+            source_keys=mapped.source.unique_keys,
+            has_partial_key=mapped.source.has_partial_key,
+            is_partitioned=mapped.source.is_partitioned,
+            type_names=types,
+            binary=binary,
+            number=next(self._numbers),
+            input_types=await self._input_types(mapped, relation, facts),
+            computed_types=facts.types,
+        )
+        return replace(plan, outlives=True) if mapped.outlives else plan
+
+    async def _describe(self, mapped: MappedRelation) -> ExpressionFacts:
+        """Return the source's verdict on expressions."""
+        mapping = mapped.mapping
+        if not mapping.rule.expressions:
+            return ExpressionFacts({}, {})
+        return await self._ask_expressions(mapped.source.database, mapped.source.sid, mapping)
+
+    async def _input_types(
+        self, mapped: MappedRelation, relation: Relation, facts: ExpressionFacts
+    ) -> dict[str, str]:
+        """Return the types of the columns that expressions use, as RELATION has them."""
+        if not mapped.mapping.rule.expressions:
+            return {}
+        names = [column.name for column in relation.columns]
+        inputs = mapped.mapping.expression_inputs(names)
+        types = await self._name_types(mapped, relation, inputs, may_fail=True)
+        return facts.with_collations(types)
+
+    async def _name_types(
+        self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
+    ) -> dict[str, str]:
+        """Return the names of the columns' types, without those that neither server knows."""
+        source = mapped.source
+        keys = type_keys(relation, names)
+        async with self._target(mapped.source.claim) as connection:
+            found = await read_own_type_names(connection, list(keys.values()))
+        if unknown := [key for key in keys.values() if key not in found]:
+            try:
+                found |= await self._ask_source(source.database, source.sid, unknown)
+            except StreamerError:
+                if may_fail:
+                    raise
+                # The coming error says enough without it.
+        return {name: found[key] for name, key in keys.items() if key in found}
+
+    @staticmethod
+    def forget(share: LaneTransaction) -> None:
+        """The target refused a plan of *share*: its tables may have changed."""
+        for mapped, _ in share.changes:
+            mapped.plan = None
+
+    async def close(self) -> None:
+        await self._kept.close()
+
+
+def _grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
+    obstacle = binary_obstacle(
+        plan.relation,
+        plan.mapping,
+        plan.target,
+        sid=mapped.source.sid,
+        types=mapped.source.binary_types,
+        type_names=mapped.source.types,
+    )
+    if obstacle is not None:
+        raise TransportError(obstacle)
+
+
+def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
+    """Return the plans of a share if all are known, without waiting."""
+    plans: list[ApplyPlan | None] = []
+    for mapped, changes in share.changes:
+        plan = mapped.plan_for(changes.relation)
+        if plan is None and not mapped.has(share.transaction):
+            return None
+        plans.append(plan)
+    return plans
+
+
+def _other_columns(
+    mapped: MappedRelation,
+    relation: Relation,
+    known: dict[str, int] | None,
+    present: dict[str, DefinedColumn],
+) -> dict[str, DefinedColumn]:
+    """Return the *present* columns if *relation* has others than the last copy had.
+
+    Raises ColumnsRenamedError.
+    """
+    names = [column.name for column in relation.columns]
+    if known is None or (known.keys() >= set(names) and in_order(names, known)):
+        return {}
+    if traded := traded_names(names, known, present):
+        source, table = mapped.source, str(mapped.mapping.source)
+        listed = ", ".join(f'"{name}"' for name in traded)
+        options = after_loss([mapped.mapping.type])
+        resync = run("resync", table, *options, database=source.database, sid=source.sid)
+        raise ColumnsRenamedError(
+            f'columns {listed} of table "{table}" had names of each other at the source, so '
+            "the names in its changes may be those of other columns",
+            hint=Remedy.of("run: ", resync, "; with `ddl: capture`, streamer carries such changes"),
+        )
+    return present
+
+
+def in_order(names: Sequence[str], known: Mapping[str, int]) -> bool:
+    """Return whether those of *names* that are *known* come in the order of their numbers. Pure.
+
+    A number is negative if the target does not get the column.
+    """
+    numbers = [abs(known[name]) for name in names if name in known]
+    return numbers == sorted(numbers)
+
+
+def traded_names(
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+) -> list[str]:
+    """Return the columns of a message that another column lent its name, if there may be any. Pure.
+
+    RELATION has the columns in the order of their numbers, which no command changes. *names*: its
+    columns. A column that was dropped and added again under its name has a new number and comes
+    last. A number under another known name is a rename, which a later one may take back. Then
+    nothing else shows that values between the two belong to other columns.
+    """
+    if in_order(names, known):
+        return []
+    present = {name: now[name].number for name in names if name in now}
+    former = {abs(number): name for name, number in known.items()}
+    lent = [name for name, number in present.items() if former.get(number, name) != name]
+    if lent or in_order(names, present):
+        return lent
+    there = [name for name in names if name in known]
+    ordered = sorted(there, key=lambda name: abs(known[name]))
+    return [name for name, other in zip(there, ordered, strict=True) if name != other]
+
+
+def judge_added(
+    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+) -> dict[str, ColumnChange]:
+    """Return the changes of the source that columns come from which the target lacks.
+
+    Leave out a column that the source no longer has by that name. If the target had a column at its
+    last copy, a session dropped it there, with the values of all rows. Pure.
+    """
+    by_number = {abs(number): name for name, number in known.items()}
+    changes = {}
+    for name in now.keys() & set(names):
+        column, former = now[name], by_number.get(now[name].number)
+        if former in (None, name):
+            lost = replace(column, fill=None, computed=True)
+            added = column if former is None else lost
+            changes[name] = ColumnChange(DdlKind.ADD_COLUMN, None, added)
+        else:
+            before = replace(column, name=former)
+            changes[name] = ColumnChange(DdlKind.RENAME_COLUMN, before, column)
+    return changes
+
+
+def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels | None:
+    """Return how former labels of enums are read in rows of *relation*, if any are expected."""
+    found: tuple[dict[int, Labels], dict[int, Labels]] = ({}, {})
+    for number, column in enumerate(relation.columns):
+        if column.name in mapped.former_labels:
+            is_array, labels = mapped.former_labels[column.name]
+            found[is_array][number] = labels
+    return FormerLabels(*found) if any(found) else None
+
+
+def columns_of(
+    plan: ApplyPlan, known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+) -> dict[str, int]:
+    """Return the columns to remember; the number of one that the target does not get is negative.
+
+    *now*: the source's present columns, if there are others than *known*. Pure.
+    """
+    numbers = {name: abs(number) for name, number in known.items() if name in now or not now}
+    numbers = {name: column.number for name, column in now.items()} | numbers
+    written = plan.written
+    return {name: number if name in written else -number for name, number in numbers.items()}
+
+
+def columns_to_bring(
+    plan: ApplyPlan,
+    known: Mapping[str, int],
+    now: Mapping[str, DefinedColumn],
+    added: Mapping[str, str | None],
+) -> list[str]:
+    """Return the columns of the target, by name, that its existing rows lack values of.
+
+    That are columns that the target gets as of now: the source or the target has added them, or the
+    mapping has let them in. No change brings the values that existing rows have. Leave out a
+    renamed column, one that *added* has filled, and a new one without a default. Pure.
+    """
+    numbers = {abs(number): name for name, number in known.items()}
+    found = []
+    for name, there in plan.written.items():
+        if name in known:
+            if known[name] < 0:
+                found.append(there)
+        elif (column := now.get(name)) is not None and column.number not in numbers:
+            has_values = column.may_hide_values or column.fill is not None
+            if has_values and added.get(there) is None:
+                found.append(there)
+    return found
+
+
+def _label(mapped: MappedRelation) -> str:
+    return SourceLabel(mapped.source.database, mapped.source.sid)

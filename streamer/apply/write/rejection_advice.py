@@ -1,0 +1,196 @@
+"""Help for a change that the target rejects. The command that works for this SQLSTATE goes first.
+
+The drainer retries every few seconds, so no command is needed after the cause is gone. Pure.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.rows.apply_plan import ApplyPlan, PlanColumn
+from streamer.decode.pgoutput import Column
+from streamer.errors.error_classes import (
+    ConflictError,
+    IdentityError,
+    StreamerError,
+    TextEncodingError,
+    UntranslatableTextError,
+    ValueConversionError,
+)
+from streamer.errors.remedies import Remedy, Step, at_target, run
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.quoting import quote_columns, quote_identifier
+
+_KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
+_OTHER_ATTRIBUTES: Final = "malformed record literal"
+_QUARANTINE = "set `on_error: quarantine` for this table"
+
+
+def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None) -> None:
+    """Complete *error*, raised by a change of *mapped*, with its row and the next step."""
+    error.message = _located(error)
+    if plan is None or (error.remedy is not None and not isinstance(error, IdentityError)):
+        return
+    parts: list[str | Step | Remedy] = []
+    for way in _ways(error, mapped, plan):
+        parts += ["; or ", way] if parts else [way]
+    if parts:
+        error.remedy = Remedy.of(*parts)
+
+
+def _located(error: StreamerError) -> str:
+    message = error.message
+    if error.column and f'"{error.column}"' not in message:
+        message = f'{message}, in column "{error.column}"'
+    if error.constraint and f'"{error.constraint}"' not in message:
+        message = f'{message}, by constraint "{error.constraint}"'
+    if error.key is not None and "Key (" not in message:
+        message = f"{message}: {error.key}"
+    return message
+
+
+def _ways(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan) -> Iterable[str | Remedy]:
+    source = mapped.source
+    table = str(mapped.mapping.source)
+    again = run("resync", table, database=source.database, sid=source.sid)
+    resync = Remedy.of("run: ", again)
+    if isinstance(error, IdentityError):
+        yield Remedy.of(error.remedy, ", " if error.remedy else "", resync)
+    elif isinstance(error, UntranslatableTextError):
+        yield Remedy.of("replace the character at the source, and ", resync)
+        yield _QUARANTINE
+    elif isinstance(error, TextEncodingError):
+        words = "correct the text at the source so that it is valid UTF-8, and "
+        yield Remedy.of(words, resync)
+        yield _QUARANTINE
+    elif isinstance(error, ValueConversionError) and _OTHER_ATTRIBUTES in error.message:
+        yield Remedy.of(
+            "the transaction of this row began before ALTER TYPE changed the attributes, so copy "
+            "the rows as they are now: ",
+            resync,
+        )
+        yield _QUARANTINE
+    elif isinstance(error, ValueConversionError):
+        yield from _alter_column(error, mapped, plan)
+        yield _QUARANTINE
+    elif isinstance(error, ConflictError):
+        yield from _conflict(error, mapped, plan, resync)
+
+
+def _conflict(
+    error: ConflictError, mapped: MappedRelation, plan: ApplyPlan, resync: Remedy
+) -> Iterable[str | Remedy]:
+    match error.kind:
+        case "insert_exists" if late_key(mapped, plan):
+            yield _run_at_target(_make_late(error, plan))
+        case "insert_exists" | "exclusion":
+            if error.constraint and not _is_primary_key(error, plan):
+                name = quote_identifier(error.constraint)
+                yield Remedy.of(
+                    "unless the source has that constraint as well, ",
+                    _run_at_target(f"alter table {plan.table} drop constraint {name}"),
+                )
+            yield "delete the row at the target that is in the way, if streamer did not write it"
+            yield resync
+            yield _QUARANTINE
+        case "several_rows":
+            keys = [*([SID] if plan.sid is not None else []), *(c.name for c in plan.key)]
+            index = f"create unique index on {plan.table} ({quote_columns(keys)})"
+            yield Remedy.of("leave one row of each key, and ", _run_at_target(index))
+            yield resync
+        case "update_missing":
+            yield resync
+            yield _QUARANTINE
+        case "not_null" if error.column is not None:
+            column = quote_identifier(error.column)
+            yield _run_at_target(f"alter table {plan.table} alter column {column} drop not null")
+            yield _QUARANTINE
+        case "foreign_key":
+            yield (
+                "let the role of target.url set session_replication_role (streamer check prints "
+                "the GRANT) and restart streamer: foreign keys are the source's to check"
+            )
+            yield _QUARANTINE
+        case "check" if error.constraint is not None:
+            constraint = quote_identifier(error.constraint)
+            yield _run_at_target(f"alter table {plan.table} drop constraint {constraint}")
+            yield _QUARANTINE
+        case _:
+            yield "see why the target refuses the row, and change the table or its trigger"
+            yield _QUARANTINE
+
+
+def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:
+    """Whether the key that PostgreSQL names is the target's primary key."""
+    named = _KEY_COLUMNS.search(error.message)
+    return named is None or named[1] == ", ".join(plan.target.primary_key)
+
+
+def _alter_column(
+    error: StreamerError, mapped: MappedRelation, plan: ApplyPlan
+) -> Iterable[str | Remedy]:
+    column = next((c for c in plan.columns if c.name == error.column), None)
+    if column is None or column not in plan.source_columns:
+        yield "give the column that cannot hold the value the source's type"
+        return
+    sent = plan.relation.columns[column.position]
+    kind = _sent_type(sent) or mapped.source.types.get(sent.name)
+    if kind is not None and kind != column.target.type:
+        name = quote_identifier(column.name)
+        yield _run_at_target(f"alter table {plan.table} alter column {name} type {kind}")
+
+
+def _run_at_target(sql: str) -> Remedy:
+    return Remedy.of("run at the target: ", at_target(sql))
+
+
+_PLAIN: Final = {
+    20: "bigint",
+    21: "smallint",
+    23: "integer",
+    25: "text",
+    700: "real",
+    701: "double precision",
+}
+_VARCHAR: Final = 1043
+_NUMERIC: Final = 1700
+_HEADER: Final = 4
+"""PostgreSQL adds this to the length or precision in a type modifier."""
+
+
+def _sent_type(column: Column) -> str | None:
+    """Name the type that the source sends now; the catalog's answer is older than a change of a
+    column.
+
+    None for a type whose name does not follow from its OID and modifier here.
+    """
+    has_modifier, modifier = column.type_modifier >= _HEADER, column.type_modifier - _HEADER
+    if column.type_oid == _VARCHAR:
+        return f"character varying({modifier})" if has_modifier else "character varying"
+    if column.type_oid == _NUMERIC and not has_modifier:
+        return "numeric"
+    return _PLAIN.get(column.type_oid)
+
+
+def late_key(mapped: MappedRelation, plan: ApplyPlan) -> bool:
+    """Whether the source's primary key is deferrable, and the target's is checked at once."""
+    key = mapped.source.primary_key
+    if plan.relation.replica_identity != "f" or not key or key in mapped.source.unique_keys:
+        return False
+    there = [name for name in plan.target.primary_key if name != SID]
+    return there == [mapped.mapping.target_column(name) for name in key]
+
+
+def _make_late(error: ConflictError, plan: ApplyPlan) -> str:
+    constraint = quote_identifier(error.constraint or f"{plan.target.name.name}_pkey")
+    key = quote_columns(plan.target.primary_key)
+    return (
+        f"alter table {plan.table} drop constraint {constraint}, add primary key ({key}) deferrable"
+    )
+
+
+def key_text(columns: Iterable[PlanColumn], values: Iterable[str | None]) -> str:
+    """Name the row of a key as PostgreSQL does."""
+    shown = ", ".join("null" if value is None else value for value in values)
+    return f"Key ({', '.join(column.name for column in columns)})=({shown})"

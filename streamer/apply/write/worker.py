@@ -1,0 +1,519 @@
+"""An apply worker: a queue, a window that fills, and a window in its COMMIT.
+
+While the server writes one window, the worker decodes and folds the next, so both work at the same
+time. `streamer.apply.write.commit_pace` decides when a window closes; one that is large closes at
+once. It always ends at source commits.
+
+The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
+worker gives the lane back. The lane is then held, and a drainer (`streamer.drain`) finds the
+cause without delaying the other lanes. The worker itself retries after a lost connection, with the
+same window. A lane for which the others wait leaves the worker (`streamer.apply.lanes.slow_lanes`).
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from streamer.apply.lanes.hot_lanes import IDLE_SECONDS, HotLanes
+from streamer.apply.lanes.lane import Lane, MappedRelation, ShareQueue
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.lanes.queue_budget import Budget
+from streamer.apply.lanes.slow_lanes import ASIDE_SECONDS, Move, SlowLanes
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.write.commit_counts import count_window, skipped_truncates
+from streamer.apply.write.commit_pace import CommitPace, WindowFacts
+from streamer.apply.write.conflicts import ConflictsFound
+from streamer.apply.write.planner import Planner, known_plans
+from streamer.apply.write.target_transaction import TargetTransaction
+from streamer.apply.write.writer import Writer
+from streamer.errors.error_classes import (
+    SpoolError,
+    StreamerError,
+    TargetConnectionError,
+    TargetFencedError,
+    TargetMovedError,
+    TargetRejectedError,
+)
+from streamer.observability.metrics import Metrics
+from streamer.util.backoff import Backoff
+from streamer.util.containment import contained
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import Lsn
+from streamer.util.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+WINDOW_CHANGES_MAX: Final = 50_000
+WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+HOT_PART: Final = 0.75
+"""A lane with this part of a window's changes is hot: the window is open for its sake."""
+LOCK_SECONDS: Final = 3.0
+"""How long a worker waits for a lock before it gives the lane to a drainer."""
+SLOW_SECONDS: Final = 3.0
+"""How long a worker writes one lane while others wait, before it gives the lane to a drainer."""
+
+_TURN_SECONDS: Final = 0.005
+
+
+@dataclass(slots=True)
+class Window:
+    """The changes of one target transaction."""
+
+    lanes: dict[Lane, LaneWindow] = field(default_factory=dict)
+    opened_at: float = 0.0
+    share_count: int = 0
+    change_count: int = 0
+    version_count: int = 0
+    """The changes among them that end one version of a row and begin another."""
+    size: int = 0
+
+    def add(self, lane: Lane, share: LaneTransaction, plans: list[ApplyPlan | None]) -> None:
+        if not self.share_count:
+            self.opened_at = time.monotonic()
+        window = self.lanes.get(lane)
+        if window is None:
+            window = self.lanes[lane] = LaneWindow(lane)
+        self.share_count += 1
+        self.size += share.size
+        changes, versions = window.change_count, window.version_count
+        try:
+            window.add(share, plans)
+        finally:
+            self.change_count += window.change_count - changes
+            self.version_count += window.version_count - versions
+
+    @property
+    def is_full(self) -> bool:
+        # A version writes two rows, and takes the memory of both.
+        row_count = self.change_count + self.version_count
+        return row_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
+
+    @property
+    def facts(self) -> WindowFacts:
+        relations = [each for lane in self.lanes.values() for each in lane.relations.values()]
+        # Changes in exact order are not folded: each of them is a row.
+        folds = [fold for each in relations for fold in each.folds]
+        ordered = self.change_count - sum(each.counts.total for each in folds)
+        row_count = ordered + sum(fold.row_count for fold in folds)
+        return WindowFacts(self.change_count, self.size, len(relations), row_count)
+
+
+class Worker:
+    """One apply worker. `put` is called by readers, `run` by its owner."""
+
+    def __init__(
+        self,
+        number: int,
+        transaction: TargetTransaction,
+        planner: Planner,
+        budget: Budget,
+        metrics: Metrics,
+        pace: CommitPace,
+        hot_lanes: HotLanes | None = None,
+    ) -> None:
+        self.number = number
+        self.queued_bytes = 0
+        self._transaction = transaction
+        self._writer = Writer(transaction)
+        self._planner = planner
+        self._budget = budget
+        self._metrics = metrics
+        self._pace = pace
+        self._queue: deque[tuple[Lane, LaneTransaction]] = deque()
+        self._arrived = asyncio.Event()
+        self._filling = Window()
+        self._filled = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._due = asyncio.Event()
+        """Set to commit the filling window now, at any pace."""
+        self._committing: Window | None = None
+        self._left = asyncio.Event()
+        """Set when a lane has left the window that is being committed."""
+        self._too_slow: Lane | None = None
+        self._slow_lanes = SlowLanes()
+        self._hot_lanes = hot_lanes or HotLanes()
+        self._write_seconds: dict[Lane, float] = {}
+        """How long the server took for each lane of the window."""
+        self._connects_ahead = True
+        """Whether no share has come yet. The first one is planned while the worker connects."""
+
+    # ---- the queue -----------------------------------------------------------------------------
+
+    def put(self, lane: Lane, share: LaneTransaction) -> None:
+        """Queue a share; readers see to it that there is room."""
+        self._queue.append((lane, share))
+        self.queued_bytes += share.size
+        self._budget.take(lane, share.size)
+        self._arrived.set()
+        if self._connects_ahead:
+            self._filled.set()
+
+    def hurry(self) -> None:
+        """Commit the queued shares without a pause: a task waits for that."""
+        self._due.set()
+
+    def _give_bytes(self, lane: Lane, size: int) -> None:
+        self.queued_bytes -= size
+        self._budget.give(lane, size)
+
+    async def drop(self, lanes: set[Lane]) -> None:
+        """The pipeline of *lanes* ends. Returns when none of their changes is in flight any
+        more.
+        """
+        for lane in lanes:
+            self._take_back(lane)
+        while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
+            self._left.clear()
+            await self._left.wait()
+
+    def _take_back(self, lane: Lane) -> list[LaneTransaction]:
+        """Remove everything of *lane* outside the running COMMIT, oldest first."""
+        window = self._filling.lanes.pop(lane, None)
+        shares = window.shares if window else []
+        self._filling.share_count -= len(shares)
+        if window:
+            self._filling.change_count -= window.change_count
+            self._filling.version_count -= window.version_count
+            self._filling.size -= window.size
+            self._taken.set()
+        shares = [*shares, *(share for owner, share in self._queue if owner is lane)]
+        kept = [item for item in self._queue if item[0] is not lane]
+        self._queue.clear()
+        self._queue.extend(kept)
+        self._give_bytes(lane, sum(share.size for share in shares))
+        return shares
+
+    # ---- filling -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Apply queued changes until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._fill(), name=f"apply-{self.number}-fill")
+                tasks.create_task(self._commit_windows(), name=f"apply-{self.number}-commit")
+        finally:
+            await self._transaction.close()
+
+    async def _fill(self) -> None:
+        turn_began = time.monotonic()
+        while True:
+            while not self._queue:  # the owner may have taken queued changes back meanwhile
+                self._arrived.clear()
+                await self._arrived.wait()
+                turn_began = time.monotonic()
+            if self._filling.is_full:
+                self._due.set()
+                self._taken.clear()
+                await self._taken.wait()
+                continue
+            lane, share = self._queue[0]
+            if share.is_in_part_there:
+                self._queue.popleft()
+                self._queue.extendleft((lane, single) for single in reversed(lane.split(share)))
+                continue
+            plans = known_plans(share)
+            if plans is None:
+                plans = await self._make_plans(lane, share)
+                if plans is None or not self._queue or self._queue[0][1] is not share:
+                    continue
+                if share.is_in_part_there:  # by now
+                    continue
+            self._queue.popleft()
+            try:
+                with contained(f'folding changes of "{lane.name}"'):
+                    self._filling.add(lane, share, plans)
+            except StreamerError:
+                self._give_back(lane)
+                continue
+            self._filled.set()
+            if time.monotonic() - turn_began > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn_began = time.monotonic()
+
+    async def _make_plans(
+        self, lane: Lane, share: LaneTransaction
+    ) -> list[ApplyPlan | None] | None:
+        backoff = Backoff()
+        while not lane.is_ending:
+            try:
+                return await self._planner.plans(share, [queued for _, queued in self._queue])
+            except TargetMovedError as exc:
+                lane.owner.source_failed(exc)
+            except TargetConnectionError as exc:
+                source = lane.owner.source
+                self._metrics.count_error(exc, source.database, source.sid)
+                await backoff.wait()
+            except StreamerError:
+                # A drainer will meet the same error and report it. The commit in progress goes
+                # first.
+                break
+        self._give_back(lane)
+        return None
+
+    def _give_back(self, lane: Lane, committing: LaneWindow | None = None) -> None:
+        shares = committing.shares if committing else []
+        shares = [*shares, *self._take_back(lane)]
+        try:
+            lane.give_back(shares)
+        except SpoolError as exc:
+            lane.owner.source_failed(exc)
+            lane.give_back(shares)  # forgotten: the source sends them again
+
+    # ---- committing ----------------------------------------------------------------------------
+
+    async def _commit_windows(self) -> None:
+        while True:
+            window = await self._next_window()
+            self._committing = window
+            self._pace.began_at = time.monotonic()
+            try:
+                await self._commit(window)
+            except Exception:
+                # A defect: the sources begin again, and their lanes do not take this back.
+                for lane in list(window.lanes):
+                    self._give_bytes(lane, window.lanes.pop(lane).size)
+                raise
+            finally:
+                self._committing = None
+                self._left.set()
+            self._pace.ended_at = time.monotonic()
+
+    async def _next_window(self) -> Window:
+        while not self._filling.share_count:
+            self._filled.clear()
+            if self._connects_ahead and self._queue:
+                await self._connect_ahead()
+            else:
+                await self._wait_for_changes()
+        window, is_growing = self._filling, True
+        while not (window.is_full or self._due.is_set()):
+            seconds = self._pace.seconds_left(
+                time.monotonic(),
+                window.opened_at,
+                window.facts,
+                is_growing=is_growing and not self._delays_others(window),
+            )
+            if not seconds:
+                break
+            size = window.size
+            await wait_for_event(self._due, seconds)
+            is_growing = window.size > size or bool(self._queue)
+        self._filling = Window()
+        self._due.clear()
+        self._taken.set()
+        return window
+
+    async def _wait_for_changes(self) -> None:
+        """Wait for the first change of a window; a place of hot lanes gives up its connection."""
+        if not self._hot_lanes.is_place(self) or self._connects_ahead:
+            await self._filled.wait()
+        elif not await wait_for_event(self._filled, IDLE_SECONDS):
+            await self._transaction.close()
+            self._connects_ahead = True
+
+    def _delays_others(self, window: Window) -> bool:
+        """Whether other lanes would wait for a hot one that is not in a backlog."""
+        counts = [lane_window.change_count for lane_window in window.lanes.values()]
+        return (
+            len(counts) > 1
+            and max(counts) >= HOT_PART * window.change_count
+            and all(self._budget.has_room(lane.owner) for lane in window.lanes)
+        )
+
+    async def _connect_ahead(self) -> None:
+        """Connect while the first shares are planned. A commit handles errors, and connects."""
+        self._connects_ahead = False
+        with contextlib.suppress(StreamerError):
+            await self._transaction.connect({lane.owner.claim for lane, _ in self._queue})
+
+    async def _commit(self, window: Window) -> None:
+        """Commit *window*; give back the lanes that this way does not suit."""
+        backoff = Backoff()
+        while window.lanes:
+            try:
+                await self._transaction.connect({lane.owner.claim for lane in window.lanes})
+                if await self._transaction.settle():
+                    break
+                if await self._write(window):
+                    await self._transaction.commit(_progress(window), _skipped(window))
+                    break
+            except TargetFencedError as exc:
+                self._give_up(window, exc, _lanes_with(window, exc.relations))
+            except TargetMovedError as exc:
+                moved = [lane for lane in window.lanes if lane.owner.claim in exc.claims]
+                self._give_up(window, exc, moved)
+            except (TargetConnectionError, TargetRejectedError) as exc:
+                self._transaction.disconnect()
+                self._metrics.count_error(exc)
+                self._leave(window, [lane for lane in window.lanes if lane.is_ending])
+                backoff.log(log, f"worker {self.number} waits for the target", exc)
+                await backoff.wait()
+            except StreamerError as exc:
+                # The commit itself failed (a deferred constraint, say): any lane may be at fault.
+                self._metrics.count_error(exc)
+                await self._transaction.rollback()
+                for lane in list(window.lanes):
+                    self._fail(window, lane)
+        self._finish(window)
+
+    async def _write(self, window: Window) -> bool:
+        """Begin, and write all lanes. If one fails, give it back, roll back and return False; also
+        if it has to be written again.
+        """
+        self._write_seconds.clear()
+        await self._transaction.begin()
+        for lane, lane_window in window.lanes.items():
+            try:
+                with self._timing(window, lane), contained(f'writing changes of "{lane.name}"'):
+                    is_written = await self._write_lane(lane_window)
+            except TargetFencedError:
+                raise
+            except TargetConnectionError:
+                if self._too_slow is not lane:
+                    raise
+                log.debug("handed to a drainer", lane=lane.name, error="it takes long")
+                self._fail(window, lane)
+                return False
+            except StreamerError as exc:
+                log.debug("handed to a drainer", lane=lane.name, error=str(exc))
+                await self._transaction.rollback()
+                self._fail(window, lane)
+                return False
+            if not is_written:
+                await self._transaction.rollback()
+                return False
+        return True
+
+    async def _write_lane(self, window: LaneWindow) -> bool:
+        """Write the changes of a lane; False if they have to be written again, with notes."""
+        try:
+            await self._writer.write(window)
+        except ConflictsFound:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _timing(self, window: Window, lane: Lane) -> Iterator[None]:
+        """Limit the time of this block, which writes *lane*, while others wait for it.
+
+        A drainer then starts it again, without delaying others.
+        """
+        loop = asyncio.get_running_loop()
+
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            if self._is_in_the_way(window, lane):
+                self._too_slow = lane
+                self._transaction.disconnect()
+            else:
+                timers[:] = [loop.call_later(SLOW_SECONDS, look)]
+
+        self._too_slow = None
+        timers.append(loop.call_later(SLOW_SECONDS, look))
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            timers[0].cancel()
+            self._write_seconds[lane] = time.monotonic() - began
+
+    def _is_in_the_way(self, window: Window, lane: Lane) -> bool:
+        waiting = {*window.lanes, *self._filling.lanes, *(other for other, _ in self._queue)}
+        if waiting - {lane}:
+            return True
+        return not self._budget.has_room(lane.owner) and lane.owner.has_other_lanes
+
+    def _give_up(self, window: Window, error: StreamerError, lanes: Collection[Lane]) -> None:
+        """The sources of *lanes* have to begin again; other sources have no part in it."""
+        for owner in {lane.owner for lane in lanes}:
+            owner.source_failed(error)
+            self._leave(window, [lane for lane in window.lanes if lane.owner is owner])
+
+    def _leave(self, window: Window, lanes: Collection[Lane]) -> None:
+        """Leave the changes of *lanes* to the next attempts of their sources, which read how far
+        the target is.
+        """
+        for lane in lanes:
+            self._transaction.forget(window.lanes[lane].relations)
+            self._fail(window, lane)
+
+    def _fail(self, window: Window, lane: Lane) -> None:
+        lane_window = window.lanes.pop(lane)
+        self._left.set()
+        self._give_bytes(lane, lane_window.size)
+        self._give_back(lane, lane_window)
+
+    def _finish(self, window: Window) -> None:
+        if window.lanes:
+            self._metrics.commits.labels(str(self.number)).inc()
+        moves = self._find_moves(window)
+        for lane in list(window.lanes):
+            lane_window = window.lanes.pop(lane)
+            self._give_bytes(lane, lane_window.size)
+            lane.applied(lane_window.shares)
+            count_window(self._metrics, lane_window)
+        now = time.monotonic()
+        for lane, move in moves.items():
+            if lane.is_held or lane.is_ending:
+                continue
+            if move is Move.TO_DISK:
+                log.debug("handed to a drainer", lane=lane.name, error="it takes long each time")
+                self._give_back(lane)
+                lane.keep_aside(now + ASIDE_SECONDS)
+            elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.take(lane, now)):
+                log.debug("a hot lane gets a connection of its own", lane=lane.name)
+                self._move(lane, place)
+            elif home := self._hot_lanes.leave(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
+                log.debug("a lane is hot no longer", lane=lane.name)
+                self._move(lane, home)
+
+    def _find_moves(self, window: Window) -> dict[Lane, Move]:
+        """Return where the lanes of *window* have to move."""
+        return {
+            lane: self._slow_lanes.wrote(
+                lane,
+                self._write_seconds[lane],
+                its.change_count,
+                others_wait=self._is_in_the_way(window, lane),
+            )
+            for lane, its in window.lanes.items()
+            if lane in self._write_seconds
+        }
+
+    def _move(self, lane: Lane, to: ShareQueue) -> None:
+        """Leave *lane*, of which nothing is in a commit, and all that waits of it to *to*."""
+        shares = self._take_back(lane)
+        lane.queue = to
+        for share in shares:
+            to.put(lane, share)
+        to.hurry()  # a task may wait for the lane: it has asked this worker to hurry
+        failpoint("apply.lane_moved")
+
+
+def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:
+    """Return the lanes that have changes of *relations*; all, if it is none of theirs."""
+    wanted = set(relations)
+    found = [lane for lane, its in window.lanes.items() if not wanted.isdisjoint(its.relations)]
+    return found or list(window.lanes)
+
+
+def _progress(window: Window) -> dict[MappedRelation, Lsn]:
+    reached: dict[MappedRelation, Lsn] = {}
+    for lane_window in window.lanes.values():
+        reached |= lane_window.progress()
+    return reached
+
+
+def _skipped(window: Window) -> dict[MappedRelation, int]:
+    skipped: dict[MappedRelation, int] = {}
+    for lane_window in window.lanes.values():
+        skipped |= skipped_truncates(lane_window)
+    return skipped

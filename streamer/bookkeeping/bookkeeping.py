@@ -1,0 +1,71 @@
+"""The way to the bookkeeping tables in the target, which survive this process.
+
+`schema` creates the tables, and each table has a module that declares its columns and writes its
+rows (`table`). Workers move the progress of relations themselves
+(`streamer.apply.write.target_transaction`), in the transactions that write the changes.
+"""
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streamer.errors.error_classes import TargetConnectionError
+from streamer.target.connection import TargetAddress, TargetConnection, transaction
+from streamer.target.kept_connection import KeptConnection
+from streamer.target.write_claim import Claim
+
+
+class Bookkeeping:
+    """The bookkeeping tables, over a connection that many tasks use in turn."""
+
+    def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
+        self._kept = KeptConnection(address, name)
+        self._lock = asyncio.Lock()
+        self._claim: Claim | None = None
+
+    def under(self, claim: Claim) -> "Bookkeeping":
+        """Return a copy for the holder of *claim*, which works only on the server of that claim."""
+        bound = copy.copy(self)
+        bound._claim = claim
+        return bound
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[TargetConnection]:
+        """Yield the connection, opened again if it was lost.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        async with self._lock:
+            connection = await self._kept.get(self._claim)
+            try:
+                yield connection
+            except (TargetConnectionError, asyncio.CancelledError):
+                connection.terminate()
+                raise
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[TargetConnection]:
+        """Yield the connection within a transaction. Raises TargetError."""
+        async with self.connection() as connection, transaction(connection):
+            yield connection
+
+    async def execute(self, sql: str, *parameters: Any) -> int:
+        """Run a statement; return the number of affected rows. Raises TargetError."""
+        async with self.connection() as connection:
+            return await connection.execute(sql, *parameters)
+
+    async def fetch(self, sql: str, *parameters: Any) -> Sequence[Any]:
+        """Run a query and return its rows. Raises TargetError."""
+        async with self.connection() as connection:
+            return await connection.fetch(sql, *parameters)
+
+    async def fetch_value(self, sql: str, *parameters: Any) -> Any:
+        """Run a query and return the first column of its first row. Raises TargetError."""
+        async with self.connection() as connection:
+            return await connection.fetch_value(sql, *parameters)
+
+    async def close(self) -> None:
+        async with self._lock:
+            await self._kept.close()

@@ -1,0 +1,212 @@
+"""The rows of streamer.purge: tables with rows of removed sources, and their purge."""
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final
+
+from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Executor
+from streamer.errors.error_classes import GapError
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.rules import SourceLabel
+
+_BEGIN_SQL: Final = """
+insert into streamer.purge (database, sid, target, began_at)
+select $1, $2, t, pg_catalog.now() from unnest($3::text[]) t
+on conflict (database, sid, target) do update set
+    began_at = coalesce(purge.began_at, excluded.began_at), finished_at = null,
+    next_block = case when purge.finished_at is null then purge.next_block end
+"""
+
+
+_KEEP_TARGETS_SQL: Final = """
+insert into streamer.purge (database, sid, target)
+select distinct s.database, coalesce(s.sid, ''), r.target
+from streamer.source s join streamer.relation r on r.source_id = s.id where s.id = $1
+on conflict (database, sid, target) do update set
+    rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
+"""
+# A source may have left columns earlier, and then return without them. A source without known
+# columns may have any.
+_KEEP_COLUMNS_SQL: Final = """
+update streamer.purge p set columns = array(
+    select c.key from streamer.relation r, pg_catalog.jsonb_each_text(r.columns) c
+     where r.source_id = s.id and r.target = p.target and c.value::int > 0
+    union select pg_catalog.unnest(p.columns))
+from streamer.source s
+where s.id = $1 and (p.database, p.sid) = (s.database, coalesce(s.sid, ''))
+  and exists (select from streamer.relation r where r.source_id = s.id and r.target = p.target)
+"""
+_LEFT_COLUMNS_SQL: Final = """
+select p.target, c.name, pg_catalog.min(p.database) as database,
+       nullif(pg_catalog.min(p.sid) filter (where p.finished_at is null), '') as unpurged_sid
+from streamer.purge p, unnest(p.columns) c (name)
+where exists (select from streamer.relation r where r.target = p.target)
+  and not exists (select from streamer.relation r
+                   where r.target = p.target
+                     and (r.columns is null or coalesce((r.columns ->> c.name)::int, 0) > 0))
+group by 1, 2 order by 1, 2
+"""
+
+
+_LEFT_ROWS_SQL: Final = """
+select r.id as relation_id, r.source, r.target, s.database, s.sid,
+       p.began_at is not null as is_purged
+from streamer.relation r join streamer.source s on s.id = r.source_id
+join streamer.purge p
+  on (p.database, p.sid, p.target) = (s.database, coalesce(s.sid, ''), r.target)
+where s.id = $1 and r.source = any ($2::text[])
+  and not r.declared and r.snapshot_lsn is null and r.state = 'init'
+"""
+_REMOVED_SQL: Final = """
+select database, nullif(sid, '') as sid, target, began_at is not null as is_purged
+from streamer.purge
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftRows:
+    """A table that streams again, whose source was removed before."""
+
+    relation_id: int
+    source: str
+    target: str
+    database: str
+    sid: str | None
+    is_purged: bool
+
+    @property
+    def error(self) -> GapError:
+        """Why the table is not in sync, although `initial: none` says so."""
+        return left_rows_error(
+            self.source,
+            self.target,
+            self.database,
+            self.sid,
+            is_purged=self.is_purged,
+        )
+
+
+def left_rows_error(
+    source: str, target: str, database: str, sid: str | None, *, is_purged: bool
+) -> GapError:
+    """Return the error of a table whose source was removed and has returned. Pure."""
+    label = SourceLabel(database, sid)
+    lack = "rows, because a purge has deleted rows" if is_purged else "the changes since then"
+    again = run("resync", source, database=database, sid=sid)
+    return GapError(
+        f'"{label}" was removed from the mapping, and {target} lacks {lack}; `initial: none` says '
+        "that the table is in sync",
+        hint=Remedy.of("to replace its rows, run: ", again),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeftColumn:
+    """A column that only removed sources had, by its name at these sources.
+
+    ``unpurged_sid``: such a source whose rows may still be in the target.
+    """
+
+    target: str
+    name: str
+    database: str
+    unpurged_sid: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeRecord:
+    """A row of streamer.purge. ``next_block``: no row of the source is left before this block."""
+
+    database: str
+    sid: str
+    target: str
+    rows_deleted: int
+    next_block: int | None
+    blocks: int | None
+    has_begun: Annotated[bool, Codec("p.began_at is not null")]
+    is_finished: Annotated[bool, Codec("p.finished_at is not null")]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.database, self.sid, self.target
+
+    @property
+    def progress(self) -> float | None:
+        """The purged part of the table, from 0 to 1; None if not known."""
+        if self.is_finished:
+            return 1.0
+        return None if not self.blocks else min(1.0, (self.next_block or 0) / self.blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"progress": self.progress}
+
+
+PURGES: Final = BookkeepingTable("purge", "p", PurgeRecord)
+_OF_KEY: Final = "where (database, sid, target) = ($2, $3, $4)"
+
+
+async def read_purges(session: Executor) -> list[PurgeRecord]:
+    """Return all rows."""
+    return await PURGES.read(session, "where sid <> '' order by database, sid, target")
+
+
+async def keep_targets(session: Executor, source_id: int) -> None:
+    """Store the tables and columns of a source before its removal: its rows are left."""
+    await session.execute(_KEEP_TARGETS_SQL, source_id)
+    await keep_columns(session, source_id)
+
+
+async def keep_columns(session: Executor, source_id: int) -> None:
+    """Store the columns of such a source, where its tables are known."""
+    await session.execute(_KEEP_COLUMNS_SQL, source_id)
+
+
+async def read_left_columns(session: Executor) -> list[LeftColumn]:
+    """Return columns that removed sources had, and that no source of the target has now."""
+    return [LeftColumn(**dict(row)) for row in await session.fetch(_LEFT_COLUMNS_SQL)]
+
+
+async def read_left_rows(
+    session: Executor, source_id: int, sources: Collection[str]
+) -> list[LeftRows]:
+    """Return the tables among *sources* that are new to the mapping, and were in it before."""
+    rows = await session.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
+    return [LeftRows(**dict(row)) for row in rows]
+
+
+async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
+    """Return the tables of removed sources, by the source's label and the target.
+
+    The value tells whether a purge has deleted rows.
+    """
+    return {
+        (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_purged"]
+        for row in await session.fetch(_REMOVED_SQL)
+    }
+
+
+async def begin_purge(session: Executor, database: str, sid: str, targets: Collection[str]) -> None:
+    """Store the tables of a purge; an interrupted purge continues at its stored block."""
+    await session.execute(_BEGIN_SQL, database, sid, sorted(targets))
+
+
+async def move_purge(
+    session: Executor,
+    record: PurgeRecord,
+    deleted: int,
+    next_block: int,
+    blocks: int,
+) -> None:
+    """Store the progress of the purge of a table, in the transaction that deletes its rows."""
+    values = {"next_block": next_block, "blocks": blocks}
+    also = "rows_deleted = rows_deleted + $5"
+    await PURGES.update(session, values, _OF_KEY, *record.key, deleted, also=also)
+
+
+async def finish_purge(session: Executor, record: PurgeRecord) -> None:
+    """Store that no row of the source is left in a table."""
+    await session.execute(
+        "update streamer.purge set finished_at = now()"
+        " where (database, sid, target) = ($1, $2, $3)",
+        *record.key,
+    )

@@ -1,0 +1,197 @@
+"""Registers the mapped tables of a source in streamer.relation, and removes former tables."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_table import Executor
+from streamer.bookkeeping.purges import read_left_rows
+from streamer.bookkeeping.relation_columns import request_unfilled
+from streamer.bookkeeping.relation_records import RELATIONS, RelationRecord
+from streamer.bookkeeping.unmapped_relations import bring_back, forget_former, keep_former
+from streamer.control.resync_options import Mode, Resync
+from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.recomputed_columns import recomputed
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import Initial, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.source.catalog import SourceRelation
+from streamer.target.connection import TargetConnection
+from streamer.util.failpoints import failpoint
+
+_OF_SOURCES: Final = "where source_id = $1 and source = any ($2::text[])"
+_MOVED: Final = """
+using unnest($2::text[], $3::text[]) w (source, target)
+where r.source_id = $1 and r.source = w.source and r.target <> w.target
+"""
+# The planner would request columns with a negative number once more.
+_RECOMPUTED_SQL: Final = """
+update streamer.relation r set expressions = $2, columns = coalesce(
+    (select jsonb_object_agg(
+         key, case when key = any ($3::text[]) then abs(value::int) else value::int end)
+     from jsonb_each_text(r.columns)), r.columns)
+where id = $1
+"""
+
+
+async def register_relations(
+    bookkeeping: Bookkeeping,
+    source_id: int,
+    mappings: Iterable[RelationMapping],
+    *,
+    may_resume: bool = False,
+    definitions: Mapping[RelationName, SourceRelation] = MappingProxyType({}),
+) -> list[RelationRecord]:
+    """Return the records of mapped relations, in the order of *mappings*; create missing records.
+
+    A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
+    the stream is about to begin at the acknowledged position, the relation continues if that
+    position has not moved since. A relation with a new target is new. With a new type, or new
+    expressions, a copy fills the same target again, unless the mapping says `initial: none`. If the
+    relation keeps its past, it applies its changes up to the point of that copy. Where only `set`
+    differs, this function requests the columns that `set` changes, if `brings_columns` allows that.
+    *definitions*: the known definitions of the source.
+
+    The number of statements does not depend on the number of relations: otherwise a start with
+    thousands would take as many round trips.
+    """
+    by_name = {str(mapping.source): mapping for mapping in mappings}
+    targets = {source: str(mapping.target) for source, mapping in by_name.items()}
+    async with bookkeeping.transaction() as connection:
+        of_targets = (source_id, list(targets), list(targets.values()))
+        await RELATIONS.delete(connection, _MOVED, *of_targets)
+        returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
+        new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
+        await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
+        await _refuse_left_rows(connection, source_id, by_name.values())
+        rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
+        if changed := [row.source for row in rows if not _is_as_mapped(row, by_name[row.source])]:
+            await _follow_mappings(
+                connection, source_id, {s: by_name[s] for s in changed}, definitions
+            )
+            rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
+    if changed:
+        failpoint("expressions.stored")
+    records = {row.source: replace(row, has_returned=row.source in returned) for row in rows}
+    return [records[source] for source in by_name]
+
+
+def _mapped(mapping: RelationMapping) -> dict[str, Any]:
+    names = {"source": mapping.source, "target": mapping.target}
+    return names | {"type": mapping.type, "expressions": mapping.rule.expressions_mark}
+
+
+def _is_as_mapped(record: RelationRecord, mapping: RelationMapping) -> bool:
+    stored = (record.type, record.expressions)
+    return stored == (mapping.type.value, mapping.rule.expressions_mark)
+
+
+async def _follow_mappings(
+    connection: TargetConnection,
+    source_id: int,
+    by_name: Mapping[str, RelationMapping],
+    definitions: Mapping[RelationName, SourceRelation],
+) -> None:
+    """Store new types and expressions of relations, and require the necessary copies."""
+    changed = []
+    condition = f"{_OF_SOURCES} order by id for update of r"
+    for record in await RELATIONS.read(connection, condition, source_id, list(by_name)):
+        mapping = by_name[record.source]
+        if not await _request_recomputed(
+            connection, record, mapping, definitions.get(mapping.source)
+        ):
+            changed.append({"id": record.relation_id} | _changed(record, mapping))
+    await RELATIONS.update_each(connection, changed)
+
+
+def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]:
+    """Return the values of a relation whose target rows are of a former mapping. Pure."""
+    is_copied = mapping.rule.initial is not Initial.NONE
+    has_type = record.type == mapping.type.value
+    lacks_changes = mapping.type is not TableType.CLONE and has_type and record.needs_resync
+    is_in_step = has_type and record.snapshot_lsn is not None and not record.needs_resync
+    values = _mapped(mapping) | {
+        "state": record.state,
+        "snapshot_lsn": record.snapshot_lsn,
+        "resync": record.resync if record.has_resync else None,
+        "chunks": None,
+        "copy_is_due": record.copy_is_due,
+        "error": record.error if lacks_changes else None,
+        "needs_resync": lacks_changes,
+        "brake": None,
+        "outlives": False,
+    }
+    if is_copied and mapping.rule.keeps_past and is_in_step:
+        return values | {"state": "copying", "resync": Resync(Mode.DIFF), "copy_is_due": True}
+    if is_copied:
+        values["snapshot_lsn"] = None
+        values["state"] = record.state if lacks_changes else "init"
+    return values
+
+
+async def _refuse_left_rows(
+    connection: TargetConnection, source_id: int, mappings: Iterable[RelationMapping]
+) -> None:
+    """Let new relations with `initial: none` wait for a resync where rows or changes are missing.
+
+    Their rows in the target are those that streamer wrote before their source was removed.
+    """
+    declared = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
+    for rows in await read_left_rows(connection, source_id, declared) if declared else ():
+        values = dict.fromkeys(("declared", "owns_rows", "needs_resync"), True)
+        error = {"state": "error", "error": ErrorReport.of(rows.error)}
+        await RELATIONS.set(
+            connection, rows.relation_id, {**values, **error}, also="changed_at = now()"
+        )
+
+
+def brings_columns(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
+    """Whether a backfill can recompute only the columns that `set` computes differently.
+
+    Without a key, a change finds its row by the values of all columns. So the target may not hold
+    some values by the old expressions while the stream computes them by the new expressions.
+    """
+    return relation is not None and bool(relation.key) and mapping.rule.initial is not Initial.NONE
+
+
+async def _request_recomputed(
+    connection: TargetConnection,
+    record: RelationRecord,
+    mapping: RelationMapping,
+    relation: SourceRelation | None,
+) -> bool:
+    """Store new expressions of a relation in sync, and request the columns that they change.
+
+    Return whether that is enough. Rows in quarantine need a copy of all rows.
+    """
+    is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
+    if not is_in_sync or record.quarantined or record.type != mapping.type.value:
+        return False
+    if relation is None or not brings_columns(mapping, relation):
+        return False
+    if (changed := recomputed(record.expressions, mapping, relation.column_names)) is None:
+        return False
+    mark = mapping.rule.expressions_mark
+    await connection.execute(_RECOMPUTED_SQL, record.relation_id, mark, list(changed.sources))
+    if changed.columns:
+        await request_unfilled(connection, record.relation_id, changed.columns)
+    return True
+
+
+async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
+    async with bookkeeping.transaction() as connection:
+        await remove_relation(connection, relation_id)
+
+
+async def remove_relation(session: Executor, relation_id: int) -> None:
+    """Remove a relation in the transaction of the caller, and store it as a former relation."""
+    await keep_former(session, relation_id)
+    await RELATIONS.delete(session, "where id = $1", relation_id)
+
+
+async def remove_relations(session: Executor, source_id: int) -> None:
+    """Remove all relations of a source, and its former relations."""
+    await forget_former(session, source_id)
+    await RELATIONS.delete(session, "where source_id = $1", source_id)

@@ -1,0 +1,243 @@
+"""The rows of streamer.replica: processes that share the sources, each alive while it has the lock
+of its row.
+
+The session that holds the locks of a process's sources also holds that lock. A process that is
+frozen or cut off keeps both, but counts no further beats. Another process then ends these.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Final
+
+from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Executor, fields_of
+from streamer.errors.error_classes import NoReplicaError
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy
+from streamer.mapping.rules import SourceLabel
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.write_claim import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBER_CLASS, signed
+
+REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
+KNOWN_SECONDS: Final = 600.0
+"""A replica without its lock keeps its row that long, because it may only have lost its session."""
+
+MAPPING_HINT: Final = (
+    "give it the configuration of the others; or, if its own is the newer one, send it SIGHUP"
+)
+_OTHER_MAPPING: Final = (
+    "no replica has taken this source: {} has another mapping than the one that the replicas run"
+)
+_NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
+_MORE_ROOM: Final = "start another process with the same configuration, or raise --max-sources"
+
+
+def _with_locks(sql: str, parameter: str = "$1") -> str:
+    """Let ``LOCKS`` in a statement be the locks of the class that *parameter* gives."""
+    return sql.replace("LOCKS", f"(select * from {LOCKS_SQL} l where l.class = {parameter}::int8)")
+
+
+_JOIN_SQL: Final = """
+insert into streamer.replica (name, backend_pid, address)
+values ($1, pg_catalog.pg_backend_pid(), $2) returning id
+"""
+_PRUNE_SQL: Final = _with_locks(
+    """
+where seen_at < now() - make_interval(secs => $2::float8)
+  and not exists (select from LOCKS l
+                  where l.id = r.id and l.pid = r.backend_pid)
+"""
+)
+_JOINED_SQL: Final = _with_locks(
+    """
+left join lateral (select revision, since from streamer.mapping
+                   where fingerprint = r.mapping order by revision desc limit 1) m on true
+left join LOCKS l on l.id = r.id and l.pid = r.backend_pid
+"""
+)
+_OWNERS_SQL: Final = _with_locks(
+    """
+select s.database, s.sid, s.holder, l.pid
+from streamer.source s left join LOCKS l on l.id = s.id
+"""
+)
+_MAPPINGS_SQL: Final = """
+select fingerprint from streamer.mapping group by 1 order by pg_catalog.max(revision) desc
+"""
+# A replica that has seen an older revision does not overwrite a newer revision.
+_PROPOSE_SQL: Final = """
+insert into streamer.mapping (fingerprint)
+select $1 where $2::text is not distinct from
+    (select fingerprint from streamer.mapping order by revision desc limit 1)
+"""
+_END_SQL: Final = _with_locks(
+    """
+select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
+where a.usename = current_user and a.pid <> pg_catalog.pg_backend_pid()
+  and (a.pid = $1 and a.application_name = pg_catalog.left('streamer lock ' || $3, 63)
+       or a.pid in (select l.pid from LOCKS l where l.id = $1))
+""",
+    "$2",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """A row of streamer.replica. ``is_alive``: its session has its lock."""
+
+    number: Annotated[int, Codec("r.id")]
+    name: str
+    """Host and pid."""
+    backend_pid: int
+    address: str | None
+    """Where the replica serves page and metrics."""
+    sources: frozenset[str]
+    max_sources: int | None
+    is_stopping: bool
+    journals: frozenset[str]
+    out_of_reach: frozenset[str]
+    mapping: str | None
+    """The fingerprint of the replica's mapping; None before its first beat."""
+    mapping_revision: Annotated[int | None, Codec("m.revision")]
+    """The newest revision with this mapping; None if no replica has run the mapping yet."""
+    mapping_since: Annotated[datetime | None, Codec("m.since")]
+    """The time of this revision."""
+    beat: int
+    started_at: datetime
+    seen_at: datetime
+    is_alive: Annotated[bool, Codec("l.id is not null")]
+
+
+REPLICAS: Final = BookkeepingTable("replica", "r", ReplicaRecord, _JOINED_SQL)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The session that has the lock of a source, if any, and the process that had the lock last."""
+
+    backend_pid: int | None
+    holder: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecord:
+    """The replicas and the owners of sources by label, as one session sees them."""
+
+    replicas: list[ReplicaRecord]
+    owners: dict[str, Owner]
+    mappings: list[str] = field(default_factory=list)
+    """The fingerprints of all mappings that replicas have run, the newest revision first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """The live replicas, and the name of the process that has the lock of each source.
+
+    ``mapping``: the fingerprint of the newest mapping.
+    """
+
+    replicas: list[ReplicaRecord] = field(default_factory=list)
+    holders: dict[str, str] = field(default_factory=dict)
+    mapping: str | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Return how many sources each live replica runs, by its name."""
+        names = list(self.holders.values())
+        return {replica.name: names.count(replica.name) for replica in self.replicas}
+
+    def vacancy(self, label: str) -> ErrorReport | None:
+        """Return why no replica runs source *label*; None if a process does, or none maps it."""
+        takers = [e for e in self.replicas if label in e.sources and not e.is_stopping]
+        if not takers or label in self.holders:
+            return None
+        if self.mapping is None or any(e.mapping in (None, self.mapping) for e in takers):
+            return ErrorReport(_NO_ROOM, NoReplicaError.code, Remedy.of(_MORE_ROOM))
+        text = _OTHER_MAPPING.format(", ".join(replica.name for replica in takers))
+        return ErrorReport(text, NoReplicaError.code, Remedy.of(MAPPING_HINT))
+
+    @classmethod
+    def of(cls, record: FleetRecord) -> "Fleet":
+        live = [replica for replica in record.replicas if replica.is_alive]
+        holders = {
+            label: owner.holder or "another process"
+            for label, owner in record.owners.items()
+            if owner.backend_pid is not None
+        }
+        return cls(live, holders, next(iter(record.mappings), None))
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """The report of a replica with each beat."""
+
+    sources: list[str]
+    max_sources: int | None
+    is_stopping: bool
+    journals: list[str]
+    out_of_reach: list[str]
+    """The sources that the replica could not reach in its last attempt."""
+    mapping: str
+
+
+async def join(session: TargetConnection, name: str, address: str | None) -> int:
+    """Register the process of *session*, which gets the lock; return the replica's number."""
+    async with transaction(session):
+        number = int(await session.fetch_value(_JOIN_SQL, name, address))
+        await session.fetch_value(LOCK_SQL, signed(REPLICA_CLASS), number)
+        await REPLICAS.delete(session, _PRUNE_SQL, REPLICA_CLASS, KNOWN_SECONDS)
+    return number
+
+
+async def beat(session: TargetConnection, number: int, presence: Presence) -> bool:
+    """Report that replica *number* works; return False if the bookkeeping lacks the replica."""
+    return await REPLICAS.set(
+        session,
+        number,
+        fields_of(presence),
+        "and backend_pid = pg_catalog.pg_backend_pid()",
+        also="beat = beat + 1, seen_at = pg_catalog.clock_timestamp()",
+    )
+
+
+async def read_fleet(session: TargetConnection) -> FleetRecord:
+    """Return the replicas, also those without their lock, and the owner of each source."""
+    owners: dict[str, Owner] = {
+        SourceLabel(row["database"], row["sid"]): Owner(row["pid"], row["holder"])
+        for row in await session.fetch(_OWNERS_SQL, LOCK_CLASS)
+    }
+    mappings = [row["fingerprint"] for row in await session.fetch(_MAPPINGS_SQL)]
+    return FleetRecord(await read_replicas(session), owners, mappings)
+
+
+async def propose_mapping(session: TargetConnection, fingerprint: str, current: str | None) -> None:
+    """Make *fingerprint* the newest mapping, unless the newest is no longer *current*."""
+    await session.execute(_PROPOSE_SQL, fingerprint, current)
+
+
+async def read_replicas(session: Executor) -> list[ReplicaRecord]:
+    return await REPLICAS.read(session, "order by r.id", REPLICA_CLASS)
+
+
+def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | None:
+    """Return a live replica with the newest mapping of all replicas. Pure."""
+    ranked = [
+        ((replica.mapping_revision, replica.number), replica)
+        for replica in replicas
+        if replica.is_alive and not replica.is_stopping and replica.mapping_revision is not None
+    ]
+    return max(ranked, key=lambda item: item[0])[1] if ranked else None
+
+
+async def leave(session: TargetConnection, number: int) -> None:
+    """Delete a replica."""
+    await REPLICAS.delete(session, "where id = $1", number)
+
+
+async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> None:
+    """End all sessions of a replica that no longer works, and its locks with them.
+
+    Otherwise its transactions would hold locks on rows and tables as long as the replica is frozen.
+    """
+    await session.fetch(_END_SQL, replica.backend_pid, MEMBER_CLASS, replica.name)
+    await leave(session, replica.number)

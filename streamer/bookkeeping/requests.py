@@ -1,0 +1,405 @@
+"""The rows of streamer.request: the queue of operators' requests, which is also their audit.
+
+A request is ``queued`` until the process that streams its source has stored the requested state
+(`taken_requests`): then ``taken``, and in the end ``done`` or ``failed``. The row stays as the
+history, with the acts of commands that do their work themselves. Each request removes rows older
+than `KEPT_DAYS`.
+"""
+
+import enum
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_table import ELSEWHERE, BookkeepingTable, Codec, Executor
+from streamer.control.mass_delete import MassDelete
+from streamer.control.resync_options import Mode, Resync
+from streamer.errors.error_classes import MappingError, StreamerError, TargetError
+from streamer.errors.error_reports import ErrorReport
+
+CHANNEL: Final = "streamer"
+"""Notified when an operator makes a request, or `WAITING` when a client waits for the sources."""
+
+AUTOMATIC: Final = "automatic"
+"""The option of a request without an operator: a pause of the table has priority."""
+
+WAITING: Final = "wait"
+WAITING_FOR_TABLES: Final = "wait tables"
+"""Payload of a notification by `streamer wait`: store positions at once."""
+
+TEARDOWN: Final = "teardown"
+BUILD_INDEX: Final = "build index"
+PURGE: Final = "purge"
+EXECUTE: Final = "execute"
+CUTOVER: Final = "cutover"
+_OBJECTS: Final = dict.fromkeys((TEARDOWN, PURGE, EXECUTE, CUTOVER), "source") | {
+    BUILD_INDEX: "index"
+}
+KEPT_DAYS: Final = 400
+"""The age at which both audits, of the target and of the mapping database, drop a row."""
+
+
+class RequestState(enum.StrEnum):
+    QUEUED = "queued"
+    TAKEN = "taken"
+    RUNNING = "running"
+    """A command does the work itself, and stores the outcome."""
+    DONE = "done"
+    FAILED = "failed"
+
+
+_OPEN: Final = "q.state in ('queued', 'taken') and q.relation_id is not null"
+_STATE_SQL: Final = f"case when {_OPEN.replace('not null', 'null')} then 'failed' else {{}} end"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A row of streamer.request. ``label``: source and table, source, or target table.
+
+    ``actor``: None for streamer itself.
+    """
+
+    request_id: Annotated[int, Codec("q.id")]
+    relation_id: int | None
+    action: str
+    options: dict[str, Any]
+    state: Annotated[RequestState, Codec(_STATE_SQL, RequestState)] = RequestState.QUEUED
+    """Failed for a request about a table that is not mapped now."""
+    error: ErrorReport | None = None
+    actor: str | None = None
+    label: str | None = None
+    requested_at: datetime | None = None
+    taken_at: datetime | None = None
+    ended_at: datetime | None = None
+    source_id: Annotated[
+        int | None,
+        Codec("(select r.source_id from streamer.relation r where r.id = q.relation_id)"),
+    ] = None
+    is_to_point: Annotated[bool, ELSEWHERE] = False
+    """A resync of a table in sync, which applies changes up to the copy's point."""
+    stays_paused: Annotated[bool, ELSEWHERE] = False
+    """An automatic resync of a paused table: it begins when an operator resumes the table."""
+
+    @property
+    def resync(self) -> Resync:
+        return Resync.from_json(self.options)
+
+    @property
+    def decided(self) -> MassDelete | None:
+        """The mass delete about which a taken request to resume has decided."""
+        brake = self.options.get("brake")
+        return None if brake is None else MassDelete.from_json(brake)
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in (RequestState.QUEUED, RequestState.TAKEN)
+
+    @property
+    def verb(self) -> str:
+        return self.action.replace("_", " ")
+
+    @property
+    def object(self) -> str:
+        """The kind of object that ``label`` names."""
+        return _OBJECTS.get(self.action, "table")
+
+    @property
+    def reason(self) -> str | None:
+        """Why the request has failed, or which changes it left in quarantine."""
+        if self.error is None:
+            return "the table is no longer mapped" if self.has_failed else None
+        return self.error.text
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state is RequestState.FAILED
+
+    @property
+    def shown_options(self) -> dict[str, Any]:
+        """The options, with the number of keys in place of keys, which are values of rows."""
+        scope = self.options.get("scope")
+        if not scope or isinstance(scope.get("keys"), int):
+            return self.options
+        count = sum(len(keys["rows"]) for keys in scope.get("keys", ()))
+        return {**self.options, "scope": {**scope, "keys": count}}
+
+    def to_json(self) -> dict[str, Any]:
+        times = {name: getattr(self, name) for name in ("requested_at", "taken_at", "ended_at")}
+        return {
+            "id": self.request_id,
+            "action": self.verb,
+            "table": self.label,
+            "options": self.shown_options,
+            "actor": self.actor,
+            "state": self.state,
+            "error": self.reason,
+            "code": self.error and self.error.code,
+            **{name: at and at.isoformat() for name, at in times.items()},
+        }
+
+
+REQUESTS: Final = BookkeepingTable("request", "q", Request)
+# A request to resume is about the transaction that the operator has seen.
+_INSERT_SQL: Final = """
+insert into streamer.request (relation_id, action, options, actor, label)
+select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.brake is not null
+       then jsonb_build_object('lsn', r.brake->>'lsn') else '{}' end, $4,
+       pg_catalog.concat_ws(':', s.database, s.sid) || ' ' || r.source
+from streamer.relation r join streamer.source s on s.id = r.source_id
+where r.id = any ($1::int8[])
+"""
+_UNLESS_QUEUED: Final = """
+and not exists (select from streamer.request
+                where relation_id = r.id and action = $2 and options = $3::text::jsonb
+                  and state = 'queued')
+"""
+_ACT_SQL: Final = """
+insert into streamer.request (action, options, state, actor, label)
+values ($1, $2::text::jsonb, 'running', $3, $4) returning id
+"""
+_INTERRUPTED: Final = ErrorReport("the command was interrupted", StreamerError.code)
+_OF_SOURCE: Final = "join streamer.relation r on r.id = q.relation_id where r.source_id = $1"
+SUMMARY_SQL: Final = """
+select q.label, q.action, q.state, q.error_code, q.requested_at, q.taken_at, q.ended_at
+from streamer.request q order by q.id desc limit 200
+"""
+
+
+RENAMED_SQL: Final = """
+coalesce((select jsonb_agg(distinct case when m ? c then m->>c else c end)
+            from jsonb_array_elements_text({columns}) c, (select $2::text::jsonb) v (m)
+           where m->c is distinct from 'null'::jsonb), '[]')
+"""
+"""The names in the array ``{columns}`` after renames, which ``$2`` maps; null: dropped."""
+_RENAME_SQL: Final = """
+update streamer.request set options = jsonb_set(options, '{{columns}}', {columns})
+where relation_id = $1 and state = 'queued' and options ? 'columns'
+""".format(columns=RENAMED_SQL.format(columns="options->'columns'"))
+
+
+async def make_request(
+    bookkeeping: Bookkeeping,
+    relation_id: int,
+    action: str,
+    options: dict[str, Any] | None = None,
+    *,
+    actor: str = "unknown",
+) -> int:
+    """Return the id of the request. Raises MappingError for a table that is not mapped now."""
+    made = await make_requests(bookkeeping, [relation_id], action, options, actor=actor)
+    if relation_id not in made:
+        raise MappingError("the table is no longer mapped", hint="`streamer status` lists tables")
+    return made[relation_id]
+
+
+async def make_requests(
+    bookkeeping: Bookkeeping,
+    relation_ids: Sequence[int],
+    action: str,
+    options: dict[str, Any] | None = None,
+    *,
+    actor: str = "unknown",
+) -> dict[int, int]:
+    """Make a request for several relations at once: a start sees all of the requests or none.
+
+    A source that needs a copy of all its tables would not start with requests for some of them.
+    Return the ids of the requests by those of the relations. *actor*: the operator.
+    """
+    stored = json.dumps(options or {})
+    async with bookkeeping.transaction() as connection:
+        rows = await connection.fetch(
+            f"{_INSERT_SQL} order by r.id returning id, relation_id",
+            list(relation_ids),
+            action,
+            stored,
+            actor,
+        )
+        await prune_requests(connection)
+        await connection.execute(f"notify {CHANNEL}")
+    return {row["relation_id"]: row["id"] for row in rows}
+
+
+async def begin_act(
+    bookkeeping: Bookkeeping,
+    actor: str,
+    action: str,
+    label: str,
+    options: dict[str, Any] | None = None,
+) -> int:
+    """Store an act of a command on *label*, before its work begins; return the id of the act.
+
+    An earlier act of the same kind without an outcome belongs to a killed command.
+    """
+    stored = json.dumps(options or {})
+    async with bookkeeping.transaction() as connection:
+        await REQUESTS.update(
+            connection,
+            {"state": RequestState.FAILED, "error": _INTERRUPTED},
+            "where action = $2 and label = $3 and options = $4::text::jsonb and state = 'running'",
+            action,
+            label,
+            stored,
+            also="ended_at = now()",
+        )
+        number = await connection.fetch_value(_ACT_SQL, action, stored, actor, label)
+        await prune_requests(connection)
+    return int(number)
+
+
+@dataclass(slots=True)
+class Act:
+    """The work of a command. ``error``: why the act has failed, if no exception tells."""
+
+    error: ErrorReport | None = None
+
+
+@asynccontextmanager
+async def acting(
+    bookkeeping: Bookkeeping,
+    actor: str,
+    action: str,
+    label: str,
+    options: dict[str, Any] | None = None,
+) -> AsyncIterator[Act]:
+    """Store an act of a command on *label*, and the outcome at the end of the block."""
+    number, act = await begin_act(bookkeeping, actor, action, label, options), Act()
+    try:
+        yield act
+    except StreamerError as exc:
+        with suppress(TargetError):
+            await end_request(bookkeeping, number, ErrorReport.of(exc))
+        raise
+    await end_request(bookkeeping, number, act.error)
+
+
+async def prune_requests(session: Executor) -> None:
+    """Remove rows that are too old, except for open requests."""
+    await REQUESTS.delete(
+        session,
+        "where requested_at < pg_catalog.now() - pg_catalog.make_interval(days => $1)"
+        f" and ({_OPEN}) is not true",
+        KEPT_DAYS,
+    )
+
+
+async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
+    """Return the newest requests and acts of operators, and the number of all."""
+    acts = await REQUESTS.read(
+        session, "where q.actor is not null order by q.requested_at desc, q.id desc limit $1", limit
+    )
+    sql = "select pg_catalog.count(*) from streamer.request where actor is not null"
+    return acts, await session.fetch_value(sql)
+
+
+async def read_requests(
+    session: Executor, ids: Sequence[int] | None = None, limit: int | None = None
+) -> list[Request]:
+    """Return the requests with these *ids*, or the newest *limit* requests, oldest first."""
+    requests = await REQUESTS.read(
+        session,
+        "where $1::int8[] is null or q.id = any ($1) order by q.id desc limit $2",
+        None if ids is None else list(ids),
+        limit,
+    )
+    return requests[::-1]
+
+
+async def has_requests(session: Executor) -> bool:
+    """Whether a request is queued, for any source. The bookkeeping may not exist yet."""
+    if not await session.fetch_value("select to_regclass('streamer.request') is not null"):
+        return False
+    sql = f"select exists (select from streamer.request q where {_OPEN} and q.state = 'queued')"
+    return bool(await session.fetch_value(sql))
+
+
+async def take(session: Executor, source_id: int) -> list[Request]:
+    """Mark the requests for a source's relations as taken; return them in order.
+
+    Requests about rows in quarantine stay: the lanes fulfil these.
+    """
+    requests = await REQUESTS.read(
+        session,
+        f"{_OF_SOURCE} and q.state = 'queued' and q.action not like 'quarantine%'"
+        " order by q.id for update of q",
+        source_id,
+    )
+    for request in requests:  # a copy has stored the keys
+        values = {"state": RequestState.TAKEN, "options": request.shown_options}
+        await REQUESTS.set(session, request.request_id, values, also="taken_at = now()")
+    return requests
+
+
+async def read_taken(session: Executor, source_id: int) -> list[Request]:
+    """Return the requests for a source's relations whose outcome is open, in order."""
+    return await REQUESTS.read(
+        session, f"{_OF_SOURCE} and q.state = 'taken' order by q.id", source_id
+    )
+
+
+async def read_quarantine_requests(session: Executor, source_id: int) -> list[Request]:
+    """Return the requests that the lanes of a source fulfil, and then end, in order."""
+    return await REQUESTS.read(
+        session,
+        f"{_OF_SOURCE} and {_OPEN} and q.action like 'quarantine%' order by q.id",
+        source_id,
+    )
+
+
+async def lock_request(session: Executor, request_id: int) -> bool:
+    """Lock an open request until the transaction ends; False if another process has ended it."""
+    sql = f"select true from streamer.request q where q.id = $1 and {_OPEN} for update"
+    return bool(await session.fetch_value(sql, request_id))
+
+
+async def end_request(
+    session: Executor,
+    request_id: int,
+    error: ErrorReport | None = None,
+    *,
+    is_done: bool = False,
+) -> None:
+    """Store the outcome of a request, unless already stored.
+
+    *is_done*: the request is fulfilled, and *error* is about changes that stay.
+    """
+    state = RequestState.DONE if error is None or is_done else RequestState.FAILED
+    await REQUESTS.set(
+        session,
+        request_id,
+        {"state": state, "error": error},
+        "and state in ('queued', 'taken', 'running')",
+        also="taken_at = coalesce(taken_at, now()), ended_at = now()",
+    )
+
+
+def resync_of_unfilled(columns: Sequence[str] | None) -> Resync:
+    """Return the copy that fills in values which existing rows lack; None: of all columns. Pure."""
+    return Resync(Mode.DIFF, columns=None if columns is None else tuple(columns))
+
+
+async def request_automatic(session: Executor, relation_id: int, resync: Resync) -> None:
+    """Make a request without an operator, unless the same request is queued already."""
+    options = resync.to_json() | {AUTOMATIC: True}
+    await _insert(session, relation_id, "resync", options, _UNLESS_QUEUED)
+    await session.execute(f"notify {CHANNEL}")
+
+
+async def request_resume(session: Executor, relation_id: int) -> None:
+    """Make an automatic request to resume a relation, if the relation is in error."""
+    await _insert(session, relation_id, "resume", {}, "and r.state = 'error'")
+
+
+async def _insert(
+    session: Executor, relation_id: int, action: str, options: dict[str, Any], condition: str
+) -> None:
+    sql = f"{_INSERT_SQL} {condition}"
+    await session.execute(sql, [relation_id], action, json.dumps(options), None)
+
+
+async def rename_requested(session: Executor, relation_id: int, names: str) -> None:
+    """Rename columns in requests. *names*: JSON, new names by former names."""
+    await session.execute(_RENAME_SQL, relation_id, names)

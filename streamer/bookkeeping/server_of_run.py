@@ -1,0 +1,42 @@
+"""Connections of commands to a source: to the server from which `run` streams.
+
+A url with several hosts, or a name that moved, may lead a command to a different server than the
+process. Its positions and rows would then be compared with those of a stranger.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import is_installed
+from streamer.bookkeeping.sources import read_source_records
+from streamer.mapping.rules import SourceMapping, find_source
+from streamer.source.catalog import check_same_database
+from streamer.source.connection import Connection, connection
+from streamer.source.server.primaries_after_failover import prefer_newest, require_server_of_run
+from streamer.source.timeline_branches import KnownPlace
+
+
+async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> KnownPlace:
+    """Return the server from which `run` streams; an empty place before its first start."""
+    if not await is_installed(bookkeeping):
+        return KnownPlace()
+    records = await read_source_records(bookkeeping)
+    record = find_source(records, source.database, source.sid)
+    return KnownPlace() if record is None else record.known_place
+
+
+@asynccontextmanager
+async def connection_of_run(
+    source: SourceMapping, bookkeeping: Bookkeeping
+) -> AsyncIterator[Connection]:
+    """Connect to the server of `run` for the length of a block.
+
+    Raises SourceElsewhereError, SourceDatabaseError, and the errors of `connection`.
+    """
+    place = await read_known_place(bookkeeping, source)
+    await prefer_newest(source, place)
+    async with connection(source) as plain:
+        await check_same_database(source, plain, place)
+        await require_server_of_run(source, plain, place)
+        yield plain

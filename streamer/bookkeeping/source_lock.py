@@ -1,0 +1,287 @@
+"""The right to run sources: advisory locks in the target, held by one session of the process.
+
+A process that loses the session loses the right to all its sources. So the process stores
+acknowledgements over this session alone (`streamer.bookkeeping.positions`), and the session never
+runs a slow statement. The holder of a lock stores a token, with which all connections of this
+process prove that they are on the same server (`streamer.target.write_claim`). Earlier tokens no
+longer count.
+
+A lock belongs to an attempt to stream a source. A replica reserves its sources: their locks stay
+between two attempts. Otherwise another replica would take a source that waits for its next attempt.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from streamer.bookkeeping.sources import read_valid_tokens, register_source, set_source
+from streamer.compiled import choice
+from streamer.errors.error_classes import StreamerError, TargetConnectionError, TargetFencedError
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.blocking_sessions import END_OWN_SQL
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+from streamer.target.write_claim import LOCK_CLASS, LOCK_SQL, PROOF_SQL, Claim, signed
+from streamer.util.waiting import wait_for_event
+
+CHECK_SECONDS: Final = 5.0
+ENDING_SECONDS: Final = 0.2
+"""How long to wait for a session of ours to end after pg_terminate_backend."""
+
+_UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
+_LOST: Final = "target: the session that held the source's lock was lost"
+
+Result = TypeVar("Result")
+P = ParamSpec("P")
+
+
+def _alone(
+    method: Callable[Concatenate["LockSession", P], Awaitable[Result]],
+) -> Callable[Concatenate["LockSession", P], Coroutine[Any, Any, Result]]:
+    """Run *method* in a task with exclusive use of the session, even if the caller is cancelled."""
+
+    @wraps(method)
+    async def run(self: "LockSession", /, *args: P.args, **kwargs: P.kwargs) -> Result:
+        return await asyncio.shield(self._start(partial(method, self, *args, **kwargs)))
+
+    return run
+
+
+class LockSession:
+    """The session that holds the locks of a process's sources; the first lock opens the session.
+
+    Its statements run in separate tasks. So the end of one source's attempt interrupts none of
+    these tasks, which would lose the session for all sources.
+    """
+
+    def __init__(self, address: TargetAddress, holder: str) -> None:
+        """*holder*: host and pid of this process."""
+        self.holder = holder
+        self._address = address
+        self._name = f"streamer lock {holder}"
+        self._session: TargetConnection | None = None
+        self._former_pid: int | None = None
+        """The former session. The server may not know yet that this session has ended."""
+        self._lost = asyncio.Event()
+        """Set when ``_session`` is lost; each session has an event."""
+        self._is_doubted = False
+        self._using = asyncio.Lock()
+        self._held: dict[Claim, TargetConnection] = {}
+        """The claims, with the sessions that made them."""
+        self._locked: set[int] = set()
+        """The ids of the sources whose locks the session has."""
+        self._reserved: dict[str, int] = {}
+        """The sources, by label, whose locks stay between attempts."""
+        self._checked_at = 0.0
+        self._ours: set[str] = set()
+        """The tokens of the bookkeeping at the last check."""
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def acquire(self, source: SourceMapping) -> Claim | str:
+        """Register *source* and take its lock; return the claim, or the holder of the lock.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        taking = self._start(partial(self._acquire, source))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, taking: "asyncio.Task[Claim | str]") -> None:
+        is_done = not taking.cancelled() and taking.exception() is None
+        if is_done and isinstance(claim := taking.result(), Claim):
+            self._start(partial(self._unlock, claim))
+
+    @_alone
+    async def reserve(self, source: SourceMapping) -> str | None:
+        """Take the lock of *source* until `give_up`; return None, or the holder of the lock.
+
+        Raises TargetConnectionError, TargetRejectedError.
+        """
+        session = await self._connected()
+        source_id, holder = await self._lock(session, source)
+        if holder is None:
+            self._reserved[source.label] = source_id
+            await set_source(session, source_id, holder=self.holder)
+        return holder
+
+    @_alone
+    async def give_up(self, label: str) -> None:
+        """Release the lock of a reserved source: now, or at the end of its attempt."""
+        source_id = self._reserved.pop(label, None)
+        is_claimed = any(claim.source_id == source_id for claim in self._held)
+        if source_id is not None and not is_claimed:
+            await self._unlock_source(source_id)
+
+    @_alone
+    async def use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
+        """Run quick statements over the session, which opens if need be.
+
+        Raises the errors of *work*, TargetConnectionError, TargetRejectedError.
+        """
+        return await work(await self._connected())
+
+    def doubt(self) -> None:
+        """Record that a second connection did not reach the session's server: either has moved.
+
+        The next `acquire` checks the server, and if need be opens the session again.
+        """
+        self._is_doubted = True
+
+    @_alone
+    async def release(self, claim: Claim) -> None:
+        """Release a lock; a lost lock needs no release."""
+        await self._unlock(claim)
+
+    @_alone
+    async def _is_ours(self, claim: Claim) -> bool:
+        """Whether the bookkeeping has the token of *claim*; a single statement checks all claims.
+
+        Raises TargetConnectionError.
+        """
+        session = self.require(claim)
+        age = time.monotonic() - self._checked_at
+        if claim.token not in self._ours or age >= CHECK_SECONDS / 2:
+            self._ours = await read_valid_tokens(session, self._held)
+            self._checked_at = time.monotonic()
+        return claim.token in self._ours
+
+    async def guard(self, claim: Claim) -> None:
+        """Raise TargetConnectionError or TargetFencedError as soon as *claim* is lost."""
+        while True:
+            if self._is_held(claim):
+                await wait_for_event(self._lost, CHECK_SECONDS)
+            if not await self._is_ours(claim):
+                raise TargetFencedError("target: another process has the lock on this source")
+
+    def use_held(
+        self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
+    ) -> "asyncio.Task[Result]":
+        """Run quick statements over the session, which *work* receives by the valid claims.
+
+        Several attempts may wait for the task, each behind a shield.
+        """
+        held = self._held
+        return self._start(lambda: work({c: held[c] for c in held if self._is_held(c)}))
+
+    def require(self, claim: Claim) -> TargetConnection:
+        """Return the session that holds *claim*. Raises TargetConnectionError."""
+        if not self._is_held(claim):
+            raise TargetConnectionError(_LOST)
+        return self._held[claim]
+
+    async def close(self) -> None:
+        """Close the session, and release all locks with it."""
+        while self._running:
+            for task in self._running:
+                task.cancel()
+            await asyncio.wait(self._running)
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    # ---- tasks of the session ------------------------------------------------------------------
+
+    def _start(self, work: Callable[[], Awaitable[Result]]) -> "asyncio.Task[Result]":
+        """Start *work* with exclusive use of the session."""
+
+        async def run() -> Result:
+            async with self._using:
+                return await work()
+
+        task = asyncio.create_task(run(), name=self._name)
+        self._running.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone: asyncio logs unretrieved failures
+
+    def _is_held(self, claim: Claim) -> bool:
+        session = self._held.get(claim)
+        return session is not None and session is self._session and not session.is_closed
+
+    async def _connected(self) -> TargetConnection:
+        session = self._session
+        if session is not None and self._is_doubted and not await self._is_at_target():
+            session.terminate()
+        self._is_doubted = False
+        if session is not None and session.is_outdated:
+            # A renewed password restarts all sources, so no lock is needed for long.
+            await session.close()
+        if session is not None and not session.is_closed:
+            return session
+        self._held.clear()
+        self._locked.clear()
+        self._lost.set()
+        self._session = session = await TargetConnection.connect(self._address, self._name)
+        self._lost = asyncio.Event()
+        session.on_lost(self._lost.set)
+        self._checked_at = 0.0
+        return session
+
+    async def _is_at_target(self) -> bool:
+        """Whether a new connection reaches the server of the session."""
+        async with target_connection(self._address, self._name) as probe:
+            for claim in self._held:
+                if await probe.fetch_value(PROOF_SQL, *claim.proof):
+                    return True
+        return False
+
+    async def _acquire(self, source: SourceMapping) -> Claim | str:
+        session = await self._connected()
+        source_id, holder = await self._lock(session, source)
+        if holder is not None:
+            return holder
+        for former in [claim for claim in self._held if claim.source_id == source_id]:
+            del self._held[former]  # its attempt was cancelled before it had the claim
+        claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
+        self._held[claim] = session
+        values = {"lock_token": claim.token, "implementation": choice.name()}
+        try:
+            await set_source(session, source_id, holder=self.holder, **values)
+        except StreamerError:
+            await self._unlock(claim)
+            raise
+        return claim
+
+    async def _lock(
+        self, session: TargetConnection, source: SourceMapping
+    ) -> tuple[int, str | None]:
+        """Register and lock a source; return its id, and the process that has its lock."""
+        source_id, holder = await register_source(session, source)
+        is_locked = await self._try_lock(session, source_id)
+        if not is_locked and self._former_pid not in (None, session.backend_pid):
+            await session.execute(END_OWN_SQL, self._former_pid, self._name)
+            await asyncio.sleep(ENDING_SECONDS)
+            is_locked = await self._try_lock(session, source_id)
+        if not is_locked:
+            return source_id, holder or "another process"
+        self._former_pid = session.backend_pid
+        return source_id, None
+
+    async def _try_lock(self, session: TargetConnection, source_id: int) -> bool:
+        if source_id not in self._locked and await session.fetch_value(
+            LOCK_SQL, signed(LOCK_CLASS), source_id
+        ):
+            self._locked.add(source_id)
+        return source_id in self._locked
+
+    async def _unlock(self, claim: Claim) -> None:
+        is_held = self._is_held(claim)
+        self._held.pop(claim, None)
+        if is_held and claim.source_id not in self._reserved.values():
+            await self._unlock_source(claim.source_id)
+
+    async def _unlock_source(self, source_id: int) -> None:
+        if self._session is not None and source_id in self._locked:
+            self._locked.discard(source_id)
+            with contextlib.suppress(StreamerError):  # lost, and the lock with it
+                await self._session.fetch_value(_UNLOCK_SQL, signed(LOCK_CLASS), source_id)

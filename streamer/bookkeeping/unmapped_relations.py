@@ -1,0 +1,92 @@
+"""Relations that left the mapping. The bookkeeping still knows that their target rows are
+streamer's.
+
+A relation that returns to the mapping continues if streamer has acknowledged no change to its
+source meanwhile. Otherwise a copy replaces its rows.
+"""
+
+import json
+from typing import Any, Final
+
+from streamer.bookkeeping.bookkeeping_table import Executor
+from streamer.bookkeeping.relation_records import RELATIONS
+from streamer.control.resync_options import Resync
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy
+
+# Its rows in quarantine are gone, so a table with quarantined rows cannot continue.
+_KEEP_FORMER_SQL: Final = """
+insert into streamer.former_relation
+select r.source_id, r.source, s.acknowledged_lsn,
+       to_jsonb(r) || case when q.has_some then '{"snapshot_lsn": null}'::jsonb else '{}' end
+from streamer.relation r join streamer.source s on s.id = r.source_id,
+     lateral (select exists (select from streamer.quarantine where relation_id = r.id)) q (has_some)
+where r.id = $1 and (r.owns_rows or r.target_created or r.snapshot_lsn is not null)
+on conflict (source_id, source) do update
+set acknowledged_lsn = excluded.acknowledged_lsn, relation = excluded.relation
+"""
+_FORMER_SQL: Final = """
+select f.relation::text as relation, f.acknowledged_lsn = s.acknowledged_lsn as is_current
+from unnest($2::text[], $3::text[]) w (source, target)
+join streamer.former_relation f on f.source_id = $1 and f.source = w.source
+join streamer.source s on s.id = f.source_id
+where f.relation->>'target' = w.target
+  and not exists (select from streamer.relation o where o.source_id = $1 and o.source = w.source)
+"""
+_OF_PROCESS: Final = (
+    *("id", "columns", "chunks", "transport", "transport_reason", "source_oid"),
+    *("waiting_for", "wait", "lag_since", "visible_lsn", "changed_at"),
+)
+"""Columns that the next process reads or computes."""
+_NO_COPY: Final[dict[str, Any]] = {
+    "snapshot_lsn": None,
+    "resync": Resync(),
+    "brake": None,
+    "outlives": False,
+    "storage": None,
+}
+
+
+def _returned(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
+    """Return the values of a relation that was mapped before. Pure."""
+    values = {name: value for name, value in relation.items() if name not in _OF_PROCESS}
+    is_in_step = may_resume and relation["snapshot_lsn"] and relation["resync"] is None
+    text, code, remedy = (values.pop(name) for name in ("error", "error_code", "error_remedy"))
+    if not is_in_step:
+        values |= _NO_COPY
+        if not relation["needs_resync"]:
+            return values | {"state": "init", "error": None}
+    report = None if text is None else ErrorReport(text, code, Remedy.from_json(remedy))
+    return values | {"error": report}
+
+
+async def keep_former(session: Executor, relation_id: int) -> None:
+    """Store a relation that is about to leave the mapping."""
+    await session.execute(_KEEP_FORMER_SQL, relation_id)
+
+
+async def bring_back(
+    session: Executor, source_id: int, targets: dict[str, str], *, may_resume: bool
+) -> set[str]:
+    """Create the records of relations that were mapped before; return their source names.
+
+    *targets*: by source name. *may_resume*: the stream is about to begin at the acknowledged
+    position.
+    """
+    rows = await session.fetch(_FORMER_SQL, source_id, list(targets), list(targets.values()))
+    returned = [
+        _returned(json.loads(row["relation"]), may_resume=may_resume and row["is_current"])
+        for row in rows
+    ]
+    await RELATIONS.insert(session, returned)
+    await session.execute(
+        "delete from streamer.former_relation where source_id = $1 and source = any ($2::text[])",
+        source_id,
+        list(targets),
+    )
+    return {relation["source"] for relation in returned}
+
+
+async def forget_former(session: Executor, source_id: int) -> None:
+    """Delete the former relations of a source."""
+    await session.execute("delete from streamer.former_relation where source_id = $1", source_id)

@@ -1,0 +1,359 @@
+"""Commands about the mapping: of the process that runs, or of the file."""
+
+import asyncio
+import operator
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from streamer.cli.shared_options import (
+    MAPPING,
+    DatabaseOption,
+    JsonOption,
+    TableArgument,
+    UrlOption,
+    example,
+)
+from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end, show
+from streamer.commands.terminal_table import Listing, ListingColumn
+from streamer.config import static_mapping
+from streamer.config.yaml_file import read_text
+from streamer.mapping.rules import Mapping, SourceLabel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from streamer.admin.service.mapping_client import MappingClient
+
+T = TypeVar("T")
+
+app = typer.Typer()
+sources = typer.Typer(help="List and edit the source databases of the draft.", no_args_is_help=True)
+tables = typer.Typer(help="List and edit the tables of the draft.", no_args_is_help=True)
+admin = typer.Typer(help="Generate password hashes and encryption keys.", no_args_is_help=True)
+
+
+def _ask(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T]]") -> T:
+    """Run *work* on the mapping of the running process, or of the file if none runs."""
+    from streamer.admin.service.mapping_client import open_client
+
+    async def ask() -> T:
+        _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
+        mapping = Mapping((), settings.target.schema_)
+        if settings.mapping_database is None:
+            settings, mapping = static_mapping.load(GLOBALS.config, GLOBALS.overrides)
+        async with open_client(settings, GLOBALS.config, mapping, url) as client:
+            return await work(client)
+
+    return run_to_end(ask())
+
+
+def _fields(*names: str) -> list[ListingColumn[dict[str, Any]]]:
+    return [ListingColumn(name, operator.itemgetter(name)) for name in names]
+
+
+def _from_stdin(text: str | None, label: str) -> str | None:
+    """Return *text*; for ``-`` a line of stdin, with a prompt on a terminal."""
+    if text != "-":
+        return text
+    if sys.stdin.isatty():
+        answer: str = typer.prompt(label, hide_input=True)
+        return answer
+    return sys.stdin.readline().rstrip("\r\n")
+
+
+def _check_password(password: str | None) -> None:
+    if password is not None and password != "-" and not password.startswith("${"):
+        fail(
+            "--password: other users of this machine could read it; pass ${NAME}, or - for stdin", 2
+        )
+
+
+def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
+    if as_json:
+        print_json(row)
+    else:
+        typer.echo(f"{outcome}; `streamer apply` applies the draft")
+
+
+@sources.command("list", epilog=example("streamer sources list"))
+def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """List the source databases of the draft."""
+    rows = _ask(url, lambda client: client.rows("url", {}))
+    nothing = (
+        "no source databases; add one with streamer sources add DATABASE URL, or import a "
+        "configuration file with streamer import FILE"
+    )
+    listing = Listing(None, _fields("id", "database", "sid", "url"), nothing)
+    show(listing, rows, as_json=as_json)
+
+
+@sources.command(
+    "add",
+    epilog=example("streamer sources add shop 'postgresql://u:${PW}@eu-db/shop' --sid eu"),
+)
+def add_source(
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
+    source_url: Annotated[
+        str,
+        typer.Argument(
+            help="libpq URL, preferably with ${NAME} as password; - reads the URL from stdin.",
+            metavar="SOURCE_URL",
+        ),
+    ],
+    sid: Annotated[str | None, typer.Option(help="sid of the new source.")] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a source database to the draft.
+
+    With - as SOURCE_URL, a password in the URL does not appear in the process list.
+    """
+    from streamer.admin.service import edit_draft
+
+    stripped_url = (_from_stdin(source_url, "URL") or "").strip()
+    row = _ask(url, lambda client: edit_draft.add_source(client, database, stripped_url, sid))
+    _said(f"added: {SourceLabel(database, sid)}", as_json=as_json, row=row)
+
+
+@sources.command(
+    "set", epilog=example("streamer sources set shop --sid eu --setting transport=binary")
+)
+def set_source(
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
+    source_url: Annotated[
+        str | None,
+        typer.Argument(help="New libpq URL; - reads it from stdin.", metavar="SOURCE_URL"),
+    ] = None,
+    sid: Annotated[str | None, typer.Option(help="sid of the source to change.")] = None,
+    password: Annotated[
+        str | None,
+        typer.Option(help="New password: ${NAME}, or - to read it from stdin.", metavar="TEXT"),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Setting of the URL or its group, as YAML; null restores the default; repeatable.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the URL, the password or settings of a source database in the draft."""
+    from streamer.admin.service import edit_draft
+
+    _check_password(password)
+    if source_url is None and password is None and not setting:
+        fail("nothing to change; give SOURCE_URL, --password or --setting", 2)
+    new_url = _from_stdin(source_url, "URL")
+    new_password = _from_stdin(password, "Password")
+    row = _ask(
+        url,
+        lambda client: edit_draft.set_source(
+            client, database, sid, url=new_url, password=new_password, settings=setting or []
+        ),
+    )
+    _said(f"changed: {SourceLabel(database, sid)}", as_json=as_json, row=row)
+
+
+@sources.command("remove", epilog=example("streamer sources remove shop --sid us"))
+def remove_source(
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
+    sid: Annotated[
+        str | None, typer.Option(help="Remove only the URL with this sid, not the whole group.")
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a source database, or a group with its tables, from the draft."""
+    from streamer.admin.service import edit_draft
+
+    _ask(url, lambda client: edit_draft.remove_source(client, database, sid))
+    _said(f"removed: {SourceLabel(database, sid)}", as_json=as_json)
+
+
+@tables.command("list", epilog=example("streamer tables list --database shop"))
+def list_tables(
+    database: DatabaseOption = None, url: UrlOption = None, as_json: JsonOption = False
+) -> None:
+    """List the tables of the draft."""
+    filters = {} if database is None else {"database": database}
+    rows = _ask(url, lambda client: client.rows("table", filters))
+    nothing = "no tables; add one, or a pattern, with streamer tables add DATABASE TABLE"
+    columns = _fields("id", "database", "schema", "name", "target", "type")
+    show(Listing(None, columns, nothing), rows, as_json=as_json)
+
+
+@tables.command("add", epilog=example("streamer tables add shop orders --type history"))
+def add_table(
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
+    table: TableArgument,
+    target: Annotated[str | None, typer.Option(help="Target table.")] = None,
+    table_type: Annotated[str, typer.Option("--type", help="clone, append or history.")] = "clone",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another setting of the table, as YAML; repeatable.", metavar="NAME=VALUE"
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a table, or a pattern, to the draft."""
+    from streamer.admin.service import edit_draft
+
+    fields = {"name": table, "target": target, "type": table_type}
+    row = _ask(url, lambda client: edit_draft.add_table(client, database, fields, setting or []))
+    _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
+
+
+@tables.command(
+    "set", epilog=example("streamer tables set shop orders --setting on_error=quarantine")
+)
+def set_table(
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
+    table: TableArgument,
+    target: Annotated[str | None, typer.Option(help="Target table.")] = None,
+    table_type: Annotated[
+        str | None, typer.Option("--type", help="clone, append or history.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Another setting, as YAML; null restores the default; repeatable.",
+            metavar="NAME=VALUE",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change settings of a table, or of a pattern, in the draft."""
+    from streamer.admin.service import edit_draft
+
+    options = {"target": target, "type": table_type}
+    fields = {name: value for name, value in options.items() if value is not None}
+    if not fields and not setting:
+        fail("nothing to change; give --target, --type or --setting", 2)
+    row = _ask(
+        url, lambda client: edit_draft.set_table(client, database, table, fields, setting or [])
+    )
+    _said(f"changed: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
+
+
+@tables.command("remove", epilog=example("streamer tables remove shop orders"))
+def remove_table(
+    database: Annotated[str, typer.Argument(help="Group of databases.")],
+    table: TableArgument,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a table, or a pattern, from the draft. Rows in the target stay."""
+    from streamer.admin.service import edit_draft
+
+    _ask(url, lambda client: edit_draft.remove_table(client, database, table))
+    _said(f"removed: {database} {table}", as_json=as_json)
+
+
+@app.command(rich_help_panel=MAPPING, epilog=example("streamer plan"))
+def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show the effect of applying the draft, or of reading the configuration file.
+
+    The plan names slots, publications, tables to copy with their size and duration, and problems.
+    The exit code is 1 if it has errors.
+    """
+    from streamer.admin.service import edit_draft
+
+    planned = _ask(url, lambda client: client.plan())
+    if as_json:
+        print_json(planned)
+    else:
+        for line in edit_draft.plan_lines(planned):
+            typer.echo(line)
+    if not planned["ready"]:
+        fail("the plan has errors; each error above names the next step", 1)
+
+
+@app.command(rich_help_panel=MAPPING, epilog=example("streamer apply"))
+def apply(
+    force: Annotated[
+        bool, typer.Option("--force", help="Apply even if the plan has errors.")
+    ] = False,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply the draft: all of it, or nothing.
+
+    streamer refuses a draft whose plan has errors, unless --force is given.
+    """
+    answer = _ask(url, lambda client: client.apply(force=force))
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(f"applied: revision {answer['revision']}")
+    if answer["warning"] is not None:
+        fail(answer["warning"], 1)
+
+
+@app.command("export", rich_help_panel=MAPPING, epilog=example("streamer export > backup.yaml"))
+def export_yaml(url: UrlOption = None) -> None:
+    """Print the draft as a configuration file, with a variable in place of each password."""
+    text, variables = _ask(url, lambda client: client.export())
+    typer.echo(text, nl=False)
+    if variables:
+        names = ", ".join(variables)
+        typer.echo(f"streamer: set these variables to the passwords: {names}", err=True)
+
+
+@app.command("import", rich_help_panel=MAPPING, epilog=example("streamer import config.yaml"))
+def import_yaml(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="Configuration file, or map.yaml or SQLite mapping of kuvasz-streamer."
+        ),
+    ],
+    exclude_missing: Annotated[
+        bool,
+        typer.Option(
+            "--exclude-missing",
+            help="For kuvasz-streamer files: leave out columns that the target lacks, as "
+            "kuvasz-streamer does.",
+        ),
+    ] = False,
+    url: UrlOption = None,
+) -> None:
+    """Replace the draft with a file. Where the file has a variable, the stored password stays."""
+    from streamer.admin.mapping import kuvasz_import
+
+    read = kuvasz_import.read_database if kuvasz_import.is_database(file) else read_text
+    text = run_to_end(asyncio.to_thread(read, file))
+    for note in _ask(
+        url, lambda client: client.import_text(file, text, excludes_missing=exclude_missing)
+    ):
+        typer.echo(f"streamer: {note}", err=True)
+    typer.echo("imported; `streamer apply` applies the draft")
+
+
+@admin.command("hash-password", epilog=example("streamer admin hash-password"))
+def hash_password() -> None:
+    """Print the hash of a password for `admin.users`. Prompts, or reads stdin."""
+    from streamer.admin.service import access
+
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.readline().rstrip("\r\n")
+    if not password:
+        fail("no password given", 2)
+    typer.echo(access.hash_password(password))
+
+
+@admin.command("generate-key", epilog=example("streamer admin generate-key"))
+def generate_key() -> None:
+    """Print a new key that encrypts stored passwords (`admin.key`)."""
+    from streamer.admin.mapping import keyring
+
+    typer.echo(keyring.generate_key())

@@ -1,0 +1,96 @@
+"""``streamer quarantine``: changes that the target rejected."""
+
+from typing import Annotated
+
+import typer
+
+from streamer.cli.request_commands import follow_requests
+from streamer.cli.shared_options import DatabaseOption, JsonOption, NoWaitOption, SidOption, example
+from streamer.cli.terminal import fail, load, run_to_end, show
+from streamer.commands import quarantined_rows as quarantine_command
+from streamer.target.connection import TargetAddress
+
+quarantine = typer.Typer(
+    name="quarantine",
+    help="List, retry or drop changes that the target rejected (`on_error: quarantine`).",
+    no_args_is_help=True,
+)
+IdOption = Annotated[
+    list[int] | None, typer.Option("--id", help="Only this change; repeatable.", metavar="N")
+]
+OptionalTable = Annotated[
+    str | None,
+    typer.Argument(help="Source table, or a pattern such as '*.*'.", metavar="TABLE"),
+]
+
+
+@quarantine.command("list", epilog=example("streamer quarantine list --table orders"))
+def list_quarantine(
+    table: Annotated[
+        str | None,
+        typer.Option(help="Only tables with this name, or those that match this pattern."),
+    ] = None,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of changes.", min=1)] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List quarantined changes, oldest first."""
+    settings, _ = load()
+    choice = quarantine_command.Choice(table, database, sid)
+    address = TargetAddress.parse(settings.target.url)
+    rows = run_to_end(quarantine_command.read_rows(address, choice, limit))
+    show(quarantine_command.LISTING, rows, as_json=as_json)
+
+
+def _ask_quarantine(
+    action: str, choice: quarantine_command.Choice, *, no_wait: bool, as_json: bool
+) -> None:
+    settings, _ = load()
+    address = TargetAddress.parse(settings.target.url)
+    asked = run_to_end(quarantine_command.ask(address, action, choice))
+    if not asked and not as_json:
+        typer.echo("no changes are in quarantine")
+    tables = [{"table": name, "rows": count} for name, count in asked.values()]
+    names = {number: f"{name}, {count} changes" for number, (name, count) in asked.items()}
+    answer = {"action": action, "tables": tables}
+    follow_requests(address, names, answer, waits=not no_wait, as_json=as_json)
+
+
+@quarantine.command("retry", epilog=example("streamer quarantine retry orders"))
+def retry_quarantine(
+    table: OptionalTable = None,
+    number: IdOption = None,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply changes again, in source order, with all other changes to the same rows.
+
+    Changes that the target rejects again stay in quarantine.
+    """
+    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
+    _ask_quarantine("retry", choice, no_wait=no_wait, as_json=as_json)
+
+
+@quarantine.command("drop", epilog=example("streamer quarantine drop --id 17 --yes"))
+def drop_quarantine(
+    table: OptionalTable = None,
+    number: IdOption = None,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Confirm.")] = False,
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete changes from quarantine. The target never receives them.
+
+    streamer applies later changes of the same rows again.
+    """
+    if table is None and not number:
+        fail("give a TABLE, or changes with --id", 2)
+    if not yes:
+        fail("the target never receives dropped changes; add --yes to confirm", 2)
+    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
+    _ask_quarantine("drop", choice, no_wait=no_wait, as_json=as_json)

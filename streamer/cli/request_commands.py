@@ -1,0 +1,214 @@
+"""The commands that make requests: the table commands, and ``streamer requests``."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from streamer.bookkeeping.bookkeeping_schema import installed
+from streamer.bookkeeping.requests import read_requests
+from streamer.cli.shared_options import (
+    DatabaseOption,
+    JsonOption,
+    NoWaitOption,
+    SidOption,
+    TableArgument,
+)
+from streamer.cli.terminal import fail, load, print_json, run_to_end, show
+from streamer.commands import request_outcomes
+from streamer.commands import table_requests as requests_command
+from streamer.control.resync_options import SKIP_CHANGES, Mode
+from streamer.errors.command_lines import command
+from streamer.errors.error_classes import StreamerError
+from streamer.observability.logs import redact
+from streamer.target.connection import TargetAddress
+
+
+def requests(
+    request_id: Annotated[
+        int | None, typer.Argument(help="Only this request.", metavar="ID", max=2**63 - 1)
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Maximum number of requests.", min=1)] = 100,
+    as_json: JsonOption = False,
+) -> None:
+    """List requests of operators with state and outcome, oldest first.
+
+    `queued`: no process has taken the request. `taken`: the table is not yet as asked. `done`, or
+    `failed` with the reason. The requests that streamer makes itself are in the list, too.
+    """
+    settings, _ = load()
+    address = TargetAddress.parse(settings.target.url)
+    rows = run_to_end(request_outcomes.read(address, request_id, limit))
+    show(request_outcomes.LISTING, rows, as_json=as_json)
+
+
+def follow_requests(
+    address: TargetAddress,
+    asked: Mapping[int, str],
+    answer: dict[str, Any],
+    *,
+    waits: bool,
+    as_json: bool,
+) -> None:
+    """Print requests, wait for the outcomes and print these.
+
+    *asked*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes. The
+    exit code is 4 if a request has failed, and 1 if a process is late. Without a process the
+    request waits for the next `run`, as after `--no-wait`.
+    """
+    action = answer["action"]
+    for number, label in {} if as_json else asked.items():
+        typer.echo(f"{action} requested: {label}, request {number}")
+
+    async def read() -> request_outcomes.Outcomes:
+        async with installed(address, f"streamer {action}") as bookkeeping:
+            if not waits:
+                return request_outcomes.Outcomes(await read_requests(bookkeeping, list(asked)))
+            try:
+                return await request_outcomes.await_outcomes(bookkeeping, list(asked))
+            except asyncio.CancelledError:
+                numbers = ", ".join(map(str, asked))
+                typer.echo(f"streamer: requests that go on without you: {numbers}", err=True)
+                raise
+
+    ended = request_outcomes.Outcomes([])
+    if asked and (waits or as_json):
+        ended = run_to_end(read())
+    if as_json:
+        print_json(answer | {"requests": ended.requests})
+    for request in ended.requests if waits else ():
+        label, reason = asked[request.request_id], request.reason
+        words = label if reason is None else f"{label}: {redact(reason)}"
+        if request.has_failed:
+            typer.echo(f"streamer: {action} failed: {words}", err=True)
+        elif not (request.is_open or as_json):
+            typer.echo(f"{action} done: {words}")
+    if waits and any(request.has_failed for request in ended.requests):
+        raise typer.Exit(4)
+    if ended.obstacle is None:
+        return
+    first = next(request for request in ended.requests if request.is_open)
+    act = "continues" if first.taken_at else "takes"
+    then = f"the next `streamer run` {act} it" if ended.is_absent else "it stays"
+    line = f"request {first.request_id} waits: {ended.obstacle}; {then}"
+    line += f"; its outcome: {command('requests', str(first.request_id))}"
+    if not ended.is_absent:
+        fail(line, 1)
+    typer.echo(f"streamer: {line}", err=True)
+
+
+def _request(
+    action: str,
+    table: str,
+    database: str | None,
+    sid: str | None,
+    options: dict[str, Any] | None = None,
+    *,
+    no_wait: bool,
+    as_json: bool,
+) -> None:
+    settings, _ = load()
+    address = TargetAddress.parse(settings.target.url)
+    asked = run_to_end(
+        requests_command.request(
+            address, action, table, database=database, sid=sid, options=options
+        )
+    )
+    for name in [] if as_json else asked.left_out:
+        typer.echo(f"left out, because it waits before a mass delete: {name}")
+    answer = {"action": action, "tables": asked.names, "left_out": asked.left_out}
+    follow_requests(address, asked.requests, answer, waits=not no_wait, as_json=as_json)
+
+
+def resync(
+    table: TableArgument,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    mode: Annotated[
+        Mode, typer.Option(help="reload rewrites all rows, diff only those that differ.")
+    ] = Mode.RELOAD,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            help="Copy only rows for which this SQL condition on the source's columns is true.",
+            metavar="EXPR",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="Copy only these columns of existing rows: the target's names, separated by "
+            "commas.",
+            metavar="COLUMNS",
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Leave out columns that the target lacks.")
+    ] = False,
+    skip_changes: Annotated[
+        bool,
+        typer.Option(
+            SKIP_CHANGES,
+            help="Leave out the changes before the copy. A history or append table, or one that "
+            "marks deleted rows, gets a gap in its past.",
+        ),
+    ] = False,
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a table again while other tables keep streaming.
+
+    The target stores the request: a running process acts at once, a stopped one at its next start.
+    Readers of the target see the old rows until the new ones replace them in one transaction. The
+    command waits for the end of the copy; Ctrl-C ends the command and leaves the copy running.
+    """
+    from streamer.copy.resync_scope import parse_resync, read_names
+
+    try:
+        names = None if columns is None else read_names(columns)
+        scope = parse_resync(
+            mode, force=force, where=where, columns=names, skips_changes=skip_changes
+        )
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+    options = scope.to_json()
+    _request("resync", table, database, sid, options, no_wait=no_wait, as_json=as_json)
+
+
+def pause(
+    table: TableArgument,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a table's changes until `resume`. The source retains their WAL.
+
+    The target stores the request: a running process acts at once, a stopped one at its next start.
+    """
+    _request("pause", table, database, sid, no_wait=no_wait, as_json=as_json)
+
+
+def resume(
+    table: TableArgument,
+    database: DatabaseOption = None,
+    sid: SidOption = None,
+    skip_deletes: Annotated[
+        bool,
+        typer.Option(
+            "--skip-deletes",
+            help="Skip the deletes of the transaction before which `max_deleted_rows` paused "
+            "the table.",
+        ),
+    ] = False,
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a table that is paused or in error.
+
+    If `max_deleted_rows` paused the table, its name applies the transaction; a pattern does not.
+    The target stores the request: a running process acts at once, a stopped one at its next start.
+    """
+    options = {"skip_deletes": True} if skip_deletes else None
+    _request("resume", table, database, sid, options, no_wait=no_wait, as_json=as_json)

@@ -1,0 +1,93 @@
+"""``streamer run`` as the parent of several processes, and as a process with a parent."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from streamer.cli.terminal import GLOBALS
+from streamer.config.settings import HttpSettings, Settings
+from streamer.observability.http_server import listen, make_app, serving, serving_in_turn
+from streamer.runtime.child_processes.child_process import (
+    RELOAD,
+    SERVE,
+    STOP,
+    Membership,
+    obey,
+    read_commands,
+)
+from streamer.runtime.child_processes.parent_process import Parent
+from streamer.runtime.process.engine import Engine
+
+
+def make_parent(
+    settings: Settings,
+    path: Path,
+    only: Sequence[str],
+    take_over: Sequence[str],
+    max_sources: int | None,
+) -> Parent:
+    """Return the parent of processes that run with the same options. Raises SettingsError."""
+    arguments = ["--config", str(path), "--log-level", GLOBALS.log_level]
+    arguments += ["--log-format", GLOBALS.log_format, "run"]
+    for option, names in (("--only", only), ("--take-over", take_over)):
+        for name in names:
+            arguments += [option, name]
+    if max_sources is not None:
+        arguments += ["--max-sources", str(max_sources)]
+    # Detached: the socket lives as long as the parent.
+    port = listen(settings.http.listen).detach() if settings.http.listen else None
+    return Parent(settings.processes, arguments, port)
+
+
+@contextlib.asynccontextmanager
+async def obeying(
+    membership: Membership | None, stop: Callable[[str], None], reload: Callable[[], None]
+) -> AsyncIterator[asyncio.Event]:
+    """Obey the parent, if any, for the length of a block; yield the turn to serve the port."""
+    turn = asyncio.Event()
+    if membership is None:
+        yield turn
+        return
+    acts: dict[str, Callable[[], None]] = {
+        STOP: lambda: stop(STOP),
+        RELOAD: reload,
+        SERVE: turn.set,
+    }
+    task = asyncio.create_task(
+        obey(await read_commands(), lambda command: acts[command]()), name="commands"
+    )
+    try:
+        yield turn
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+@contextlib.asynccontextmanager
+async def serving_as(
+    membership: Membership | None,
+    turn: asyncio.Event,
+    settings: HttpSettings,
+    app: FastAPI,
+    engine: Engine,
+) -> AsyncIterator[None]:
+    """Serve *app* for the length of a block; a process with a parent does so from *turn* on.
+
+    A process with a parent also answers its siblings, on a separate socket. Raises SettingsError.
+    """
+    proxies = settings.trusted_proxies
+    if membership is None:
+        async with serving(listen(settings.listen), app, trusted_proxies=proxies):
+            yield
+        return
+    inner = make_app(engine.metrics.render, engine.readiness, other_problems=engine.other_problems)
+    port = socket.socket(fileno=membership.port)
+    async with (
+        serving(membership.listen(), inner),
+        serving_in_turn(turn, port, app, trusted_proxies=proxies),
+    ):
+        yield

@@ -1,0 +1,260 @@
+"""``streamer run``: the long-running process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from streamer import __version__
+from streamer.admin.admin_server import AdminServer, opened_admin
+from streamer.admin.live.events import Events
+from streamer.apply.lanes.spool import claim_parent
+from streamer.cli.run_as_processes import make_parent, obeying, serving_as
+from streamer.compiled import choice
+from streamer.config import static_mapping
+from streamer.config.settings import Settings
+from streamer.errors.error_classes import ConfigurationError, MappingError, StreamerError
+from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.observability.http_server import RenderMetrics, make_app, require_private
+from streamer.observability.joined_metrics import render_all
+from streamer.postgres.conninfo import server_name
+from streamer.postgres.credentials import is_same_login
+from streamer.runtime.child_processes.child_process import Membership
+from streamer.runtime.child_processes.orphaned_journals import gather_journals
+from streamer.runtime.process.engine import Engine, StopCondition
+from streamer.runtime.replicas.mapping_follower import MappingFollower
+from streamer.runtime.replicas.replica import is_known_dead
+from streamer.runtime.shutdown import stop_on_signals
+
+log = structlog.get_logger()
+
+
+def select_sources(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
+    """Return the sources that ``--only`` names: ``DATABASE`` or ``DATABASE:SID``.
+
+    Raises MappingError for a missing source, unless *may_miss*.
+    """
+    if not only:
+        return mapping
+    chosen: list[SourceMapping] = []
+    for name in only:
+        matches = [s for s in mapping.sources if name in (s.database, s.label)]
+        if not matches and not may_miss:
+            labels = ", ".join(source.label for source in mapping.sources)
+            raise MappingError(f"--only {name}: no such source", hint=f"the sources are: {labels}")
+        chosen += [source for source in matches if source not in chosen]
+    return Mapping(tuple(chosen), mapping.target_namespace)
+
+
+async def run(
+    path: Path,
+    overrides: dict[str, Any],
+    only: list[str],
+    condition: StopCondition,
+    take_over: Collection[str] = (),
+    max_sources: int | None = None,
+    on_started: Callable[[Engine], None] | None = None,
+    membership: Membership | None = None,
+) -> int:
+    """Run until a signal, or until *condition* holds; return the exit code. *membership*: of a
+    process that a parent has started.
+
+    Raises StreamerError for an error that ends the process.
+    """
+    early: list[str] = []
+    act: dict[str, Callable[[], None]] = {
+        name: partial(early.append, name) for name in ("stop", "reload")
+    }
+    # First, because an unhandled signal ends the process.
+    stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
+    settings, mapping = _load(path, overrides, membership)
+    count = settings.processes if condition.lsn is None else 1
+    claim_parent(settings.spool.path)
+    if membership is None and settings.spool.directory is not None:
+        gather_journals(settings.spool.directory, count)
+    if membership is not None:
+        structlog.contextvars.bind_contextvars(process=membership.number)
+    elif count > 1:
+        parent = make_parent(settings, path, only, list(take_over), max_sources)
+        act.update(stop=parent.stop, reload=parent.reload)
+        for name in early:
+            act[name]()
+        return await parent.run()
+    async with opened_admin(settings, path, mapping) as admin:
+        is_static = settings.mapping_database is None
+        admin.select_sources = partial(select_sources, only=only, may_miss=not is_static)
+        mapping = admin.select_sources(admin.mapping)
+        if is_static:
+            static_mapping.require_sources(settings, mapping, f"{path}: ")
+        static_mapping.require_usable(mapping)
+        if condition.at_lsn is not None and len(mapping.sources) > 1:
+            raise MappingError(
+                "--stop-at-lsn is a position of one source", hint="name it with --only"
+            )
+        _log_start(path, settings, mapping)
+        engine = Engine(
+            settings,
+            mapping,
+            condition,
+            is_partial=bool(only),
+            take_over=take_over,
+            max_sources=max_sources,
+        )
+        events = admin.attach(engine)
+        reloading: set[asyncio.Task[None]] = set()
+
+        def follow(on_success: Callable[[], None]) -> None:
+            task = asyncio.create_task(
+                _reload(
+                    admin,
+                    engine,
+                    settings,
+                    path,
+                    partial(_load, path, overrides, membership),
+                    on_success,
+                ),
+                name="configuration",
+            )
+            reloading.add(task)
+            task.add_done_callback(reloading.discard)
+
+        def reload() -> None:
+            follow(lambda: None)
+
+        def reload_for_operator() -> None:
+            follow(engine.following.confirm)
+
+        engine.following = MappingFollower(lambda: admin.mapping, reload, is_known_dead)
+        act.update(stop=engine.stop, reload=reload_for_operator)
+        for name in early:
+            act[name]()
+        async with (
+            obeying(membership, stop, reload_for_operator) as turn,
+            _served(settings, admin, engine, events, membership, turn),
+        ):
+            if on_started is not None:
+                on_started(engine)
+            try:
+                await engine.run()
+            except BaseExceptionGroup as group:
+                raise _unwrap(group) from group
+            finally:
+                await events.close()
+    return 0
+
+
+def _load(
+    path: Path, overrides: dict[str, Any], membership: Membership | None
+) -> tuple[Settings, Mapping]:
+    """Read the configuration of this process. Raises ConfigurationError."""
+    settings, mapping = static_mapping.load(path, overrides)
+    return settings if membership is None else membership.own_settings(settings), mapping
+
+
+@asynccontextmanager
+async def _served(
+    settings: Settings,
+    admin: AdminServer,
+    engine: Engine,
+    events: Events,
+    membership: Membership | None,
+    turn: asyncio.Event,
+) -> AsyncIterator[None]:
+    """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
+
+    Without an address to listen on, the process makes no routes and compiles no templates, which
+    take two thirds of the CPU of a start.
+    """
+    if not settings.http.listen:
+        yield
+        return
+    if not admin.has_credentials:
+        require_private(settings.http.listen)
+    render: RenderMetrics = engine.metrics.render
+    if membership is not None:
+        render = partial(render_all, membership.number, render, membership.siblings)
+    app = make_app(
+        render,
+        lambda: [*admin.reasons(), *engine.readiness()],
+        admin.trouble,
+        engine.other_problems,
+        admin.is_known,
+    )
+    await admin.add_routes(app, events)
+    async with serving_as(membership, turn, settings.http, app, engine):
+        yield
+
+
+def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
+    log.info(
+        "starting",
+        version=__version__,
+        implementation=choice.describe(),
+        configuration=str(path.resolve()),
+        mapping_database=settings.mapping_database,
+        target=server_name(settings.target.url.reveal()),
+        page=f"http://{settings.http.listen}/" if settings.http.listen else "off",
+        sources=[source.label for source in mapping.sources],
+        workers=settings.workers,
+    )
+
+
+async def _reload(
+    admin: AdminServer,
+    engine: Engine,
+    current: Settings,
+    path: Path,
+    load: Callable[[], tuple[Settings, Mapping]],
+    on_success: Callable[[], None],
+) -> None:
+    """Read the configuration again and switch to its sources and passwords.
+
+    An error in the configuration leaves the process unchanged. *on_success*: runs once the process
+    has the mapping, although a source may have failed. With a mapping database, `run` reads the
+    last applied revision again.
+    """
+    try:
+        # A `key_command` may take seconds, and the stream goes on meanwhile.
+        settings, mapping = await asyncio.to_thread(load)
+        if settings.mapping_database is None:
+            static_mapping.require_sources(settings, mapping, f"{path}: ")
+        if settings.mapping_database != current.mapping_database:
+            raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
+        await admin.reload(settings, mapping)
+        await engine.renew_passwords(settings.target.url)
+    except ConfigurationError as exc:
+        log.error("configuration rejected, keeping the current one", error=str(exc))
+        return
+    except StreamerError as exc:
+        on_success()
+        log.error("configuration applied only in part", error=str(exc), code=exc.code)
+        return
+    on_success()
+    restart_settings = [
+        name
+        for name in type(settings).model_fields
+        if name != "sources" and _differs(name, current, settings)
+    ]
+    if restart_settings:
+        log.warning("these settings need a restart", settings=", ".join(restart_settings))
+    log.info("configuration applied", sources=len(admin.mapping.sources))
+
+
+def _differs(name: str, current: Settings, now: Settings) -> bool:
+    """Whether a section differs in more than the target's password, which `run` adopts."""
+    old, new = getattr(current, name), getattr(now, name)
+    if name == "target" and is_same_login(current.target.url, now.target.url):
+        new = now.target.model_copy(update={"url": current.target.url})
+    return bool(old != new)
+
+
+def _unwrap(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the only error of a group of tasks if it is a StreamerError; else the group."""
+    exc: BaseException = group
+    while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+        exc = exc.exceptions[0]
+    return exc if isinstance(exc, StreamerError) else group

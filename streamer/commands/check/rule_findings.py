@@ -1,0 +1,201 @@
+"""The rules of a source applied to its relations: all problems, not only the first. Pure.
+
+`streamer.mapping.rules.resolve` decides, relation by relation, as for `run`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from streamer.commands.check.findings import (
+    Finding,
+    Place,
+    at_source,
+    error,
+    from_error,
+    in_words,
+    info,
+    quote_relation,
+    some_of,
+    warning,
+)
+from streamer.errors.error_classes import MappingError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve, same_target
+from streamer.report.problems import Severity
+
+_KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenTable:
+    """A relation of a source, replicable or not.
+
+    ``root``: of a partition, the namespace and name of the root table. ``parents``: tables from
+    which the relation inherits.
+    """
+
+    namespace: str
+    name: str
+    kind: str
+    persistence: str
+    root: list[str] | None
+    parents: list[list[str]]
+    oid: int = 0
+
+    @property
+    def relation(self) -> RelationName:
+        return RelationName(self.namespace, self.name)
+
+    @property
+    def root_name(self) -> RelationName | None:
+        return RelationName(*self.root) if self.root else None
+
+    @property
+    def obstacle(self) -> str | None:
+        """The obstacle to replication, as "is …"; None without one."""
+        if self.persistence == "t":
+            return "a temporary table"
+        if self.kind in _KINDS:
+            return _KINDS[self.kind]
+        if self.root_name is not None:
+            return f"a partition of {self.root_name}"
+        return "unlogged" if self.persistence == "u" else None
+
+
+def resolve_rules(
+    source: SourceMapping, seen: Iterable[SeenTable], target_namespace: str
+) -> tuple[list[RelationMapping], list[Finding]]:
+    """Apply the rules of *source* to all relations *seen*; problems become findings.
+
+    A relation that two rules claim is not mapped.
+    """
+    relations = list(seen)
+    possible = [r for r in relations if r.obstacle is None]
+    mapped, findings = resolve_each(source, [r.relation for r in possible], target_namespace)
+    present = {relation.relation for relation in possible}
+    for rule in source.rules:
+        if rule.pattern.is_pattern:
+            findings += _check_pattern(source, rule, relations, mapped)
+        elif (name := _name(rule)) not in present:
+            findings.append(_missing(source, name, relations))
+    findings += _check_shared_targets(source, mapped)
+    findings += _check_parents(source, possible, {m.source for m in mapped})
+    if not mapped and not any(finding.severity is Severity.ERROR for finding in findings):
+        problem = "no table matches its rules"
+        findings.append(error(Place(source.label), problem, in_words("correct `tables`")))
+    return mapped, findings
+
+
+def _name(rule: TableRule) -> RelationName:
+    return RelationName(rule.pattern.namespace, rule.pattern.name)
+
+
+def resolve_each(
+    source: SourceMapping, names: Iterable[RelationName], target_namespace: str
+) -> tuple[list[RelationMapping], list[Finding]]:
+    """Apply the rules of *source* to each relation of *names*."""
+    patterns = tuple(rule for rule in source.rules if rule.pattern.is_pattern)
+    exact = {_name(rule): rule for rule in source.rules if not rule.pattern.is_pattern}
+    mapped: list[RelationMapping] = []
+    findings: list[Finding] = []
+    for name in names:
+        rules = (exact[name],) if name in exact else ()
+        try:
+            mapped += resolve(replace(source, rules=patterns + rules), [name], target_namespace)
+        except MappingError as exc:
+            findings.append(from_error(Place(source.label, str(name)), exc))
+    return mapped, findings
+
+
+def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTable]) -> Finding:
+    """Report why the table of an exact rule is missing."""
+    place = Place(source.label, str(name))
+    for relation in relations:
+        is_meant = relation.relation == name or (
+            relation.persistence == "t" and relation.name == name.name
+        )
+        if not is_meant or relation.obstacle is None:
+            continue
+        problem = f"is {relation.obstacle} and cannot be replicated"
+        if relation.root_name is not None:
+            fix = in_words(f"put its root {relation.root_name} into `tables` instead")
+            return error(place, problem, fix)
+        if relation.persistence == "u" and relation.kind in "rp":
+            words = "or remove it from `tables`"
+            logged = f"alter table {quote_relation(name)} set logged"
+            return error(place, problem, at_source(logged, words=words))
+        return error(place, problem, in_words("remove it from `tables`"))
+    similar = [
+        str(relation.relation)
+        for relation in relations
+        if relation.name.lower() == name.name.lower() and relation.obstacle is None
+    ]
+    hint = "create it there, correct its name in `tables`, or remove it from `tables`"
+    if similar:
+        hint = (
+            f"write {' or '.join(similar)} in `tables` if you mean that, or remove it from `tables`"
+        )
+    return error(place, "is in `tables`, but not in the source", in_words(hint))
+
+
+def _check_pattern(
+    source: SourceMapping,
+    rule: TableRule,
+    relations: list[SeenTable],
+    mapped: list[RelationMapping],
+) -> list[Finding]:
+    """Name the relations that a pattern matches but streamer does not replicate."""
+    findings: list[Finding] = []
+    place = Place(source.label, str(rule.pattern))
+    matching = [r for r in relations if rule.pattern.matches(r.relation)]
+    if not any(relation.obstacle is None for relation in matching):
+        findings.append(warning(place, "matches no table", in_words("correct `tables`")))
+    roots = {mapping.source for mapping in mapped}
+    shown: dict[str, list[str]] = defaultdict(list)
+    for relation in matching:
+        where = Place(source.label, str(relation.relation))
+        if relation.persistence == "t":
+            shown["temporary tables"].append(relation.name)
+        elif relation.kind == "v":
+            shown["views"].append(str(relation.relation))
+        elif relation.kind in _KINDS:
+            findings.append(warning(where, f"is {relation.obstacle}: not replicated"))
+        elif relation.root_name is not None:
+            if relation.root_name not in roots:
+                fix = in_words(f"put {relation.root_name} into `tables`")
+                findings.append(warning(where, f"is {relation.obstacle}: not replicated", fix))
+        elif relation.obstacle is not None:
+            fix = at_source(f"alter table {quote_relation(relation.relation)} set logged")
+            findings.append(warning(where, "is unlogged: not replicated", fix))
+    for category, names in shown.items():
+        findings.append(info(place, f"also matches {category}, not replicated: {some_of(names)}"))
+    return findings
+
+
+def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) -> list[Finding]:
+    writers: dict[RelationName, list[RelationName]] = defaultdict(list)
+    for mapping in mapped:
+        writers[mapping.target].append(mapping.source)
+    return [
+        from_error(Place(source.label, str(names[0])), same_target(source, names, target))
+        for target, names in writers.items()
+        if len(names) > 1
+    ]
+
+
+def _check_parents(
+    source: SourceMapping, relations: list[SeenTable], mapped: set[RelationName]
+) -> list[Finding]:
+    """Find unmapped tables whose rows also appear in a mapped parent table."""
+    findings = []
+    for relation in relations:
+        for parent in (RelationName(*parent) for parent in relation.parents):
+            if parent in mapped and relation.relation not in mapped:
+                problem = (
+                    f"inherits from {parent}, which is replicated without the rows of its children"
+                )
+                fix = in_words("put it into `tables` too")
+                findings.append(warning(Place(source.label, str(relation.relation)), problem, fix))
+    return findings

@@ -1,0 +1,129 @@
+"""The tables that streamer makes for several tenants, as wide as all definitions of them. Pure.
+
+`streamer.schema_changes.widen_shared_table` widens such a table for each tenant before the copy of
+that tenant, and never afterwards. A column whose types have no common type takes the values of some
+tenants.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from streamer.commands.check.findings import Finding, error, in_words, info
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.table_pair import Pair, expected_relation, target_column
+from streamer.commands.check.target_facts import TargetFacts
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlCapture, DdlKind
+from streamer.schema.desired_columns import at_target
+from streamer.schema.source_definition import widens
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.translate.joining_source import widening, widening_statements
+
+
+@dataclass(slots=True)
+class SharedTable:
+    """A target table and the tenants that share it.
+
+    ``relation``: wide enough for the definitions of all tenants. ``origins``: the label of the
+    source that defined the type of a column, by column.
+    """
+
+    relation: TargetRelation
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def add(self, pair: Pair) -> None:
+        """Widen the table for the rows of *pair*, as `run` does before the copy."""
+        mapping, columns = pair.mapping, dict(self.relation.columns)
+        changes, unfilled = widening(pair.relation.definition, mapping, self.relation)
+        for change in changes:
+            name = mapping.own_column(change.column, columns)
+            if change.after is None or name is None:
+                continue
+            present, column = columns.get(name), at_target(change.after, mapping, name)
+            if present is None:
+                columns[name] = target_column(
+                    replace(column, name=name, not_null=False, default=None, identity="")
+                )
+                self.origins[name] = pair.facts.label
+            elif change.kind is DdlKind.WIDEN_TYPE:
+                columns[name] = replace(present, type=column.type, base_type=column.type)
+                self.origins[name] = pair.facts.label
+            elif change.kind is DdlKind.DROP_NOT_NULL:
+                unfilled.append(name)
+        for name in set(unfilled) - set(self.relation.primary_key):
+            columns[name] = replace(columns[name], not_null=False)
+        self.relation = replace(self.relation, columns=columns)
+        self.name_origins(pair)
+
+    def name_origins(self, pair: Pair) -> None:
+        """Remember *pair* as an origin of the columns that no earlier tenant fills."""
+        for column in pair.relation.columns:
+            name = pair.mapping.target_column(column.name)
+            if name in self.relation.columns and not column.generated:
+                self.origins.setdefault(name, pair.facts.label)
+
+
+def shared_tables(
+    sources: Iterable[SourceFacts], target: TargetFacts, *, create_tables: bool
+) -> dict[RelationName, SharedTable]:
+    """Return the tables of tenants that `run` makes, or has made, by name."""
+    created = {record.target for record in target.relations.values() if record.target_created}
+    shared: dict[RelationName, SharedTable] = {}
+    for facts in sources:
+        if facts.source.sid is None:
+            continue
+        captures = facts.source.ddl is DdlCapture.CAPTURE
+        for mapping, relation in facts.mapped():
+            pair = Pair(facts, target, mapping, relation)
+            if mapping.target not in shared:
+                table = target.tables.get(mapping.target)
+                if table is None and create_tables:
+                    try:
+                        shared[mapping.target] = SharedTable(expected_relation(pair))
+                    except TargetSchemaError:  # `check_missing` names the column
+                        continue
+                elif table is not None and table.relation is not None:
+                    is_ours = str(mapping.target) in created and table.relation.has_sid
+                    if not is_ours or captures:  # `on_ddl` decides
+                        continue
+                    shared[mapping.target] = SharedTable(table.relation)
+                else:
+                    continue
+            if mapping.target not in target.tables or pair.needs_copy:
+                shared[mapping.target].add(pair)
+            else:
+                shared[mapping.target].name_origins(pair)
+    return shared
+
+
+def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
+    """Name the statements by which `run` widens its own table *relation* for this tenant."""
+    statements = widening_statements(
+        pair.relation.definition, pair.mapping, relation, pair.sid or ""
+    )
+    if statements:
+        problem = f"its target table {pair.name} is narrower than this tenant's"
+        yield info(pair.place, problem, in_words(f"`run` will: {'; '.join(statements)}"))
+
+
+def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
+    """Find columns whose type has no common type with the type of a second tenant."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        present = shared.relation.columns.get(name or "")
+        if name is None or present is None or column.generated or pair.mapping.is_computed(name):
+            continue
+        kind = pair.mapping.type_of(name, column.type)
+        if kind == present.type or widens(kind, present.type):
+            continue
+        origin = shared.origins.get(name, "another tenant")
+        yield error(
+            pair.place,
+            f'column "{column.name}" has type {column.type}, but {present.type} in the table of '
+            f"{origin}, and tenants share target table {pair.name}",
+            in_words(
+                "exclude the column, rename it with `columns`, or give this tenant a `target` of "
+                "its own"
+            ),
+        )

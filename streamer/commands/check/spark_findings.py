@@ -1,0 +1,43 @@
+"""Problems of the Spark that copies tables. The check starts no Spark."""
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from streamer.commands.check.findings import SPARK, Finding, error, in_words, warning
+from streamer.config.sync_section import SyncSection
+from streamer.copy.spark.java import FIX, find_obstacle
+from streamer.copy.spark.security import (
+    find_defaults_file,
+    find_weaknesses,
+    is_local,
+    parse_properties,
+)
+
+
+def check_java() -> Iterator[Finding]:
+    """Judge whether Spark's driver, which runs on this machine, can start. Blocking."""
+    if (obstacle := find_obstacle()) is not None:
+        yield error(SPARK, obstacle, in_words(FIX))
+
+
+def check_spark(settings: SyncSection) -> Iterator[Finding]:
+    """Judge whether a cluster protects the connection strings that copies send there."""
+    if is_local(settings.spark_master):
+        return
+    spec = find_spec("pyspark")
+    home = next(iter((spec and spec.submodule_search_locations) or ()), "")
+    path = find_defaults_file(os.environ, home)
+    try:
+        defaults = parse_properties(path.read_text(encoding="utf-8"))
+    except OSError:
+        defaults = {}
+    for weakness in find_weaknesses(defaults | settings.spark_settings):
+        if settings.allow_insecure_spark:
+            fix = in_words(
+                "copies send connection strings anyway, because sync.allow_insecure_spark is set"
+            )
+            yield warning(SPARK, weakness, fix)
+        else:
+            words = f"set it in {path}, with the same secret on the cluster; otherwise copies fail"
+            yield error(SPARK, weakness, in_words(words))

@@ -1,0 +1,288 @@
+"""Problems of the target as a whole, and of sources that conflict there. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+from streamer.commands.check.findings import (
+    TARGET,
+    Finding,
+    Fix,
+    Place,
+    at_target,
+    error,
+    from_error,
+    in_words,
+    info,
+    quote_relation,
+    warning,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.target_facts import (
+    OUR_TABLES,
+    VERSION_MIN,
+    BookkeepingFacts,
+    TargetFacts,
+    TargetServer,
+    written_sid,
+)
+from streamer.copy.copy_obstacles import TargetDatabase, own_target_error
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.shared_targets import find_clashes
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres import replication_origin
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
+from streamer.source.catalog import SourceRelation
+from streamer.target.standby_target import standby_error
+from streamer.util.migrations import read_migrations
+
+VERSION_TESTED: Final = 18
+
+
+def check_target(
+    facts: TargetFacts, sources: list[SourceFacts], *, create_tables: bool, connections: int
+) -> Iterable[Finding]:
+    """Judge the target except its tables. *connections*: the number of concurrent writers."""
+    yield from check_server(facts.server)
+    yield from check_origins(facts.server, connections)
+    yield from check_bookkeeping(facts.server, facts.bookkeeping)
+    if facts.refusal is not None:
+        problem = f"the target refuses to make it: {facts.refusal.message}"
+        remedy = facts.refusal.remedy
+        fix = None if remedy is None else Fix.of(remedy)
+        yield error(Place(None, 'schema "streamer"'), problem, fix)
+    yield from check_namespaces(facts, sources, create_tables=create_tables)
+    yield from check_collisions(facts, sources)
+    yield from check_loops(facts, sources)
+
+
+def check_server(server: TargetServer) -> Iterable[Finding]:
+    """Version, privileges of the role, and durability of commits."""
+    role, database = quote_identifier(server.role), quote_identifier(server.database)
+    if server.version < VERSION_MIN:
+        problem = f"PostgreSQL {server.version_text} is too old"
+        yield error(TARGET, problem, in_words("the oldest supported version is 12"))
+    elif server.version // 10000 > VERSION_TESTED:
+        problem = (
+            f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
+        )
+        yield warning(TARGET, problem, in_words("upgrade streamer if a newer version exists"))
+    if server.in_recovery:
+        yield from_error(TARGET, standby_error())
+    if not server.may_use_temporary:
+        grant = at_target(f"grant temporary on database {database} to {role}")
+        problem = (
+            f'role "{server.role}" may not create temporary tables, through which '
+            "streamer applies changes"
+        )
+        yield error(TARGET, problem, grant)
+    if not server.has_plpgsql:
+        problem = "has no language plpgsql, which streamer needs to apply changes in order"
+        yield error(TARGET, problem, at_target("create extension plpgsql"))
+    elif not server.may_use_plpgsql:
+        problem = f'role "{server.role}" may not use language plpgsql'
+        yield error(TARGET, problem, at_target(f"grant usage on language plpgsql to {role}"))
+    if server.synchronous_commit in ("off", "local"):
+        problem = (
+            f"synchronous_commit is {server.synchronous_commit}; streamer sets it to on for its "
+            "own sessions"
+        )
+        yield info(TARGET, problem)
+    if server.fsync == "off":
+        problem = "fsync is off: changes that the target loses in a crash are not sent again"
+        fix = at_target("alter system set fsync = on", "select pg_reload_conf()")
+        yield warning(TARGET, problem, fix)
+
+
+def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
+    """Whether replication tools can tell streamer's writes from those of users."""
+    if not server.is_source:
+        return
+    effect = "if changes are also replicated from here, they may travel back"
+    if not server.may_set_origin:
+        problem = f'role "{server.role}" may not tag its writes as replicated: {effect}'
+        fix = in_words("before PostgreSQL 14 only superusers may")
+        if server.version >= 14_00_00:
+            fix = at_target(*replication_origin.grants_sql(quote_identifier(server.role)))
+        yield warning(TARGET, problem, fix)
+    elif server.free_origins < connections:
+        setting = "max_replication_slots"
+        if server.version >= 18_00_00:
+            setting = "max_active_replication_origins"
+        problem = (
+            f"{max(0, server.free_origins)} replication origins are free, but up to "
+            f"{connections} connections write, so not all can tag their writes as "
+            f"replicated: {effect}"
+        )
+        needed = server.origins_max - server.free_origins + connections
+        words = "then restart that server; or lower `workers` or `sync.jobs`"
+        yield warning(
+            TARGET, problem, at_target(f"alter system set {setting} = {needed}", words=words)
+        )
+
+
+def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> Iterable[Finding]:
+    """Whether the role may create schema streamer, or owns and may use that schema."""
+    role, database = quote_identifier(server.role), quote_identifier(server.database)
+    place = Place(None, 'schema "streamer"')
+    if not server.may_create:
+        # Also for an existing schema: CREATE SCHEMA IF NOT EXISTS checks the privilege first.
+        problem = f'role "{server.role}" may not create schemas in database "{server.database}"'
+        yield error(place, problem, at_target(f"grant create on database {database} to {role}"))
+    if not bookkeeping.exists:
+        return
+    if not bookkeeping.may_use:
+        grant = at_target(f"grant usage, create on schema streamer to {role}")
+        yield error(place, f'role "{server.role}" may not use it', grant)
+    if our_tables := OUR_TABLES.intersection(bookkeeping.tables):
+        if "migration" not in bookkeeping.tables:
+            problem = f"does not belong to streamer, but has a table {min(our_tables)}"
+            fix = at_target("alter schema streamer rename to streamer_other", is_choice=True)
+            yield error(place, problem, fix)
+        elif bookkeeping.forbidden_tables:
+            grant = at_target(f"grant all on all tables in schema streamer to {role}")
+            problem = f'role "{server.role}" may not write its tables'
+            yield error(place, problem, grant)
+    newest = read_migrations("target")[-1].number
+    if bookkeeping.migration is not None and bookkeeping.migration > newest:
+        problem = f"was made by a newer streamer (migration {bookkeeping.migration})"
+        yield error(place, problem, in_words("run that version or a later one"))
+
+
+def check_namespaces(
+    facts: TargetFacts, sources: Iterable[SourceFacts], *, create_tables: bool
+) -> Iterable[Finding]:
+    """Whether the role may write and create tables in the schemas of the targets."""
+    role = quote_identifier(facts.server.role)
+    names = {mapping.target for source in sources for mapping in source.mappings}
+    makes: set[str] = set()
+    if create_tables:
+        makes = {name.namespace for name in names if name not in facts.tables}
+        makes |= set(_namespaces_of_types(facts, sources))
+    for namespace in sorted({name.namespace for name in names} | makes):
+        place = Place(None, f'schema "{namespace}"')
+        quoted = quote_identifier(namespace)
+        existing = facts.namespaces.get(namespace)
+        if existing is None:
+            if namespace in makes and not facts.server.may_create:
+                fix = at_target(f"create schema {quoted} authorization {role}")
+                yield error(place, "is missing, and streamer may not create it", fix)
+            continue
+        if not existing.may_use:
+            grant = at_target(f"grant usage on schema {quoted} to {role}")
+            yield error(place, f'role "{facts.server.role}" may not use it', grant)
+        if namespace in makes and not existing.may_create:
+            grant = at_target(f"grant create on schema {quoted} to {role}")
+            problem = f'role "{facts.server.role}" may not create the missing tables there'
+            yield error(place, problem, grant)
+
+
+def _namespaces_of_types(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[str]:
+    """Schemas of the types that streamer creates along with tables."""
+    for source in sources:
+        for mapping in source.mappings:
+            if mapping.target not in facts.tables:
+                for kind in source.types.get(mapping.source, []):
+                    if kind.can_be_created and kind.full_name not in facts.types:
+                        yield kind.namespace
+
+
+_Writer = tuple[SourceFacts, RelationMapping, SourceRelation]
+
+
+def check_collisions(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
+    """Find sources that would write the same rows, or whose keys would collide."""
+    writers: dict[RelationName, list[_Writer]] = defaultdict(list)
+    for source in sources:
+        for mapping, relation in source.mapped():
+            if all(writer is not source for writer, _, _ in writers[mapping.target]):
+                writers[mapping.target].append((source, mapping, relation))
+    for target, several in writers.items():
+        yield from _check_writers(facts, target, several)
+
+
+def _check_writers(
+    facts: TargetFacts, target: RelationName, writers: list[_Writer]
+) -> Iterable[Finding]:
+    table = facts.tables.get(target)
+    existing = table.relation if table is not None else None
+    lacks_sid = existing is not None and not existing.has_sid
+    names = {source.label: str(mapping.source) for source, mapping, _ in writers}
+    sids = {source.label: source.source.sid for source, _, _ in writers}
+    written = {
+        source.label: sids[source.label]
+        if existing is None
+        else written_sid(source.source, mapping, relation, existing)
+        for source, mapping, relation in writers
+    }
+    for clash in find_clashes(target, written.items(), lacks_sid=lacks_sid):
+        fix = in_words(clash.hint)
+        if lacks_sid and len({sids[label] for label in clash.labels}) > 1:
+            words = "or give one of the tables another `target`"
+            fix = at_target(*_add_sid(facts, target, sids[clash.labels[0]]), words=words)
+        yield error(Place(", ".join(clash.labels), names[clash.labels[0]]), clash.message, fix)
+    labels, first = ", ".join(names), next(iter(names.values()))
+    if existing is None and None in sids.values() and len(set(sids.values())) > 1:
+        # The first source that creates the table decides whether the table has a column sid.
+        problem = f"not all sources of target table {target} have a sid"
+        yield error(Place(labels, first), problem, in_words("give each of their urls a sid"))
+    if existing is not None and existing.has_sid and len(writers) > 1:
+        yield from _check_keys(facts, target, writers)
+
+
+def _add_sid(facts: TargetFacts, target: RelationName, first: str | None) -> list[str]:
+    """Return the statements that add a sid to a table and to its primary key.
+
+    Existing rows get the sid of the *first* source.
+    """
+    quoted = quote_relation(target)
+    default = f" default {quote_literal(first)}" if first is not None else ""
+    return [
+        f"alter table {quoted} add column {quote_identifier(SID)} text not null{default}",
+        *_key_with_sid(facts, target),
+    ]
+
+
+def _key_with_sid(facts: TargetFacts, target: RelationName) -> list[str]:
+    table = facts.tables[target]
+    if table.primary_key_constraint is None or table.relation is None:
+        return []
+    columns = quote_columns([SID, *table.relation.primary_key])
+    drop = f"drop constraint {quote_identifier(table.primary_key_constraint)}"
+    return [f"alter table {quote_relation(target)} {drop}, add primary key ({columns})"]
+
+
+def _check_keys(
+    facts: TargetFacts, target: RelationName, writers: list[_Writer]
+) -> Iterable[Finding]:
+    """Find a unique key that rows of two sources could share."""
+    existing = facts.tables[target].relation
+    assert existing is not None
+    labels = ", ".join(source.label for source, _, _ in writers)
+    for key in existing.unique_keys:
+        if SID in key:
+            continue
+        problem = (
+            f"target table {target} has a unique key ({', '.join(key)}) without the sid: "
+            "rows of two sources with the same key cannot coexist"
+        )
+        fix = in_words("add the sid to that key")
+        if key == existing.primary_key:
+            fix = at_target(*_key_with_sid(facts, target))
+        yield warning(Place(labels, str(writers[0][1].source)), problem, fix)
+
+
+def check_loops(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[Finding]:
+    """Find tables whose target is the table itself."""
+    server = facts.server
+    database = TargetDatabase(
+        server.system_identifier, server.timeline, server.started, server.database
+    )
+    for source in sources:
+        if source.server is None or not database.is_of(source.server):
+            continue
+        for mapping in source.mappings:
+            if mapping.source == mapping.target:
+                place = Place(source.label, str(mapping.source))
+                yield from_error(place, own_target_error(mapping.source))

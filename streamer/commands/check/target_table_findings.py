@@ -1,0 +1,471 @@
+"""Problems of target tables: verdict of the plan, privileges, types, keys, existing rows.
+
+`streamer.apply.rows.apply_plan` makes the plans from the source's present catalogs, so the verdict
+is the verdict of `run` at the first change. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from streamer.apply.rows.apply_plan import ApplyPlan, Identity
+from streamer.apply.rows.make_plan import (
+    make_plan,
+    missing_columns,
+    missing_remedy,
+    missing_target,
+)
+from streamer.apply.write.planner import judge_added
+from streamer.bookkeeping.purges import left_rows_error
+from streamer.commands.check.findings import (
+    Finding,
+    Fix,
+    Place,
+    at_target,
+    error,
+    from_error,
+    in_words,
+    info,
+    warning,
+)
+from streamer.commands.check.identity_findings import key_fix
+from streamer.commands.check.shared_table_findings import (
+    SharedTable,
+    check_common_types,
+    check_widening,
+)
+from streamer.commands.check.source_facts import SourceFacts
+from streamer.commands.check.table_pair import Pair, expected_relation, target_column
+from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
+from streamer.commands.check.type_conversion import type_risk
+from streamer.copy.copy_obstacles import OCCUPIED_WORDS, occupied_error
+from streamer.errors.error_classes import MappingError, TargetSchemaError
+from streamer.errors.remedies import Remedy, Sql
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import Initial, OnColumnAdded, TableType
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.describing import USER_OIDS_BEGIN
+from streamer.postgres.quoting import (
+    quote_columns,
+    quote_identifier,
+    quote_literal,
+)
+from streamer.schema.desired_columns import (
+    add_columns_sql,
+    column_clause,
+    columns_to_add,
+    generation_expression,
+    names_at_target,
+)
+from streamer.schema.indexes_constraints_types import type_difference
+from streamer.schema.source_definition import ColumnChange, DefinedColumn
+from streamer.schema.target_relation import TargetColumn, TargetRelation
+from streamer.schema_changes.create_tables import (
+    new_type_sql,
+    published_relation,
+)
+from streamer.schema_changes.translate.type_translator import TypeTranslator
+from streamer.target.missing_types import extension_sql, missing_type
+
+
+def check_target_tables(
+    facts: SourceFacts,
+    target: TargetFacts,
+    shared: Mapping[RelationName, SharedTable],
+    *,
+    create_tables: bool,
+) -> Iterable[Finding]:
+    """Judge the target of every mapped table of a source. *shared*: see `shared_tables`."""
+    for mapping, relation in facts.mapped():
+        if mapping.source in facts.expression_errors:
+            continue
+        pair = Pair(facts, target, mapping, relation)
+        table = target.tables.get(mapping.target)
+        if table is None:
+            yield from check_missing(pair, shared.get(pair.name), create_tables=create_tables)
+        elif table.relation is None:
+            yield from_error(pair.place, missing_target(pair.name, table.kind))
+        else:
+            yield from check_table(pair, table, table.relation, shared.get(pair.name))
+    yield from check_labels(facts, target)
+
+
+# ---- tables that are not there -----------------------------------------------------------------
+
+
+def check_missing(
+    pair: Pair, shared: SharedTable | None, *, create_tables: bool
+) -> Iterable[Finding]:
+    """Judge a target table that `run` would make, or should find."""
+    try:
+        pair.wanted.check()
+    except TargetSchemaError as exc:
+        yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
+        return
+    if not create_tables:
+        role = quote_identifier(pair.target.server.role)
+        statements = [*missing_types_sql(pair)]
+        if pair.name.namespace not in pair.target.namespaces:
+            schema = quote_identifier(pair.name.namespace)
+            statements.insert(0, f"create schema {schema} authorization {role}")
+        statements += pair.wanted.statements
+        # A different role may run these statements, and then owns the table.
+        rights = "select, insert, update, delete, truncate"
+        statements.append(f"grant {rights} on {pair.quoted} to {role}")
+        fix = at_target(*statements, words="or set `target.create_tables: true`")
+        yield error(pair.place, missing_target(pair.name).message, fix)
+        return
+    yield from check_extensions(pair)
+    yield from check_collations(pair)
+    try:
+        make_pair_plan(pair, expected_relation(pair) if shared is None else shared.relation)
+    except TargetSchemaError as exc:
+        yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
+    if shared is not None:
+        yield from check_common_types(pair, shared)
+
+
+def check_collations(pair: Pair) -> Iterable[Finding]:
+    """Collations that the columns of the table have, and the target has not."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        if name is None or column.collation is None or column.collation in pair.target.collations:
+            continue
+        problem = (
+            f'the target has no collation {column.collation}, which column "{column.name}" uses'
+        )
+        words = "create the collation there, or create the table yourself with another one"
+        yield error(pair.place, problem, in_words(words))
+
+
+def check_extensions(pair: Pair) -> Iterable[Finding]:
+    """Find missing types of extensions; streamer creates the remaining types with the table."""
+    for kind in pair.types:
+        if kind.full_name in pair.target.types or kind.can_be_created:
+            continue
+        extension = kind.extension
+        if extension is None:
+            yield from_error(pair.place, missing_type(kind.full_name, "create it there"))
+        elif extension not in pair.target.available_extensions:
+            words = f"install the package of extension {extension} on that server"
+            yield from_error(pair.place, missing_type(kind.full_name, words))
+        else:
+            sql = extension_sql(kind, pair.target.namespaces, pair.target.extensions)
+            remedy = Remedy.of("run at the target: ", Sql("target", tuple(sql)))
+            yield from_error(pair.place, missing_type(kind.full_name, remedy))
+
+
+def missing_types_sql(pair: Pair) -> list[str]:
+    """Return the statements that create the types which the target lacks."""
+    statements = []
+    for kind in pair.types:
+        if kind.full_name in pair.target.types:
+            continue
+        if not kind.can_be_created:
+            if kind.extension is not None:
+                target = pair.target
+                statements += extension_sql(kind, target.namespaces, target.extensions)
+            continue
+        if kind.namespace not in pair.target.namespaces:
+            namespace = quote_identifier(kind.namespace)
+            statements.append(f"create schema if not exists {namespace}")
+        statements += new_type_sql(kind)
+    return list(dict.fromkeys(statements))
+
+
+# ---- tables that are there ---------------------------------------------------------------------
+
+
+def check_table(
+    pair: Pair, table: TargetTable, relation: TargetRelation, shared: SharedTable | None
+) -> Iterable[Finding]:
+    """Judge a target table as it is, or as `run` makes it."""
+    yield from check_rights(pair, table, relation)
+    is_widened = shared is not None and pair.needs_copy
+    if shared is not None:
+        if is_widened:
+            yield from check_widening(pair, relation)
+            yield from check_common_types(pair, shared)
+        relation = shared.relation
+    missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
+    judged = _judge_missing(pair, missing)
+    if pair.mapping.rule.on_column_added is OnColumnAdded.ADD and all(
+        change.before is None for change in judged.values()
+    ):
+        types = {column.name: column.type for column in pair.relation.columns}
+        added = columns_to_add(pair.mapping, missing, types, judged)
+        columns = {column.name: target_column(column) for column in added}
+        relation = replace(relation, columns=relation.columns | columns)
+        if added:
+            words = f"`run` will: {'; '.join(add_columns_sql(pair.quoted, added))}"
+            problem = f"its target table {pair.name} lacks columns, which `on_column_added` adds"
+            yield info(pair.place, problem, in_words(words))
+            yield from check_added_types(pair, added)
+    try:
+        plan = make_pair_plan(pair, relation)
+    except (TargetSchemaError, MappingError) as exc:
+        is_missing = missing_columns(published_relation(pair.relation), pair.mapping, relation)
+        fix = _missing_fix(pair, missing, judged) if is_missing else plan_fix(pair, relation, exc)
+        yield error(pair.place, exc.message, fix)
+    else:
+        yield from check_key(pair, plan)
+    if not is_widened:
+        yield from check_columns(pair, relation)
+    yield from check_triggers(pair, table)
+    yield from check_left_rows(pair)
+    yield from check_occupied(pair, relation)
+
+
+def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
+    """Plan as `run` does at the first change. Raises TargetSchemaError."""
+    relation = pair.relation
+    types = {column.name: column.type for column in relation.columns}
+    return make_plan(
+        published_relation(relation),
+        pair.mapping,
+        target,
+        sid=pair.sid,
+        primary_key=relation.primary_key,
+        source_keys=relation.unique_keys,
+        type_names=types,
+        input_types=pair.expressions.with_collations(types),
+        computed_types=pair.expressions.types,
+    )
+
+
+def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, ColumnChange]:
+    """Return the changes that columns which the target lacks come from, if `run` stored them."""
+    filled = pair.target.filled.get((pair.facts.label, str(pair.mapping.source)))
+    if filled is None:
+        return {}
+    now = {column.name: column for column in pair.relation.columns}
+    return judge_added([name for name, _ in missing], filled, now)
+
+
+def _missing_fix(
+    pair: Pair, missing: list[tuple[str, str]], judged: dict[str, ColumnChange]
+) -> Fix:
+    """Return the remedy that `run` gives where it meets a change."""
+    types = {column.name: column.type for column in pair.relation.columns}
+    statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged)
+    return at_target(*missing_types_sql(pair), *statements, words=words)
+
+
+def check_added_types(pair: Pair, added: list[DefinedColumn]) -> Iterable[Finding]:
+    """Types of columns to add that the target lacks; `run` makes types only along with a table."""
+    names = {column.name for column in added}
+    user_types = {
+        column.name
+        for column in pair.relation.columns
+        if column.type_oid >= USER_OIDS_BEGIN and pair.mapping.target_column(column.name) in names
+    }
+    if user_types and (statements := missing_types_sql(pair)):
+        listed = ", ".join(f'"{name}"' for name in sorted(user_types))
+        yield error(pair.place, f"the target lacks the type of {listed}", at_target(*statements))
+
+
+def plan_fix(
+    pair: Pair, relation: TargetRelation, exc: TargetSchemaError | MappingError
+) -> Fix | None:
+    """Turn the advice of a plan into statements."""
+    if exc.column is not None:
+        computed = _generated_source(pair, exc.column)
+        if computed is not None:
+            return generated_fix(pair, computed, exc.column, is_there=True)
+    return None if exc.remedy is None else Fix.of(exc.remedy)
+
+
+def _generated_source(pair: Pair, target_name: str) -> DefinedColumn | None:
+    for column in pair.relation.columns:
+        if column.generated and pair.mapping.target_column(column.name) == target_name:
+            return column
+    return None
+
+
+def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, is_there: bool) -> Fix:
+    """Return the statements that let the target compute a column as the source does."""
+    drop = f"drop column {quote_identifier(name)}, " if is_there else ""
+    names = names_at_target(pair.relation.column_names, pair.mapping)
+    try:
+        expression = generation_expression(column, names, pair.mapping)
+    except TargetSchemaError as exc:
+        return in_words(exc.message)
+    desired = DefinedColumn(
+        0, name, column.type, generated="s", default=expression, collation=column.collation
+    )
+    return at_target(f"alter table {pair.quoted} {drop}add column {column_clause(desired)}")
+
+
+def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
+    """The privileges that the role needs on the table."""
+    role = pair.target.server.role
+    deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
+    sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
+    needed = {"select", "insert", "update", "delete"}
+    if deletes and sid is None:
+        needed.add("truncate")
+    missing = [name for name in table.missing_privileges if name in needed]
+    grant = f"grant {{}} on {pair.quoted} to {quote_identifier(role)}"
+    if missing:
+        listed = ", ".join(missing)
+        problem = f'role "{role}" lacks {listed} on its target table {pair.name}'
+        yield error(pair.place, problem, at_target(grant.format(listed)))
+    elif (
+        "truncate" in table.missing_privileges
+        and pair.mapping.rule.initial is not Initial.NONE
+        and sid is None
+        and not relation.is_referenced
+    ):
+        problem = (
+            f'role "{role}" lacks truncate on its target table {pair.name}, so an interrupted '
+            "copy cannot start again"
+        )
+        yield warning(pair.place, problem, at_target(grant.format("truncate")))
+    if table.row_security:
+        problem = f"row level security hides rows of its target table {pair.name}"
+        fix = at_target(f"alter role {quote_identifier(role)} bypassrls")
+        yield error(pair.place, problem, fix)
+
+
+def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
+    """Whether rows to change are found by an index. Those that a copy has put off come back."""
+    if str(pair.name) in pair.target.deferred:
+        return
+    key = [SID] if plan.sid is not None else []
+    key += [column.name for column in plan.key]
+    if plan.identity is Identity.ROW:
+        yield warning(
+            pair.place,
+            "has no key, so every update and delete compares whole rows, which is slow",
+            key_fix(pair.relation, pair.facts.identities),
+        )
+    elif plan.identity is Identity.KEY and plan.type is TableType.HISTORY:
+        if not plan.target.leading_index_columns.intersection(key):
+            sql = f"create index on {pair.quoted} ({quote_columns([*key, 'kvsz_end'])})"
+            problem = (
+                f"target table {pair.name} has no index on ({', '.join(key)}), so changes are slow"
+            )
+            yield warning(pair.place, problem, at_target(sql))
+    elif plan.identity is Identity.KEY and not plan.key_is_indexed:
+        sql = f"create unique index on {pair.quoted} ({quote_columns(key)})"
+        problem = (
+            f"target table {pair.name} has no unique index on ({', '.join(key)}), so "
+            "changes are slow"
+        )
+        yield warning(pair.place, problem, at_target(sql))
+
+
+def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
+    """Find columns whose values may not fit, or do not arrive."""
+    for column in pair.relation.columns:
+        name = pair.mapping.target_column(column.name)
+        stored = relation.columns.get(name) if name is not None else None
+        if name is None or pair.mapping.is_computed(name):
+            continue
+        if column.generated:
+            yield from _check_generated(pair, column, name, stored)
+        elif stored is not None and not stored.generated:
+            yield from _check_type(pair, column, stored)
+
+
+def _check_generated(
+    pair: Pair, column: DefinedColumn, name: str, stored: TargetColumn | None
+) -> Iterable[Finding]:
+    if stored is not None and stored.generated:
+        return
+    fix = generated_fix(pair, column, name, is_there=stored is not None)
+    if stored is None:
+        problem = f'column "{column.name}" is generated, and the target has no column of that name'
+        yield info(pair.place, problem, fix)
+    elif not stored.not_null or stored.has_default:  # otherwise the plan has said so
+        problem = (
+            f'column "{column.name}" is generated, so the source does not send it: at the target '
+            "it stays empty"
+        )
+        yield warning(pair.place, problem, fix)
+
+
+def _check_type(pair: Pair, column: DefinedColumn, stored: TargetColumn) -> Iterable[Finding]:
+    risk = type_risk(column.type, stored.base_type)
+    if risk is None or column.type == stored.type:
+        return
+    quoted = quote_identifier(stored.name)
+    yield warning(
+        pair.place,
+        f'column "{column.name}" has type {column.type}, but {stored.type} at the target: {risk}',
+        at_target(
+            *missing_types_sql(pair),
+            f"alter table {pair.quoted} alter column {quoted} type {column.type} "
+            f"using {quoted}::{column.type}",
+        ),
+    )
+
+
+def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
+    """Find foreign keys and triggers that would act on changes, for lack of a privilege."""
+    server = pair.target.server
+    if server.may_replace_role or not (table.has_foreign_keys or table.triggers):
+        return
+    role = quote_identifier(server.role)
+    statement = f"alter role {role} superuser"
+    if server.version >= 15_00_00:
+        statement = f"grant set on parameter session_replication_role to {role}"
+    fix = at_target(statement, words="or drop them")
+    reason = f'because role "{server.role}" may not set session_replication_role'
+    if table.has_foreign_keys:
+        problem = (
+            f"foreign keys of target table {pair.name} would be checked, {reason}; streamer writes "
+            "tables in parallel, so the target would reject rows"
+        )
+        yield error(pair.place, problem, fix)
+    if table.triggers:
+        listed = ", ".join(table.triggers)
+        problem = f"triggers of target table {pair.name} would fire ({listed}), {reason}"
+        yield warning(pair.place, problem, fix)
+
+
+def check_left_rows(pair: Pair) -> Iterable[Finding]:
+    """Rows of a source that was removed, in a table that `initial: none` declares in sync."""
+    facts, mapping = pair.facts, pair.mapping
+    is_purged = pair.target.removed.get((facts.label, str(mapping.target)))
+    record = pair.target.record(facts.source, mapping)
+    if mapping.rule.initial is Initial.NONE and record is None and is_purged is not None:
+        source = facts.source
+        names = str(mapping.source), str(mapping.target), source.database, source.sid
+        yield from_error(pair.place, left_rows_error(*names, is_purged=is_purged))
+
+
+def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
+    """Find rows in the way of a copy."""
+    occupied_by = pair.target.occupied.get((pair.facts.label, pair.mapping.source))
+    if occupied_by is None or occupied_by is False:
+        return
+    if isinstance(occupied_by, str):
+        problem = f"streamer cannot tell whether target table {pair.name} holds rows: {occupied_by}"
+        yield warning(pair.place, problem, in_words("try again when it is not locked"))
+        return
+    sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
+    empty = f"truncate {pair.quoted}"
+    if sid is not None:
+        condition = f"{quote_identifier(SID)} = {quote_literal(sid).strip()}"
+        empty = f"delete from {pair.quoted} where {condition}"  # noqa: S608  # quoted, and only shown
+    elif relation.is_referenced:
+        empty = f"delete from {pair.quoted}"  # noqa: S608  # quoted, and only shown
+    occupied = occupied_error(pair.name)
+    fix = at_target(empty, words=OCCUPIED_WORDS, is_choice=True)
+    yield error(pair.place, occupied.message, fix, occupied.code)
+
+
+def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
+    """Find labels of enum types that the target's type of that name lacks."""
+    kinds = {kind.full_name: kind for types in facts.types.values() for kind in types}
+    for name, kind in sorted(kinds.items()):
+        labels = target.types.get(name)
+        if not labels:
+            continue
+        present = replace(kind, labels=tuple((0, label) for label in labels))
+        known = replace(kind, labels=tuple(label for label in kind.labels if label[1] in labels))
+        changes = type_difference([known], [kind])
+        if statements := TypeTranslator({name: present}).translate(changes).statements:
+            missing = ", ".join(f'"{label}"' for _, label in kind.labels if label not in labels)
+            problem = f"the target's type lacks {missing}, so the target rejects rows with that"
+            yield warning(Place(facts.label, f"type {name}"), problem, at_target(*statements))

@@ -1,0 +1,191 @@
+"""The stream back from the target to the source, for programs that have moved to the target.
+
+The configuration mirrors the configuration of the source. The slot exists before programs may write
+at the target, so no change is missed whenever its `run` starts. Both streams mark their
+transactions with a replication origin, so a change does not come back. The tables are marked as in
+sync (``initial: none``), as the earlier steps have proved.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from streamer.commands import teardown as teardown_command
+from streamer.commands.check.capture_findings import check_capture
+from streamer.commands.check.check import examine
+from streamer.commands.check.findings import Fix
+from streamer.config import static_mapping
+from streamer.config.settings import Settings
+from streamer.errors.error_classes import CutoverError
+from streamer.errors.remedies import Command, Remedy, at_source, at_target
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.postgres.credentials import ConnectionUrl
+from streamer.postgres.secret import Secret
+from streamer.report.problems import Severity
+from streamer.runtime.process.engine import Engine, StopCondition
+from streamer.target.connection import TargetAddress
+
+POLL_SECONDS: Final = 0.1
+
+
+def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
+    """Return why changes of the target cannot flow back to *source*. Pure."""
+    problems = []
+    if source.sid is not None:
+        problems.append(
+            f"source {source.label} has a sid, so rows of other sources may be in its tables"
+        )
+    for mapping in mappings:
+        rule = mapping.rule
+        reason = None
+        if mapping.type is not TableType.CLONE:
+            reason = f"is of type {mapping.type.value}"
+        elif rule.filter is not None or rule.set or rule.hashes or rule.exclude or rule.metadata:
+            reason = "has a filter, computed or excluded columns, or row metadata"
+        if reason is not None:
+            problems.append(f'table "{mapping.source}" {reason}, so its rows cannot go back')
+    return problems
+
+
+def document(
+    settings: Settings, source: SourceMapping, mappings: list[RelationMapping]
+) -> dict[str, Any]:
+    """Return the configuration of the stream back. Pure."""
+    tables: dict[str, Any] = {}
+    for mapping in mappings:
+        rule: dict[str, Any] = {"target": str(mapping.source), "initial": "none"}
+        if mapping.rule.columns is not None:
+            rule["columns"] = {target: name for name, target in mapping.rule.columns}
+        tables[str(mapping.target)] = rule
+    return {
+        "target": _login(source.url) | {"create_tables": False},
+        "http": {"listen": ""},
+        "spool": {"directory": f"{settings.spool.path}-back"},
+        "sources": [
+            {
+                "database": f"{source.database}_back",
+                "sequences": True,
+                "urls": [_login(settings.target.url)],
+                "tables": tables,
+            }
+        ],
+    }
+
+
+def _login(url: Secret) -> dict[str, Any]:
+    """Return the settings of a connection."""
+    login: dict[str, Any] = {"url": url.reveal()}
+    if isinstance(url, ConnectionUrl):
+        place = url.password_source
+        if place.file is not None:
+            login["password_file"] = place.file
+        if place.command is not None:
+            login |= {"password_command": place.command, "password_lifetime": place.seconds}
+    return login
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a configuration with passwords, readable for its owner only. An existing file stays.
+
+    Raises CutoverError.
+    """
+    text = "# The stream back, by `streamer cutover`: start it with `streamer run`.\n"
+    text += yaml.safe_dump(content, sort_keys=False)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    except OSError as exc:
+        raise CutoverError(f"--reverse {path}: {exc.strerror}") from None
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+
+
+async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
+    """Return the findings of `streamer check` that would stop the stream back, on either side.
+
+    A file at *path* precedes *content*. Warnings count if a GRANT fixes them, or if they concern
+    the event triggers of `ddl: capture`. The remedies name the sides of the cut-over: the target is
+    the source of the stream back.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        if not await asyncio.to_thread(path.exists):
+            path = Path(directory) / "back.yaml"
+            write(path, content)
+        settings, mapping = await asyncio.to_thread(static_mapping.load, path)
+    examination = await examine(settings, mapping)
+    needed = {finding for facts in examination.sources for finding in check_capture(facts)}
+    return [
+        (f"stream back, {finding.place}: {finding.problem}", _remedy(finding.fix))
+        for finding in examination.report.findings
+        if finding.severity is Severity.ERROR
+        or finding in needed
+        or (finding.fix is not None and any(sql.startswith("grant ") for sql in finding.fix.sql))
+    ]
+
+
+def _remedy(fix: Fix | None) -> Remedy | None:
+    """Return a fix of the stream back as a remedy of the cut-over."""
+    if fix is None or not fix.sql:
+        return None if fix is None else Remedy.given(fix.words)
+    words = f"; {fix.words}" if fix.words else None
+    if fix.at == "source":
+        return Remedy.of("run at the target: ", at_target(*fix.sql), words)
+    if fix.at == "target":
+        return Remedy.of("run at the source: ", at_source(*fix.sql), words)
+    return Remedy.of("run: ", *map(Command, fix.sql), words)
+
+
+async def prepare(path: Path, seconds: float) -> None:
+    """Create slot and bookkeeping of the stream back, and mark its tables as in sync.
+
+    A second call is harmless. Raises an error of the stream that only an operator can end, and
+    TimeoutError after *seconds*, with the last error of the stream.
+    """
+    settings, mapping = await asyncio.to_thread(static_mapping.load, path)
+    engine = Engine(settings, mapping, StopCondition(when_caught_up=True))
+    deadline = time.monotonic() + seconds
+    running = asyncio.ensure_future(engine.run())
+    try:
+        while not (await asyncio.wait([running], timeout=POLL_SECONDS))[0]:
+            for supervisor in engine.supervisors:
+                if supervisor.failure is not None:
+                    raise supervisor.failure
+            if time.monotonic() > deadline:
+                errors = [
+                    str(member.health.error)
+                    for member in engine.supervisors
+                    if member.health.error is not None
+                ]
+                raise TimeoutError("; ".join(["the stream back did not start", *errors]))
+        await running
+    finally:
+        if not running.done():
+            engine.stop()
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def remove(path: Path) -> None:
+    """Remove slot and bookkeeping of the stream back. Raises CutoverError."""
+    if not await asyncio.to_thread(path.exists):
+        return
+    settings, mapping = await asyncio.to_thread(static_mapping.load, path)
+    results = await teardown_command.teardown(
+        TargetAddress.parse(settings.target.url),
+        list(mapping.sources),
+        settings.spool.path,
+        actor=None,
+    )
+    for result in results:
+        if result.error is not None:
+            raise CutoverError(
+                f"the stream back could not be removed: {result.error}",
+                hint=f"run `streamer --config {path} teardown --yes`",
+            )

@@ -1,0 +1,97 @@
+"""``streamer requests``, and the outcomes for which commands wait."""
+
+import asyncio
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import installed
+from streamer.bookkeeping.requests import Request, RequestState, read_requests
+from streamer.bookkeeping.sources import read_source_records
+from streamer.commands.terminal_table import Listing, ListingColumn
+from streamer.errors.error_classes import MappingError
+from streamer.target.connection import TargetAddress
+
+POLL_SECONDS: Final = 0.2
+TAKE_SECONDS: Final = 60.0
+"""The time in which a process has to take a request, or a command waits no longer."""
+ABSENT_SECONDS: Final = 10.0
+"""How long a command waits while no process runs the source any more: a restart takes less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Requests at the end of a wait. ``obstacle``: why some requests are open.
+
+    ``is_absent``: no process runs the source of an open request; otherwise a process is late.
+    """
+
+    requests: list[Request]
+    obstacle: str | None = None
+    is_absent: bool = False
+
+
+async def read(address: TargetAddress, request_id: int | None, limit: int) -> list[Request]:
+    """Return the newest requests, or the request with an id. Raises MappingError without any."""
+    ids = None if request_id is None else [request_id]
+    async with installed(address, "streamer requests") as bookkeeping:
+        requests = await read_requests(bookkeeping, ids, limit)
+    if request_id is not None and not requests:
+        raise MappingError(
+            f"no request has the number {request_id}", hint="`streamer requests` lists them"
+        )
+    return requests
+
+
+async def await_outcomes(
+    bookkeeping: Bookkeeping, ids: Collection[int], *, expects_process: bool = False
+) -> Outcomes:
+    """Wait until requests have ended, or no process is about to take them.
+
+    *expects_process*: without a process for the source, wait for its next start.
+    """
+    began = time.monotonic()
+    seen = began if expects_process else began - ABSENT_SECONDS
+    while True:
+        requests = await read_requests(bookkeeping, list(ids))
+        waiting = [request for request in requests if request.is_open]
+        if not waiting:
+            return Outcomes(requests)
+        absent = await _find_absent(bookkeeping, {request.source_id for request in waiting})
+        now = time.monotonic()
+        if not absent:
+            seen = now
+        elif now >= seen + ABSENT_SECONDS:
+            return Outcomes(requests, f"no process runs source {absent}", is_absent=True)
+        is_queued = any(request.state is RequestState.QUEUED for request in waiting)
+        if is_queued and now >= began + TAKE_SECONDS:
+            return Outcomes(requests, f"its process has not come to it in {TAKE_SECONDS:g} s")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def _find_absent(bookkeeping: Bookkeeping, source_ids: Collection[int | None]) -> str:
+    """Return the sources that no process runs."""
+    records = await read_source_records(bookkeeping)
+    absent = [r.label for r in records if r.source_id in source_ids and r.holder is None]
+    return ", ".join(f'"{label}"' for label in absent)
+
+
+def _state(request: Request) -> str:
+    reason = request.reason
+    return str(request.state) if reason is None else f"{request.state}: {reason}"
+
+
+LISTING: Final[Listing[Request]] = Listing(
+    "requests",
+    (
+        ListingColumn("id", lambda request: request.request_id, is_number=True),
+        ListingColumn("requested", lambda request: f"{request.requested_at:%Y-%m-%d %H:%M:%S%z}"),
+        ListingColumn("by", lambda request: request.actor or "streamer"),
+        ListingColumn("action", lambda request: request.verb),
+        ListingColumn("table", lambda request: request.label),
+        ListingColumn("state", _state),
+    ),
+    "no requests",
+)

@@ -1,0 +1,275 @@
+"""``streamer tenants purge``: deletes the rows of a source that is no longer mapped, in chunks.
+
+The purge holds the source's lock (`streamer.bookkeeping.source_lock`), so no process can stream the
+source meanwhile, and the purge refuses to begin while a process streams. A chunk is a range of
+blocks of a table, or a number of rows where an index finds the rows of a sid. The transaction that
+deletes a chunk checks the lock and stores the position. A killed purge loses no work: the next
+purge continues at the stored position.
+"""
+
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import require_installed
+from streamer.bookkeeping.purges import (
+    PurgeRecord,
+    begin_purge,
+    finish_purge,
+    keep_columns,
+    move_purge,
+    read_purges,
+)
+from streamer.bookkeeping.registered_relations import remove_relations
+from streamer.bookkeeping.relation_records import find_other_writer, read_targets
+from streamer.bookkeeping.requests import PURGE, acting
+from streamer.bookkeeping.source_lock import LockSession
+from streamer.bookkeeping.sources import holds_lock, remove_source
+from streamer.errors.command_lines import command
+from streamer.errors.error_classes import MappingError, TargetFencedError, TargetRejectedError
+from streamer.mapping.relation_names import RelationName, parse_name
+from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.postgres.secret import Secret
+from streamer.schema.target_relation import TargetRelation
+from streamer.target.catalog import holds_rows, read_relations
+from streamer.target.connection import (
+    TargetAddress,
+    TargetConnection,
+    target_connection,
+    transaction,
+)
+from streamer.target.write_claim import Claim
+from streamer.util.failpoints import failpoint
+
+CHUNK_ROWS: Final = 5000
+CHUNK_BLOCKS: Final = 500
+"""Blocks of 8 KB that a transaction reads at most, where no index finds the rows of a sid."""
+
+_LEAVES_SQL: Final = """
+with recursive leaf (oid) as (
+    select $1::int8::oid
+    union all
+    select i.inhrelid from leaf l join pg_catalog.pg_inherits i on i.inhparent = l.oid
+)
+select n.nspname as namespace, c.relname as name,
+       (pg_catalog.pg_relation_size(c.oid)
+          / pg_catalog.current_setting('block_size')::int8) as blocks
+from leaf l join pg_catalog.pg_class c on c.oid = l.oid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where c.relkind = 'r' order by c.oid
+"""
+
+Report = Callable[[list[PurgeRecord]], None]
+"""Shows how far the tables of a purge are."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedLeaf:
+    """A table that stores rows: the target table, or a partition."""
+
+    name: RelationName
+    blocks: int
+
+    @property
+    def sql(self) -> str:
+        return quote_qualified(self.name.namespace, self.name.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk: the number of blocks of the whole table before its end, and its DELETE."""
+
+    sql: str
+    next_block: int
+    repeats: bool = False
+    """Whether to repeat the statement until it deletes no row."""
+
+
+async def purge(
+    address: TargetAddress,
+    mapping: Mapping,
+    database: str,
+    sid: str,
+    *,
+    actor: str,
+    report: Report = lambda records: None,
+) -> list[PurgeRecord]:
+    """Delete the rows of a source in all target tables; return the record of each table.
+
+    Raises MappingError while the source is mapped or streams, or if a second database writes rows
+    with this sid to a target table.
+    """
+    label = SourceLabel(database, sid)
+    if find_source(mapping.sources, database, sid) is not None:
+        raise MappingError(
+            f'source "{label}" is in the mapping, so its rows must stay',
+            hint=f"run first: {command('tenants remove', database, '--yes', sid=sid)}",
+        )
+    bookkeeping = Bookkeeping(address, "streamer purge")
+    source = SourceMapping(database, sid, Secret(""), ())
+    locks = LockSession(address, f"{socket.gethostname()}:{os.getpid()}")
+    try:
+        await require_installed(bookkeeping)
+        await _check_known(bookkeeping, database, sid)
+        if not isinstance(claim := await locks.acquire(source), Claim):
+            raise MappingError(
+                f'source "{label}" is streaming: {claim} runs it',
+                hint="remove it from the mapping of that process first",
+            )
+        async with (
+            acting(bookkeeping, actor, PURGE, label),
+            target_connection(address, "streamer purge") as target,
+        ):
+            await _write_as_workers_do(target)
+            await _purge_all(bookkeeping, target, claim, database, sid, report)
+            records = await _of(bookkeeping, database, sid)
+            async with _under(claim, target):
+                await remove_source(target, claim.source_id)
+        return records
+    finally:
+        await locks.close()
+        await bookkeeping.close()
+
+
+async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> None:
+    """Refuse a database without known target tables, perhaps a typing error."""
+    async with bookkeeping.connection() as connection:
+        targets = await read_targets(connection, database)
+    if not targets and not await _of(bookkeeping, database, sid):
+        raise MappingError(
+            f'streamer knows no target table of "{SourceLabel(database, sid)}"',
+            hint=f"`{command('tenants list')}` shows the tenants that it knows",
+        )
+
+
+async def _of(bookkeeping: Bookkeeping, database: str, sid: str) -> list[PurgeRecord]:
+    records = await read_purges(bookkeeping)
+    return [record for record in records if (record.database, record.sid) == (database, sid)]
+
+
+async def _write_as_workers_do(target: TargetConnection) -> None:
+    """Delete rows without firing foreign keys and triggers, if the role may."""
+    try:
+        await target.execute("set session_replication_role = replica")
+    except TargetRejectedError:
+        return
+
+
+@asynccontextmanager
+async def _under(claim: Claim, target: TargetConnection) -> AsyncIterator[None]:
+    """Run a block in a transaction that only the holder of the source's lock may commit."""
+    async with transaction(target):
+        if not await holds_lock(target, claim):
+            raise TargetFencedError("target: another process has the lock on this source")
+        yield
+
+
+async def _purge_all(
+    bookkeeping: Bookkeeping,
+    target: TargetConnection,
+    claim: Claim,
+    database: str,
+    sid: str,
+    report: Report,
+) -> None:
+    records = await _of(bookkeeping, database, sid)
+    names = {record.target for record in records} | await read_targets(target, database)
+    existing = await read_relations(target, [parse_name(name) for name in names])
+    relations = {str(name): relation for name, relation in existing.items() if relation.has_sid}
+    writer = await find_other_writer(target, database, sid, list(relations))
+    if writer is not None:
+        raise MappingError(
+            f'database "{writer[1]}" writes rows with sid "{sid}" to {writer[0]}, too',
+            hint="delete the rows of the former source by hand",
+        )
+    async with _under(claim, target):
+        await begin_purge(target, database, sid, relations)
+        await keep_columns(target, claim.source_id)
+        # From here on rows are missing: a source that returns needs a new copy.
+        await remove_relations(target, claim.source_id)
+        for record in records:  # tables that were dropped meanwhile
+            if record.target not in relations:
+                await finish_purge(target, record)
+    for record in await _of(bookkeeping, database, sid):
+        if record.is_finished:
+            continue
+        await _purge_table(bookkeeping, target, claim, record, relations[record.target], report)
+
+
+async def _purge_table(
+    bookkeeping: Bookkeeping,
+    target: TargetConnection,
+    claim: Claim,
+    record: PurgeRecord,
+    relation: TargetRelation,
+    report: Report,
+) -> None:
+    first = record.next_block or 0
+    is_whole = first == 0
+    while True:
+        count = 0
+        leaves = [
+            PurgedLeaf(RelationName(row["namespace"], row["name"]), row["blocks"])
+            for row in await target.fetch(_LEAVES_SQL, relation.oid)
+        ]
+        blocks = sum(leaf.blocks for leaf in leaves)
+        for step in steps(leaves, relation, record.sid, first):
+            while True:
+                async with _under(claim, target):
+                    deleted = await target.execute(step.sql)
+                    failpoint("purge.deleted")
+                    is_last = not step.repeats or not deleted
+                    position = step.next_block if is_last else first
+                    await move_purge(target, record, deleted, position, blocks)
+                count += deleted
+                failpoint("purge.stored")
+                report(await _of(bookkeeping, record.database, record.sid))
+                if is_last:
+                    break
+        async with _under(claim, target):
+            # A program may have moved a row to a finished block.
+            if not await holds_rows(target, relation.name, record.sid):
+                await finish_purge(target, record)
+                break
+        if is_whole and not count:
+            raise MappingError(
+                f'rows of sid "{record.sid}" in {record.target} cannot be deleted',
+                hint="check row security, rules and triggers of the table",
+            )
+        first, is_whole = 0, True
+    report(await _of(bookkeeping, record.database, record.sid))
+
+
+def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: int) -> list[Chunk]:
+    """Return the chunks of a table from block *first* on, counted over all partitions. Pure."""
+    column = quote_identifier(SID)
+    value = quote_literal(sid)
+    chunks: list[Chunk] = []
+    offset = 0
+    for leaf in leaves:
+        if SID in relation.leading_index_columns:
+            if offset + leaf.blocks > first:
+                sql = (
+                    f"delete from {leaf.sql} "  # noqa: S608  # quoted names
+                    f"where ctid = any (array(select ctid from {leaf.sql} "
+                    f"where {column} = {value} limit {CHUNK_ROWS}))"
+                )
+                chunks.append(Chunk(sql, offset + leaf.blocks, repeats=True))
+        else:
+            begin = max(0, first - offset)
+            for block in range(begin, leaf.blocks, CHUNK_BLOCKS):
+                stop = min(block + CHUNK_BLOCKS, leaf.blocks)
+                sql = (
+                    f"delete from {leaf.sql} "  # noqa: S608  # quoted names
+                    f"where ctid >= '({block},0)'::tid "
+                    f"and ctid < '({stop},0)'::tid and {column} = {value}"
+                )
+                chunks.append(Chunk(sql, offset + stop))
+        offset += leaf.blocks
+    return chunks

@@ -1,0 +1,141 @@
+"""``streamer tenants list``: the mapped sources, and those whose rows are still in the target."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import is_installed
+from streamer.bookkeeping.purges import PurgeRecord, read_purges
+from streamer.bookkeeping.sources import SourceRecord, read_source_records
+from streamer.commands.status import SourceStatus, read_stored_status
+from streamer.commands.terminal_table import Listing, ListingColumn
+from streamer.mapping.rules import Mapping, SourceLabel, find_source
+from streamer.report.problem_facts import ReportedSource
+from streamer.report.problems import needs_operator, of_source
+from streamer.target.connection import TargetAddress
+
+REMOVED = "removed"
+"""The state of a tenant without a mapping whose rows are still in the target."""
+PURGING = "purging"
+"""The state of such a tenant after a purge of the rows has begun."""
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A tenant in ``tenants list --json``.
+
+    ``state``: the state of the source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows
+    of a removed tenant.
+    """
+
+    database: str
+    sid: str | None
+    state: str
+    slot: str | None
+    tables: int = 0
+    tables_ready: int = 0
+    error: str | None = None
+    process: str | None = None
+    purge: list[PurgeRecord] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return SourceLabel(self.database, self.sid)
+
+    @property
+    def rows_purged(self) -> int:
+        return sum(record.rows_deleted for record in self.purge)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "purge": [record.to_json() for record in self.purge],
+            "rows_purged": self.rows_purged,
+        }
+
+
+async def read_tenants(
+    address: TargetAddress, mapping: Mapping, database: str | None = None
+) -> list[Tenant]:
+    """Return the mapped tenants, and unmapped tenants whose rows are still in the target.
+
+    The answer comes from the target alone. Raises TargetConnectionError, TargetRejectedError.
+    """
+    bookkeeping = Bookkeeping(address, "streamer tenants")
+    records: list[SourceRecord] = []
+    purges: list[PurgeRecord] = []
+    try:
+        statuses = await read_stored_status(bookkeeping, mapping)
+        if await is_installed(bookkeeping):
+            records = await read_source_records(bookkeeping)
+            purges = await read_purges(bookkeeping)
+    finally:
+        await bookkeeping.close()
+    tenants = [_mapped(status) for status in statuses] + _left(mapping, records, purges)
+    return [tenant for tenant in tenants if database in (None, tenant.database)]
+
+
+def _mapped(status: SourceStatus) -> Tenant:
+    is_stopped = status.state == "streaming" and status.process is None
+    state = "stopped" if is_stopped else status.state
+    problems = needs_operator(of_source(ReportedSource(status.database, status.sid, state)))
+    return Tenant(
+        status.database,
+        status.sid,
+        state,
+        status.slot,
+        tables=len(status.tables),
+        tables_ready=sum(table.state == "ready" for table in status.tables),
+        error=status.error or next((problem.sentence for problem in problems), None),
+        process=status.process,
+    )
+
+
+def _left(
+    mapping: Mapping, records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
+) -> list[Tenant]:
+    """Return the tenants without a mapping whose rows may be in the target."""
+    removed: dict[str, Tenant] = {}
+    for record in records:
+        if record.sid is not None:
+            tenant = Tenant(record.database, record.sid, REMOVED, record.slot)
+            removed[tenant.label] = tenant
+    for purge in purges:
+        if not purge.is_finished:
+            label = SourceLabel(purge.database, purge.sid)
+            tenant = removed.setdefault(label, Tenant(purge.database, purge.sid, REMOVED, None))
+            tenant.purge.append(purge)
+            if purge.has_begun:
+                tenant.state = PURGING
+    return [
+        tenant
+        for tenant in removed.values()
+        if find_source(mapping.sources, tenant.database, tenant.sid) is None
+    ]
+
+
+def note_of(tenant: Tenant) -> str:
+    """Return the remark about a tenant: its error, or its remaining rows."""
+    if tenant.error:
+        return tenant.error
+    if tenant.state not in (REMOVED, PURGING):
+        return ""
+    begun = f"; {tenant.rows_purged:,} rows deleted so far" if tenant.state == PURGING else ""
+    return f"its rows may still be in the target{begun}"
+
+
+def _ready(tenant: Tenant) -> str:
+    return f"{tenant.tables_ready} of {tenant.tables} ready" if tenant.tables else ""
+
+
+LISTING: Final[Listing[Tenant]] = Listing(
+    "tenants",
+    (
+        ListingColumn("tenant", lambda tenant: tenant.label),
+        ListingColumn("state", lambda tenant: tenant.state),
+        ListingColumn("tables", _ready),
+        ListingColumn("process", lambda tenant: tenant.process),
+        ListingColumn("note", note_of),
+    ),
+    "no tenants",
+)

@@ -1,0 +1,473 @@
+"""Static mode: the ``sources`` of the configuration as a `Mapping`.
+
+`MappingBuilder` also builds the mapping of the mapping database, so both accept the same rules.
+"""
+
+from collections.abc import Callable, Sequence
+from collections.abc import Mapping as AnyMapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from streamer.config.hash_keys import HashKeyError, HashSettings, read_keys
+from streamer.config.settings import Settings, SourceSettings, TableSettings, load_settings
+from streamer.config.yaml_file import Document, Location, Replaced, format_location, read_document
+from streamer.errors.command_lines import command
+from streamer.errors.error_classes import MappingError, SettingsError
+from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
+from streamer.mapping.relation_names import (
+    RelationName,
+    RelationPattern,
+    is_name,
+    parse_relation,
+    parse_target,
+)
+from streamer.mapping.rule_options import (
+    Create,
+    DdlCapture,
+    DdlKind,
+    Initial,
+    MetadataKind,
+    OnColumnAdded,
+    OnDdl,
+    OnDelete,
+    OnError,
+    OnMaxRetainedWal,
+    OnTableDropped,
+    TableType,
+    on_ddl_by_kind,
+)
+from streamer.mapping.rules import (
+    ColumnHash,
+    Mapping,
+    MappingFault,
+    SourceMapping,
+    TableRule,
+    check_target,
+    target_of,
+)
+from streamer.mapping.shared_targets import find_clashes
+from streamer.postgres.conninfo import parse_conninfo
+from streamer.postgres.keyed_hash import key_check
+from streamer.postgres.secret import Secret
+
+
+def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings, Mapping]:
+    """Read a configuration file. Raises ConfigurationError that names file, line and key.
+
+    With a ``mapping_database``, the mapping is empty: the sources are in that database.
+    """
+    document, settings = read(path, overrides)
+    if settings.mapping_database is not None and settings.sources:
+        raise SettingsError(
+            f"{document.where(('sources',))}: sources: the mapping is in "
+            f"{settings.mapping_database}",
+            hint=f"run `{command('import', str(path))}` and remove `sources` from the file, "
+            "or remove `mapping_database`",
+        )
+
+    def describe(location: Location) -> str:
+        return f"{document.where(location)}: {format_location(location)}"
+
+    _check_spool(settings, describe)
+    builder = MappingBuilder(
+        settings.sources,
+        settings.target.schema_,
+        settings.on_error,
+        settings.target.create,
+        describe,
+        document.replaced,
+        {
+            at: MappingFault(f"{describe(at)}: {text}")
+            for at, text in document.replaced.missing.items()
+        },
+        read_keys(settings.hash_keys),
+    )
+    return settings, builder.build()
+
+
+def require_usable(mapping: Mapping) -> None:
+    """Raise SettingsError if there are sources but none with a usable configuration."""
+    faults = [source.fault for source in mapping.sources if source.fault is not None]
+    if faults and len(faults) == len(mapping.sources):
+        raise SettingsError(faults[0].problem, hint=faults[0].hint)
+
+
+def require_sources(settings: Settings, mapping: Mapping, place: str = "") -> None:
+    """Raise MappingError if there is no source. *place*: the origin of the mapping."""
+    if mapping.sources:
+        return
+    if settings.mapping_database is None:
+        raise MappingError(f"{place}no sources", hint="list at least one under `sources`")
+    raise MappingError(
+        f"{place}no sources: the mapping in {settings.mapping_database} is empty",
+        hint="add one with `streamer sources add DATABASE URL` or `streamer import FILE`; then "
+        "`streamer apply`",
+    )
+
+
+def _check_spool(settings: Settings, describe: Callable[[Location], str]) -> None:
+    for number, group in enumerate(settings.sources):
+        is_spool = group.on_max_retained_wal is OnMaxRetainedWal.SPOOL
+        if is_spool and group.max_retained_wal is not None and settings.spool.directory is None:
+            at: Location = ("sources", number, "on_max_retained_wal")
+            raise SettingsError(
+                f"{describe(at)}: a journal needs a directory that lasts",
+                hint="set spool.directory",
+            )
+
+
+def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document, Settings]:
+    """Read a configuration file without a check of its sources. Raises SettingsError."""
+    document = read_document(path)
+    return document, load_settings(document, overrides)
+
+
+class MappingBuilder:
+    """Builds a `Mapping` from settings of sources, in a file or in the mapping database.
+
+    *describe* names the place of a location under ``sources``, for errors.
+    *replaced*: the environment variables in strings.
+    *faults*: missing variables or passwords, each at a location in one source.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[SourceSettings],
+        target_namespace: str,
+        on_error: OnError,
+        create: Create,
+        describe: Callable[[Location], str],
+        replaced: Replaced | None = None,
+        faults: dict[Location, MappingFault] | None = None,
+        hash_keys: AnyMapping[str, Secret | HashKeyError] = MappingProxyType({}),
+    ) -> None:
+        replaced = replaced or Replaced()
+        self._variables = replaced.variables
+        self._written = replaced.written
+        self._faults = dict(faults or {})
+        self._hash_keys = hash_keys
+        self._groups = groups
+        self._target_namespace = target_namespace
+        self._on_error = on_error
+        self._create = create
+        self._describe = describe
+
+    def _error(self, location: Location, problem: str, hint: str | None = None) -> MappingError:
+        return MappingError(f"{self._describe(location)}: {problem}", hint=hint)
+
+    def build(self) -> Mapping:
+        """Return the mapping. Raises ConfigurationError for the first fault."""
+        sources: list[SourceMapping] = []
+        names: dict[str, str] = {}
+        for number, group in enumerate(self._groups):
+            location: Location = ("sources", number)
+            self._note_unread_keys(group, location)
+            # Rules with a missing part would be different rules.
+            rules = () if self._group_fault(location) else self._rules(group, location)
+            for source in self._urls(group, rules, location):
+                for name in (source.slot, source.publication_inserts):
+                    holder = names.setdefault(name, source.label)
+                    if holder != source.label:
+                        raise self._error(
+                            location,
+                            f'"{holder}" and "{source.label}" would share the name {name} of slots '
+                            "and publications",
+                            hint="give one of them another database name or sid",
+                        )
+                if any(source.label == earlier.label for earlier in sources):
+                    raise self._error(
+                        location,
+                        f'"{source.label}" occurs twice, and both would write the same rows',
+                        hint="give each url of a database a sid of its own",
+                    )
+                sources.append(source)
+        mapping = Mapping(tuple(sources), self._target_namespace)
+        require_usable(mapping)
+        self._check_shared_targets(mapping)
+        return mapping
+
+    def _note_unread_keys(self, group: SourceSettings, location: Location) -> None:
+        """Make each unreadable key a fault of the sources that use that key."""
+        for name, table in group.tables.items():
+            for target, value in table.set.items():
+                key = self._hash_keys.get(value.key) if isinstance(value, HashSettings) else None
+                if isinstance(value, HashSettings) and isinstance(key, HashKeyError):
+                    at: Location = (*location, "tables", name, "set", target)
+                    place = f"{self._describe(at)}: hash_keys.{value.key}: {key}"
+                    self._faults.setdefault(at, MappingFault(place))
+
+    def _group_fault(self, location: Location) -> MappingFault | None:
+        """Return the fault that concerns all urls of a database."""
+        for at, fault in self._faults.items():
+            if at[:2] == location and at[2:3] != ("urls",):
+                return fault
+        return None
+
+    def _url_fault(self, url: Secret, at: Location) -> MappingFault | None:
+        """Return the fault of a url, if any. Raises SettingsError for a malformed url."""
+        if at in self._faults:
+            return self._faults[at]
+        try:
+            parse_conninfo(url.reveal())
+        except ValueError as exc:
+            problem = f"{self._url_place(at)}: {exc}"
+            if at not in self._variables:
+                raise SettingsError(problem) from None
+            return MappingFault(problem)
+        return None
+
+    def _url_place(self, at: Location) -> str:
+        names = ", ".join(self._variables.get(at, ()))
+        return f"{self._describe(at)} (from environment: {names})" if names else self._describe(at)
+
+    def _urls(
+        self, group: SourceSettings, rules: tuple[TableRule, ...], location: Location
+    ) -> list[SourceMapping]:
+        sources = []
+        for number, url in enumerate(group.urls):
+            place = (*location, "urls", number)
+            if url.sid is None and len(group.urls) > 1:
+                raise self._error(
+                    place,
+                    f'the urls of database "{group.database}" would write the same rows',
+                    hint="give each of them a sid of its own",
+                )
+            at = (*place, "url")
+            fault = self._url_fault(url.url, at) or self._group_fault(location)
+            sources.append(
+                SourceMapping(
+                    database=group.database,
+                    sid=url.sid,
+                    url=url.url,
+                    rules=rules,
+                    streaming=group.streaming,
+                    transport=group.transport,
+                    forward_origins=group.forward_origins,
+                    failover=group.failover,
+                    sequences=group.sequences,
+                    ddl=group.ddl,
+                    on_ddl=on_ddl_by_kind(group.on_ddl),
+                    max_retained_wal_bytes=group.max_retained_wal,
+                    on_max_retained_wal=group.on_max_retained_wal,
+                    heartbeat_interval=group.heartbeat_interval,
+                    priority=group.priority if url.priority is None else url.priority,
+                    fault=fault,
+                    url_place=self._url_place(at),
+                    written_url=self._written.get(at),
+                )
+            )
+        return sources
+
+    def _rules(self, group: SourceSettings, location: Location) -> tuple[TableRule, ...]:
+        rules: list[TableRule] = []
+        for name, table in group.tables.items():
+            place = (*location, "tables", name)
+            rule = self._rule(name, table, place, group.create or self._create)
+            if rule.hashes and group.ddl is not DdlCapture.OFF:
+                raise self._error(
+                    (*place, "set"),
+                    "`ddl: capture` could bring plain values into a hashed column",
+                    hint="leave `ddl` out for the sources of this table",
+                )
+            if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
+                rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
+            for earlier in rules:
+                if earlier.pattern == rule.pattern:
+                    raise self._error(place, f'table "{rule.pattern}" has two rules')
+            rules.append(rule)
+        return tuple(rules)
+
+    def _rule(self, name: str, table: TableSettings, place: Location, create: Create) -> TableRule:
+        try:
+            pattern = parse_relation(name, "public")
+            target = self._target(pattern, table.target)
+        except MappingError as exc:
+            raise self._error(place, exc.message, exc.hint) from None
+        columns = None if table.columns is None else tuple(table.columns.items())
+        if columns is not None and len({name for _, name in columns}) < len(columns):
+            raise self._error(
+                (*place, "columns"), "two columns would be written to the same target column"
+            )
+        if table.initial is Initial.KEEP and table.truncate_target:
+            raise self._error(
+                place, "`initial: keep` and `truncate_target: true` contradict each other"
+            )
+        is_history = table.type is TableType.HISTORY
+        if table.on_table_dropped is OnTableDropped.CLOSE and not is_history:
+            raise self._error(
+                (*place, "on_table_dropped"), "`close` ends versions, which only a history has"
+            )
+        named = self._metadata(table, place)
+        expressions = self._set(table, place)
+        hashes = self._hashes(table, place)
+        return TableRule(
+            pattern=pattern,
+            target=target,
+            type=table.type,
+            columns=columns,
+            exclude=frozenset(table.exclude).difference(h.column for h in hashes),
+            column_list=table.column_list,
+            filter=self._filter(table, place),
+            set=expressions,
+            hashes=hashes,
+            on_error=table.on_error or self._on_error,
+            initial=table.initial,
+            truncate_target=table.truncate_target,
+            on_column_added=table.on_column_added,
+            on_table_dropped=table.on_table_dropped,
+            verify_interval=table.verify_interval,
+            skip_truncate=table.skip_truncate,
+            max_deleted_rows=table.max_deleted_rows,
+            metadata=tuple((kind, named[kind]) for kind in MetadataKind if kind in named),
+            on_delete=table.on_delete,
+            priority=table.priority,
+            create=table.create or create,
+            partitioned=table.partitioned,
+        )
+
+    def _metadata(self, table: TableSettings, place: Location) -> dict[MetadataKind, str]:
+        """Return the columns of `metadata`, checked by the rules alone."""
+        named = dict(table.metadata)
+        if table.on_delete is OnDelete.MARK:
+            if table.type is not TableType.CLONE:
+                raise self._error((*place, "on_delete"), "`mark` is for clones")
+            named.setdefault(MetadataKind.DELETED_AT, MetadataKind.DELETED_AT.value)
+        elif MetadataKind.DELETED_AT in named:
+            raise self._error(
+                (*place, "metadata", "deleted_at"), "only `on_delete: mark` writes this fact"
+            )
+        if not named:
+            return named
+        if table.type is TableType.HISTORY:
+            raise self._error(
+                (*place, "metadata"),
+                "a history table has kvsz_start and kvsz_end instead",
+                hint="remove it, or choose another type",
+            )
+        written = {*(table.columns or {}).values(), *table.set, "sid"}
+        for kind, name in named.items():
+            if name in written:
+                raise self._error(
+                    (*place, "metadata", kind.value),
+                    f'column "{name}" already gets another value',
+                    hint="give the fact a column of its own",
+                )
+            if not is_name(name):
+                raise self._error(
+                    (*place, "metadata", kind.value),
+                    f'"{name}" is not a column name: PostgreSQL allows 1 to 63 bytes',
+                )
+            written.add(name)
+        return named
+
+    def _filter(self, table: TableSettings, place: Location) -> Expression | None:
+        if table.filter is None:
+            return None
+        return self._expression(table.filter, (*place, "filter"))
+
+    def _set(self, table: TableSettings, place: Location) -> tuple[tuple[str, Expression], ...]:
+        renamed = table.columns or {}
+        for name in table.set:
+            target = renamed.get(name, name)
+            if target != name and name not in renamed.values():
+                raise self._error(
+                    (*place, "set", name),
+                    f'column "{name}" is written to "{target}", which has no expression',
+                    hint=f"`set` uses the target's names: write {target}",
+                )
+        return tuple(
+            (name, self._expression(text, (*place, "set", name)))
+            for name, text in table.set.items()
+            if isinstance(text, str)
+        )
+
+    def _hashes(self, table: TableSettings, place: Location) -> tuple[ColumnHash, ...]:
+        """Return the hashes of `set`. A hashed column appears once in the target: a second place
+        would get the plain value.
+        """
+        hashes = []
+        for target, value in table.set.items():
+            if not isinstance(value, HashSettings):
+                continue
+            at: Location = (*place, "set", target)
+            key = self._hash_keys.get(value.key)
+            if not isinstance(key, Secret):
+                raise self._error(
+                    at,
+                    f'there is no hash key "{value.key}"',
+                    hint="define it in `hash_keys` of the configuration file; rules of a mapping "
+                    "database cannot use hashes",
+                )
+            self._check_hash(table, target, value.hmac, at)
+            check = key_check(key.reveal())
+            hashes.append(ColumnHash(target, value.hmac, value.key, check, key))
+        return tuple(hashes)
+
+    def _check_hash(self, table: TableSettings, target: str, column: str, at: Location) -> None:
+        listed = table.columns or {}
+        place = None if column in table.exclude else listed.get(column, column)
+        if place != target and (place is not None or column in listed or column == target):
+            raise self._error(
+                at,
+                f'the hash of column "{column}" replaces the column itself, which is not written '
+                f'to "{target}"',
+                hint=f"for the hash alone, list it in `exclude`: [{column}]"
+                if column != target and column not in listed
+                else "give it that name in `columns`, and do not exclude it",
+            )
+        if any(
+            isinstance(value, HashSettings) and value.hmac == column and name != target
+            for name, value in table.set.items()
+        ):
+            raise self._error(at, f'column "{column}" has two hashes')
+        if target in (table.columns or {}).values() and column not in (table.columns or {}):
+            raise self._error(at, f'another column is written to "{target}"')
+        expressions = {"filter": table.filter, **table.set}
+        for name, text in expressions.items():
+            if isinstance(text, str) and column in parse_expression(text).names:
+                raise self._error(
+                    at,
+                    f'{name} uses column "{column}", and would bring its plain value to the target',
+                    hint="remove it there, or hash another column",
+                )
+        if table.initial is Initial.NONE:
+            raise self._error(
+                at,
+                "with `initial: none`, another key would leave old hashes in the target",
+                hint="choose `initial: copy` or `keep`",
+            )
+        if table.partitioned:
+            raise self._error(at, "`partitioned: true` cannot be used with a hashed column")
+
+    def _expression(self, text: str, place: Location) -> Expression:
+        try:
+            return parse_expression(text)
+        except ExpressionError as exc:
+            raise self._error(
+                place, str(exc), hint="write one SQL expression over the source's columns"
+            ) from None
+
+    def _target(self, pattern: RelationPattern, target: str | None) -> RelationPattern | None:
+        if target is None:
+            return None
+        parsed = parse_target(target, self._target_namespace)
+        check_target(pattern, parsed)
+        return parsed
+
+    def _check_shared_targets(self, mapping: Mapping) -> None:
+        """Refuse two sources that would write the same rows, judged by the rules alone."""
+        writers: dict[RelationName, list[tuple[str, str | None]]] = {}
+        for source in mapping.sources:
+            for rule in source.rules:
+                example = RelationName(rule.pattern.namespace, rule.pattern.name)
+                try:
+                    target = target_of(source, rule, example, mapping.target_namespace)
+                except MappingError as exc:
+                    raise self._error(("sources",), exc.message, exc.hint) from None
+                if not rule.pattern.is_pattern:
+                    writers.setdefault(target, []).append((source.label, source.sid))
+        for target, several in writers.items():
+            for clash in find_clashes(target, several):
+                raise self._error(("sources",), clash.message, clash.hint)

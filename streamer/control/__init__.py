@@ -1,0 +1,1 @@
+"""The state of a table, the options of a resync, and the progress of a source. Pure."""

@@ -1,0 +1,212 @@
+"""The source, the target and the settings that every part of copying one source needs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.control.resync_options import FoundRows
+from streamer.control.table_state import TableState
+from streamer.copy.parts.part_copier import CopyEnds
+from streamer.copy.source_turns import CopyTurns
+from streamer.copy.spark.launcher import SparkLauncher
+from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.observability.metrics import Metrics
+from streamer.postgres.secret import Secret
+from streamer.source.catalog import SourceServer
+from streamer.source.server.kept_connections import KeptConnections
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import Lsn
+
+if TYPE_CHECKING:
+    from streamer.copy.prepare_copy import TableCopy
+
+TERMINATE_SECONDS: Final = 10.0
+_END_TASKS_SQL: Final = """
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where (application_name = $1 or starts_with(application_name, $1 || ' '))
+  and application_name <> all ($2::text[]) and datname = current_database()
+  and usename = current_user and pid <> pg_backend_pid()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """The part of the configuration that copies need."""
+
+    target_url: Secret
+    create_tables: bool
+    defer_indexes: bool
+    jobs: int
+    rows_per_second: float | None
+    resumable_above: int = 10 << 30
+    """The size in bytes above which streamer copies a table with a suitable key in chunks."""
+    target_namespace: str = "public"
+    """The schema of target tables whose rule names none."""
+
+    def __repr__(self) -> str:
+        return "SyncSettings(…)"
+
+
+class SyncEvents(Protocol):
+    """The pipeline, which hears how copies fare."""
+
+    def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
+        """Give *mapped* the state that *event* returns, if the table is still mapped."""
+        ...
+
+    def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        """Discard held changes up to *consistent_point*: the copy will contain these."""
+        ...
+
+    async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
+        """Apply the changes of *mapped* that commit before *point*.
+
+        Returns when all these changes are durable. Once a snapshot has begun, *point* is the
+        consistent point, and the lane keeps later changes until `handed_over` or `copy_failed`.
+        *mapped* is held to a point. Raises SyncError if the point cannot be reached.
+        """
+        ...
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None:
+        """Return the mapping of a table of the source; None if the table is not replicated."""
+        ...
+
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
+        """Whether a table has changes to apply that committed before *lsn*."""
+        ...
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        """Whether the stream has delivered all changes that committed before *lsn*."""
+        ...
+
+    def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
+        """Announce that all snapshots from now on, as that of *relations*, will be behind *lsn*.
+
+        The new snapshot waits for sessions of the source. In synchronous mode, such a session may
+        wait for the target to have an earlier change.
+        """
+        ...
+
+    def handed_over(
+        self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
+    ) -> None:
+        """Apply later changes of the copied rows of *mapped*: of all rows, or of *chunks*."""
+        ...
+
+    def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
+        """Whether the drainer can apply changes of only some rows of *mapped*."""
+        ...
+
+    async def copy_begins_again(self, mapped: MappedRelation) -> None:
+        """Hold all changes of *mapped* for a new copy, once no change is in flight."""
+        ...
+
+    def source_failed(self, error: StreamerError) -> None:
+        """End the attempt to stream the source: the target has a different state of the source."""
+        ...
+
+    def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None: ...
+    def table_missing(self, mapped: MappedRelation) -> None:
+        """Report that the source has no table of that name. A caller can request a copy once the
+        table exists.
+        """
+        ...
+
+    async def copies_wait(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        """Report that copies wait; with None, that the wait is over."""
+        ...
+
+
+class FindDifferences(Protocol):
+    """Finds the rows in which the target differs from the snapshot of *ends*, at that position."""
+
+    async def __call__(
+        self, context: "CopyContext", copy: "TableCopy", ends: CopyEnds
+    ) -> FoundRows | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CopyContext:
+    """See the module."""
+
+    source: SourceMapping
+    source_id: int
+    server: SourceServer
+    address: TargetAddress
+    bookkeeping: Bookkeeping
+    sources: KeptConnections
+    launcher: SparkLauncher
+    settings: SyncSettings
+    events: SyncEvents
+    metrics: Metrics
+    find_differences: FindDifferences
+    first_turns: CopyTurns
+    """Of sources that begin to stream with copies to make."""
+    later_turns: CopyTurns
+    """For tables that join later, and for resyncs."""
+    round_number: int = 0
+    """The round of copies that this context is for; several can run at a time."""
+    captures: bool = False
+    """The source reports changes of definitions in its stream."""
+    look: Callable[[], Awaitable[None]] | None = None
+    """For a standby: raises SourceConnectionError if its timeline has changed."""
+
+    @property
+    def label(self) -> str:
+        return self.source.label
+
+    @property
+    def application_name(self) -> str:
+        """The name of the coordinator's sessions at the target."""
+        return f"streamer sync {self.source_id}"
+
+    @property
+    def task_name(self) -> str:
+        """The name of the sessions of the round's tasks, on both sides."""
+        return task_name(self.source_id, self.round_number)
+
+    @property
+    def claim(self) -> Claim:
+        assert self.address.claim is not None, "only the holder of the source's lock copies"
+        return self.address.claim
+
+    def target(self) -> AbstractAsyncContextManager[TargetConnection]:
+        """Connect to the target for the length of a block."""
+        return target_connection(self.address, self.application_name)
+
+    async def end_former_tasks(self, running: Iterable[int]) -> None:
+        """End the tasks that outlived a process or a round. *running*: the numbers of the rounds
+        that go on.
+        """
+        await end_tasks(self.bookkeeping, self.source_id, running)
+
+
+async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[int] = ()) -> None:
+    """End the backends of a source's tasks at the target, and wait for the end. *running*: the
+    numbers of the rounds that go on. Raises TimeoutError.
+    """
+    spared = [task_name(source_id, number) for number in running]
+    prefix = task_name(source_id, None)
+    async with asyncio.timeout(TERMINATE_SECONDS):
+        while True:
+            async with bookkeeping.connection() as target:
+                if not await target.fetch_value(_END_TASKS_SQL, prefix, spared):
+                    return
+            await asyncio.sleep(0.1)
+
+
+def task_name(source_id: int, round_number: int | None) -> str:
+    """Return the name of the sessions of a round's tasks; with None, the source's prefix."""
+    name = f"streamer copy {source_id}"
+    return name if round_number is None else f"{name} round {round_number}"

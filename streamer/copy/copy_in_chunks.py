@@ -1,0 +1,324 @@
+"""Copies of large tables in chunks: ranges of keys, each with a separate consistent point.
+
+The copy of a large table takes hours, and a lost session invalidates the snapshot. So a chunk is a
+copy of the rows between two keys, under the snapshot of a round:
+
+1. the round holds the lane of the table to a point, and takes a snapshot with the consistent point
+   P (`streamer.apply.lanes.lane`). The first chunk needs no hold, because the target has no row
+   yet;
+2. the drainer applies the changes before P, of rows up to the border of the last chunk. It omits
+   changes of later rows (`streamer.apply.lanes.copied_range`), which this or a later chunk
+   contains;
+3. COPY copies the rows of the chunk. The drainer applies no change of the table meanwhile, so a
+   TRUNCATE or a key that moves cannot meet half a chunk;
+4. one statement stores the new border and P as the position. Then the drainer continues.
+
+A process that dies before step 4 leaves rows behind the border. The next process removes these
+rows, and begins with the same chunk. Stream and slot are as for any table in sync. So streamer
+continues at the next chunk wherever it could continue a table in sync, also after a fail-over.
+
+Between two chunks the table must not change. After a rewrite, a new definition, or with a new table
+in place of the target, the copy begins again. Partitions may be attached and detached: a chunk has
+the partitions of its snapshot.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from psycopg.rows import DictRow
+
+from streamer.control.chunked_copy import CHUNKS_OF_LIMIT, ChunkedCopy, beyond, key_values, up_to
+from streamer.copy.copy_query import copy_source
+from streamer.copy.parts.ctid_ranges import CopyPart, Heap, cut
+from streamer.copy.prepare_copy import TableCopy
+from streamer.postgres.key_values import KeyValue
+from streamer.postgres.quoting import quote_identifier
+from streamer.source.connection import Connection, fetch_all
+from streamer.source.tables.bytewise_columns import read_bytewise
+from streamer.source.tables.chunk_columns import chunk_columns
+from streamer.source.tables.distant_keys import find_distant
+from streamer.target.connection import TargetConnection
+
+CHUNK_BYTES_MIN: Final = 8192
+ASSUMED_ROW_BYTES: Final = 128
+"""Of a table without statistics."""
+PARTS_MAX: Final = 64
+OTHER_TARGET: Final = "another table has the name of its target now"
+Key = tuple[str, ...]
+"""Values of the columns of the borders, as text; empty for no key."""
+Values = tuple[KeyValue, ...]
+"""Those of a key, to compare."""
+
+
+class RewrittenError(Exception):
+    """A name or a table is not that of the snapshot any more, so the rows cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSize:
+    """``rows``: of a part; ``parts``: of a chunk; ``part_bytes``: the approximate size of a part.
+
+    ``step``: the number of rows between two sampled keys, in each heap.
+    """
+
+    rows: int
+    parts: int
+    part_bytes: int
+    step: int
+
+    @property
+    def keys(self) -> int:
+        """How many keys of this distance a chunk has."""
+        return self.rows * self.parts // self.step
+
+
+def chunk_bytes(limit: int) -> int:
+    """Return the size of the first chunk of a table that is larger than *limit*."""
+    return max(CHUNK_BYTES_MIN, limit // CHUNKS_OF_LIMIT)
+
+
+def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize:
+    """Return how to cut chunks of *bytes_max*, with parts of about *part_bytes*."""
+    counted = [heap for heap in copy.seen.heaps if heap.row_count]
+    rows = sum(heap.row_count for heap in counted)
+    row_bytes = sum(heap.size_bytes for heap in counted) // rows if rows else ASSUMED_ROW_BYTES
+    parts = max(1, min(PARTS_MAX, -(-bytes_max // part_bytes)))
+    rows = max(1, bytes_max // max(1, row_bytes) // parts)
+    step = max(1, rows // min(PARTS_MAX, len(copy.seen.heaps)))
+    return ChunkSize(rows, parts, bytes_max // parts, step)
+
+
+def _stores(copy: TableCopy) -> tuple[tuple[int, int], ...]:
+    return tuple(store for heap in copy.seen.heaps for store in heap.stores)
+
+
+def fingerprint(copy: TableCopy) -> str:
+    """Return a fingerprint of columns and identity, which stay from chunk to chunk."""
+    relation, mapping = copy.relation, copy.mapped.mapping
+    facts = {
+        "columns": [(c.name, c.type, c.number, c.generated, c.collation) for c in relation.columns],
+        "written": copy.column_numbers,
+        "into": [mapping.target_column(column.name) for column in relation.columns],
+        "identity": (relation.oid, relation.replica_identity, relation.key, relation.primary_key),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
+    """Return why *copy* cannot copy the chunk behind *former*, or None.
+
+    Partitions may come and go. A partition that stays must keep its storage, as any table.
+    """
+    if former.target_oid != copy.target.oid:
+        return OTHER_TARGET
+    stores = dict(former.stores)
+    is_same = (
+        former.definition == fingerprint(copy)
+        and copy.seen.can_split
+        and all(stores.get(oid, filenode) == filenode for oid, filenode in _stores(copy))
+    )
+    return None if is_same else "its storage, its columns or their mapping changed"
+
+
+def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
+    """Return the state in front of the first chunk. *columns*: those of the borders."""
+    names, types = zip(*columns, strict=True)
+    first = chunk_bytes(limit)
+    return ChunkedCopy(
+        names, types, (), fingerprint(copy), 0, first, copy.seen.size_bytes, copy.target.oid
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """The rows of a heap behind ``low``, up to ``high``; each may be empty."""
+
+    heap: Heap
+    low: Key
+    high: Key
+
+    def condition(self, copied: ChunkedCopy) -> str:
+        """Return the condition for the part's rows, over the source's columns."""
+        names = [quote_identifier(name) for name in copied.columns]
+        return _between(names, copied.types, self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class TableChunk:
+    """A chunk. ``before``, ``after``: the rows of the target before and after the chunk's copy.
+    ``after`` is None behind the last chunk.
+    """
+
+    before: ChunkedCopy
+    parts: tuple[ChunkPart, ...]
+    after: ChunkedCopy | None
+
+
+async def choose_columns(
+    plain: Connection, target: TargetConnection, copy: TableCopy
+) -> tuple[tuple[str, str], ...] | str:
+    """Return the columns of the chunks of a table, see `chunk_columns`, or the obstacle."""
+    relation = copy.relation
+    encoding = await target.fetch_value("select pg_catalog.getdatabaseencoding()::text")
+    bytewise: frozenset[str] = frozenset()
+    if encoding == "UTF8":
+        bytewise = (await read_bytewise(plain, [relation.oid]))[relation.oid]
+    distant = await find_distant(plain, [relation])
+    return chunk_columns(relation, copy.unchanged, bytewise, is_distant=bool(distant))
+
+
+class ChunkSearch:
+    """Finds the end of the chunk behind *copied*, and the ends of the chunk's parts. Pure.
+
+    The heaps supply keys one by one, in the order of the first keys.
+    """
+
+    def __init__(self, copied: ChunkedCopy, size: ChunkSize) -> None:
+        self._before = copied
+        self._size = size
+        self._keys: dict[Heap, tuple[Key, ...]] = {}
+        self._least: list[tuple[Values, Key]] = []
+        """As many keys as a chunk has."""
+
+    @property
+    def last(self) -> Key:
+        """The last key of the chunk, by the heaps so far; empty if all rows are in the chunk."""
+        return self._least[-1][1] if len(self._least) == self._size.keys else ()
+
+    def needs(self, first: Values) -> bool:
+        """Whether a heap with this *first* key behind the border has rows of the chunk."""
+        return not self.last or first <= self._least[-1][0]
+
+    def add(self, heap: Heap, keys: Sequence[Key]) -> None:
+        """Take the keys of every `ChunkSize.step`-th row of *heap* behind the border."""
+        self._keys[heap] = tuple(keys)
+        valued = [(key_values(key, self._before.types), key) for key in keys]
+        self._least = sorted([*self._least, *valued])[: self._size.keys]
+
+    def cut(self) -> TableChunk:
+        """Return the chunk with at least one part for each heap."""
+        copied, last = self._before, self.last
+        keys_per_part = self._size.rows // self._size.step
+        parts: list[ChunkPart] = []
+        for heap, keys in self._keys.items():
+            borders = [copied.border]
+            for key in keys[keys_per_part - 1 :: keys_per_part]:
+                if self.needs(key_values(key, copied.types)) and key not in (borders[-1], last):
+                    borders.append(key)
+            borders.append(last)
+            parts += [ChunkPart(heap, *pair) for pair in pairwise(borders)]
+        after = replace(copied, border=last, count=copied.count + 1) if last else None
+        return TableChunk(copied, tuple(parts), after)
+
+
+async def find_chunk(
+    plain: Connection, copy: TableCopy, copied: ChunkedCopy, size: ChunkSize
+) -> TableChunk:
+    """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
+
+    *copied*: the rows that the target has; the border is empty in front of the first chunk.
+    Statements and locks are per partition, because a table may have thousands. Partitions that
+    begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
+    """
+    firsts = {heap: await _read_first(plain, heap, copied) for heap in copy.seen.heaps}
+    begun = [(key_values(key, copied.types), heap) for heap, key in firsts.items() if key]
+    search = ChunkSearch(replace(copied, stores=_stores(copy)), size)
+    for first, heap in sorted(begun, key=lambda each: each[0]):
+        if not search.needs(first):
+            break
+        search.add(heap, await _read_keys(plain, heap, copied, search.last, size))
+    if not begun:
+        search.add(copy.seen.heaps[0], ())  # the part reads no row
+    return search.cut()
+
+
+def cut_into_parts(
+    copy: TableCopy, chunk: TableChunk, size: ChunkSize, source_version: int, target_version: int
+) -> list[CopyPart]:
+    """Return the parts of *chunk* as those of a copy. Pure."""
+    parts: list[CopyPart] = []
+    size_bytes = size.part_bytes * size.parts // len(chunk.parts)
+    for number, chunk_part in enumerate(chunk.parts):
+        condition = chunk_part.condition(chunk.before)
+        order = replace(copy.order, heaps=(chunk_part.heap,), scope=condition, can_split=False)
+        (part,) = cut(copy_source(order, source_version, target_version))
+        parts.append(replace(part, part=number, size_bytes=size_bytes))
+    return parts
+
+
+async def _read_first(plain: Connection, heap: Heap, copied: ChunkedCopy) -> Key | None:
+    """Return the first key of *heap* behind the border, or None.
+
+    An old snapshot sees no row of a table that was rewritten or renamed since. Without a part of
+    the heap, no task would detect the new table.
+    """
+    if not heap.stores:
+        return None  # a table without partitions
+    listed, texts = _columns(copied)
+    (store,) = heap.stores
+    query = (
+        f"select (select array[{texts}] from {_escaped(heap.relation_sql)} t"
+        f" where {_behind(copied)} order by {listed} limit 1) as k,"
+        " pg_catalog.pg_relation_filenode(%s::oid) is distinct from %s::oid"
+        " or pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid as is_another"
+    )
+    (row,) = await _fetch(plain, query, *store, *heap.named)
+    if row["is_another"]:
+        raise RewrittenError(heap.relation_sql)
+    return None if row["k"] is None else tuple(row["k"])
+
+
+async def _read_keys(
+    plain: Connection, heap: Heap, copied: ChunkedCopy, last: Key, size: ChunkSize
+) -> tuple[Key, ...]:
+    """Return the key of every `ChunkSize.step`-th row. *last*: the chunk ends there or before; may
+    be empty.
+    """
+    listed, texts = _columns(copied)
+    query = (
+        f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
+        f" array[{texts}] as k from {_escaped(heap.relation_sql)} t"
+        f" where {_behind(copied, last)} order by {listed} limit %s) r"
+        " where n %% %s = 0 order by n"
+    )
+    rows = await _fetch(plain, query, size.rows * size.parts, size.step)
+    return tuple(tuple(row["k"]) for row in rows)
+
+
+async def _fetch(plain: Connection, query: str, *parameters: int | str) -> list[DictRow]:
+    await plain.execute("savepoint chunk")
+    try:
+        return await fetch_all(plain, query, *parameters)
+    finally:
+        if not (plain.closed or plain.broken):
+            await plain.execute("rollback to savepoint chunk")  # lets go of the lock
+
+
+def _columns(copied: ChunkedCopy) -> tuple[str, str]:
+    """Return the columns of the borders for a query, and the values as text."""
+    # Qualified: an output column of the query would hide a key of that name in ORDER BY.
+    names = [f"t.{quote_identifier(name)}" for name in copied.columns]
+    return _escaped(", ".join(names)), _escaped(", ".join(f"{name}::text" for name in names))
+
+
+def _behind(copied: ChunkedCopy, last: Key = ()) -> str:
+    names = [f"t.{quote_identifier(name)}" for name in copied.columns]
+    return _escaped(_between(names, copied.types, copied.border, last))
+
+
+def _escaped(sql: str) -> str:
+    """A name or a text may have the mark of a parameter."""
+    return sql.replace("%", "%%")
+
+
+def _between(names: Sequence[str], types: Sequence[str], low: Key, high: Key) -> str:
+    conditions = []
+    if low:
+        conditions.append(beyond(names, types, low))
+    if high:
+        conditions.append(up_to(names, types, high))
+    return " and ".join(conditions) or "true"

@@ -1,0 +1,172 @@
+"""The query of a copy: the columns read at the source and written at the target. Pure."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamer.apply.rows.apply_plan import computed_cast
+from streamer.apply.rows.binary_transfer import binary_types
+from streamer.copy.parts.ctid_ranges import PART_BYTES, CopySource, Heap
+from streamer.mapping.rule_options import MetadataKind, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, SID
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
+from streamer.schema.target_relation import TargetRelation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from streamer.schema.source_definition import DefinedColumn
+
+PART_SECONDS_MAX: Final = 30.0
+"""The duration of a part, which locks the table, under a limit on the rate."""
+PART_BYTES_MIN: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """A table's copy, as input for the query.
+
+    ``columns``: of the source's table. ``destination``: the table that COPY fills, quoted. ``sid``:
+    the value of the target's column kvsz_sid, if written.
+    """
+
+    relation_id: int
+    attempt: int
+    mapping: RelationMapping
+    columns: "Sequence[DefinedColumn]"
+    target: TargetRelation
+    sid: str | None
+    destination: str
+    heaps: tuple[Heap, ...]
+    can_split: bool
+    scope: str | None = None
+    """A condition over the source's columns for the rows to copy."""
+    only: frozenset[str] | None = None
+    """The columns of the target to bring, with its key; None for all."""
+    snapshot: tuple[str, str] = ("", "")
+    """The source's time at the snapshot, and its consistent point, for row metadata."""
+
+    def brings(self, name: str) -> bool:
+        """Return whether the copy brings a column of the target."""
+        return self.only is None or name in self.only
+
+
+class _Selection:
+    """The columns of the query, in order. The query is binary while each column can be."""
+
+    def __init__(self, types: frozenset[int]) -> None:
+        self._types = types
+        self.expressions: list[str] = []
+        self.names: list[str] = []
+        self.is_binary = True
+
+    def add(self, expression: str, name: str, *, is_same: bool, type_oid: int) -> None:
+        """*is_same*: source and target have the same type."""
+        self._append(expression, name, is_binary=is_same and type_oid in self._types)
+
+    def add_own(self, expression: str, name: str, *, is_binary: bool) -> None:
+        """Add a column that streamer fills."""
+        self._append(expression, name, is_binary=is_binary)
+
+    def _append(self, expression: str, name: str, *, is_binary: bool) -> None:
+        self.expressions.append(expression)
+        self.names.append(name)
+        self.is_binary = self.is_binary and is_binary
+
+
+def copy_source(order: CopyOrder, source_version: int, target_version: int) -> CopySource:
+    """Return the facts that the parts of a copy have in common."""
+    selection = _Selection(binary_types(source_version, target_version))
+    if order.sid is not None and order.brings(SID):
+        is_text = order.target.columns[SID].type == "text"
+        selection.add_own(f"{quote_literal(order.sid)}::text", SID, is_binary=is_text)
+    _add_columns(selection, order)
+    _add_computed(selection, order)
+    if order.only is None:
+        _add_metadata(selection, order)
+    if order.mapping.type is TableType.HISTORY and order.only is None:
+        _add_history(selection, order.target)
+    rule = order.mapping.rule
+    keys = {hashed.target: hashed.check for hashed in rule.hashes}
+    hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
+    conditions = [] if rule.filter is None else [rule.filter.text]
+    if order.scope is not None:
+        conditions.append(order.scope)
+    return CopySource(
+        relation_id=order.relation_id,
+        attempt=order.attempt,
+        select_list=", ".join(selection.expressions),
+        condition=") and (".join(conditions) or None,
+        into=(order.destination, quote_columns(selection.names)),
+        binary=selection.is_binary and bool(selection.names) and not hashes,
+        heaps=order.heaps,
+        can_split=order.can_split and source_version >= 14_00_00,
+        columns=quote_columns(column.name for column in order.columns),
+        names=tuple(selection.names),
+        hashes=tuple(hashes),
+    )
+
+
+def _add_columns(selection: _Selection, order: CopyOrder) -> None:
+    mapping = order.mapping
+    for column in order.columns:
+        name = mapping.target_column(column.name)
+        if column.generated:
+            continue  # not published either
+        if name is not None and mapping.has_expression(name):
+            continue
+        existing = order.target.columns.get(name) if name is not None else None
+        if name is None or existing is None or existing.generated or not order.brings(name):
+            continue
+        is_same = column.type_oid == existing.type_oid
+        selection.add(
+            quote_identifier(column.name), name, is_same=is_same, type_oid=column.type_oid
+        )
+
+
+def _add_computed(selection: _Selection, order: CopyOrder) -> None:
+    for name, expression in order.mapping.rule.set:
+        if not order.brings(name):
+            continue
+        target_column = order.target.columns[name]
+        selection.add(
+            f"({expression}){computed_cast(target_column, of_target=False)}",
+            name,
+            is_same=target_column.base_oid == target_column.type_oid,
+            type_oid=target_column.type_oid,
+        )
+
+
+def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
+    """Add the metadata of copied rows: the source does not store when a row last changed."""
+    time, lsn = order.snapshot
+    values = {
+        MetadataKind.COMMITTED_AT: f"{quote_literal(time)}::timestamptz",
+        MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
+        MetadataKind.LSN: f"{quote_literal(lsn)}::pg_lsn",
+        MetadataKind.OPERATION: "'copy'::text",
+        MetadataKind.DELETED_AT: "null::timestamptz",
+    }
+    for kind, name in order.mapping.rule.metadata:
+        selection.add_own(values[kind], name, is_binary=True)
+
+
+def _add_history(selection: _Selection, target: TargetRelation) -> None:
+    values = (
+        ("'1900-01-01 00:00:00+00'::timestamptz", "timestamp with time zone"),
+        ("'9999-01-01 00:00:00+00'::timestamptz", "timestamp with time zone"),
+        ("false", "boolean"),
+    )
+    for name, (value, type_name) in zip(HISTORY_COLUMNS, values, strict=True):
+        selection.add_own(value, name, is_binary=target.columns[name].type == type_name)
+
+
+def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:
+    """Return how large the parts of a table are to be when a task may read *rows_per_second*.
+
+    *size*, *rows*: those of the whole table, estimated.
+    """
+    if rows_per_second is None or not size or not rows:
+        return PART_BYTES
+    paced_bytes = rows_per_second * PART_SECONDS_MAX * size / rows
+    return max(PART_BYTES_MIN, min(PART_BYTES, round(paced_bytes)))

@@ -1,0 +1,210 @@
+"""The relations of one source that wait for a copy or are being copied. Pure.
+
+Several rounds can run at a time. A relation belongs to a round until it is copied or has left
+(`streamer.copy.leave_round`), or the round ends. Only then have all tasks of the relation ended.
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from streamer.apply.lanes.lane import MappedRelation
+
+LOCK_AFTER_ROUNDS: Final = 3
+"""After how many rounds that a rewrite ended the next one locks the table for its copy."""
+
+
+class CopyQueue:
+    """See the module. A relation that was set aside misses changes and waits for an operator."""
+
+    def __init__(self, free: "Callable[[MappedRelation], None]" = lambda _: None) -> None:
+        """*free* is called when a round no longer holds a relation."""
+        self._free = free
+        self._waiting: dict[MappedRelation, None] = {}
+        self._copying: set[MappedRelation] = set()
+        """Relations of a round that are neither handed over nor in error."""
+        self._taken: dict[MappedRelation, list[MappedRelation]] = {}
+        """Of rounds that run, unless the copy is complete, with the batch of the round."""
+        self._attempts: dict[MappedRelation, int] = {}
+        """The numbers of copies that have begun."""
+        self._leaving: set[MappedRelation] = set()
+        """Relations that are leaving a round."""
+        self._asked_again: set[MappedRelation] = set()
+        """Relations whose copy an operator requested after a round took the relation."""
+        self._rewrites: Counter[MappedRelation] = Counter()
+        """Those that ended a round since the last chunk."""
+        self._rewrites_in_vain: Counter[MappedRelation] = Counter()
+        """Those that began a copy in chunks again."""
+        self._in_one_piece: set[MappedRelation] = set()
+        """Relations whose changes do not fit a copy in chunks."""
+
+    def request(self, mapped: "MappedRelation") -> None:
+        """Copy *mapped*, in the next round."""
+        self._waiting[mapped] = None
+
+    def take(self) -> "list[MappedRelation]":
+        """Return the relations of the next round.
+
+        Relations that only need to be declared in sync come first, alone, and need no snapshot.
+        Copies of some rows of relations in sync come last: such a copy may wait until the target
+        has applied changes.
+        """
+        self._waiting = {m: None for m in self._waiting if not m.state.is_lost}
+        free = [mapped for mapped in self._waiting if mapped not in self._taken]
+        batch = (
+            [mapped for mapped in free if mapped.state.is_to_declare]
+            or [mapped for mapped in free if not mapped.state.follows]
+            or free
+        )
+        for mapped in batch:
+            del self._waiting[mapped]
+            self._attempts.pop(mapped, None)
+        self._copying.update(batch)
+        self._taken.update(dict.fromkeys(batch, batch))
+        self._asked_again.difference_update(batch)
+        return batch
+
+    def began(self, mapped: "MappedRelation", attempt: int) -> None:
+        """The bookkeeping has the copy of *mapped* as *attempt*."""
+        self._attempts[mapped] = attempt
+
+    def attempt(self, mapped: "MappedRelation") -> int | None:
+        """Return the number of the copy of *mapped*; None before the copy has begun."""
+        return self._attempts.get(mapped)
+
+    def end(self, batch: "list[MappedRelation]") -> None:
+        """End the round of *batch*, which `take` returned."""
+        for mapped in batch:
+            if self._taken.get(mapped) is batch:  # else a later round has the relation by now
+                self._let_go(mapped)
+
+    def ask_again(self, mapped: "MappedRelation") -> None:
+        """Repeat a failing copy of *mapped*, which an operator requested again during the round.
+
+        The operator may have removed the cause of the failure, behind the snapshot of the round.
+        """
+        if mapped in self._copying:
+            self._asked_again.add(mapped)
+
+    def ask_no_more(self, mapped: "MappedRelation") -> None:
+        """Cancel the second copy of *mapped*."""
+        self._asked_again.discard(mapped)
+
+    def is_asked_again(self, mapped: "MappedRelation") -> bool:
+        """Whether a failed copy of *mapped* is repeated in the next round."""
+        is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
+        return is_asked_again or (mapped in self._waiting and not mapped.state.is_lost)
+
+    def failed(self, mapped: "MappedRelation") -> bool:
+        """The copy of *mapped* has failed; return whether the next round tries again."""
+        is_asked_again = self.is_asked_again(mapped)
+        self._asked_again.discard(mapped)
+        self.remove(mapped)
+        if is_asked_again:
+            self.request(mapped)
+        return is_asked_again
+
+    def remove(self, mapped: "MappedRelation") -> None:
+        """The copy of *mapped* under way is over."""
+        self._copying.discard(mapped)
+
+    def give_up(self, mapped: "MappedRelation") -> None:
+        """Give up the copy of *mapped* until the next request."""
+        self._waiting.pop(mapped, None)
+        self._copying.discard(mapped)
+
+    def is_copying(self, mapped: "MappedRelation") -> bool:
+        """Whether a round under way copies *mapped*, and no caller has cancelled that."""
+        return mapped in self._copying and not mapped.state.is_lost
+
+    def unfinished(self, batch: "list[MappedRelation]") -> "list[MappedRelation]":
+        """Return the relations of *batch*, which `take` returned, whose copy is neither done nor
+        given up.
+        """
+        members = [mapped for mapped in batch if self.is_taken(mapped, batch)]
+        members = [mapped for mapped in members if mapped not in self._leaving]
+        self._copying -= {mapped for mapped in members if mapped.state.is_lost}
+        return [mapped for mapped in members if mapped in self._copying]
+
+    def _let_go(self, mapped: "MappedRelation") -> None:
+        if self._taken.pop(mapped, None) is not None:
+            self._free(mapped)
+
+    # ---- before the end of a round -------------------------------------------------------------
+
+    def leaves(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
+        """Begin to remove *mapped* from its round; return the round's batch.
+
+        None if *mapped* is in no round, or is leaving already.
+        """
+        batch = self._taken.get(mapped)
+        if batch is None or mapped in self._leaving:
+            return None
+        self._leaving.add(mapped)
+        return batch
+
+    def is_taken(self, mapped: "MappedRelation", batch: "list[MappedRelation]") -> bool:
+        """Whether the round of *batch* has *mapped*."""
+        return self._taken.get(mapped) is batch
+
+    def left(self, mapped: "MappedRelation", batch: "list[MappedRelation]", *, again: bool) -> None:
+        """Release *mapped* from the round of *batch*, whose tasks no longer write the table.
+
+        *again*: request a copy, unless a caller has given up the copy meanwhile.
+        """
+        self._leaving.discard(mapped)
+        if self.is_taken(mapped, batch):
+            self._let_go(mapped)
+        if again and self.is_copying(mapped):
+            self.remove(mapped)
+            self.request(mapped)
+
+    # ---- in general ----------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting and not self._copying
+
+    @property
+    def waiting(self) -> "list[MappedRelation]":
+        """The relations that a later round takes."""
+        return list(self._waiting)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether a round could take a relation now."""
+        return not self._waiting.keys() <= self._taken.keys()
+
+    def has(self, mapped: "MappedRelation") -> bool:
+        is_here = mapped in self._waiting or mapped in self._copying
+        return is_here and not mapped.state.is_lost
+
+    # ---- rewrites ------------------------------------------------------------------------------
+
+    def rewritten(self, mapped: "MappedRelation", *, in_vain: bool = False) -> None:
+        """Count a rewrite of *mapped* that ended the round. *in_vain*: its chunks are lost, too."""
+        (self._rewrites_in_vain if in_vain else self._rewrites)[mapped] += 1
+
+    def copied(self, mapped: "MappedRelation", *, has_more: bool = False) -> None:
+        """Record the copy of *mapped*. *has_more*: further chunks remain, for any round."""
+        self.remove(mapped)
+        self._let_go(mapped)
+        self._rewrites.pop(mapped, None)
+        if not has_more:
+            self._rewrites_in_vain.pop(mapped, None)
+            self._in_one_piece.discard(mapped)
+
+    def copy_in_one_piece(self, mapped: "MappedRelation") -> None:
+        """Do not copy *mapped* in chunks."""
+        self._in_one_piece.add(mapped)
+
+    def may_cut(self, mapped: "MappedRelation") -> bool:
+        """Whether a round may copy a chunk of *mapped*, and leave the rest to later rounds."""
+        return mapped not in self._in_one_piece and not self.needs_lock(mapped)
+
+    def needs_lock(self, mapped: "MappedRelation") -> bool:
+        """Whether only a lock keeps *mapped* unchanged until the end of the copy."""
+        count = self._rewrites[mapped] + self._rewrites_in_vain[mapped]
+        return count >= LOCK_AFTER_ROUNDS

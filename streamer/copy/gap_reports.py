@@ -1,0 +1,300 @@
+"""Reports gaps of ready tables that no change closes.
+
+The first kind is a partition that was attached to a published table with rows, or that was detached
+for a while. The second is a partition that is a foreign table, whose changes are not in the
+source's WAL. The third is a column that a session dropped and added again, or that took a used
+name: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote with the
+same columns, or with types that may have changed values: see
+`streamer.source.tables.rewritten_tables`.
+
+The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
+table's status until the next copy. A foreign partition shows again after a copy, because its rows
+change unseen.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_columns import (
+    read_known,
+    read_known_leaves,
+    read_storage,
+    set_leaves,
+    set_storage,
+    store_known,
+)
+from streamer.bookkeeping.relation_definitions import read_definition
+from streamer.bookkeeping.relation_states import report_gap
+from streamer.copy.attached_rows import AttachedRows
+from streamer.errors.error_classes import GapError
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.rules import RelationMapping
+from streamer.schema.source_definition import DefinedColumn, widens
+from streamer.source.catalog import read_relations
+from streamer.source.connection import Connection
+from streamer.source.guarded_identities import read_identities
+from streamer.source.tables.attached_partitions import Leaf, brought_rows, read_leaves
+from streamer.source.tables.rewritten_tables import is_rewritten, read_stored_tables
+from streamer.target.catalog import read_relation as read_target
+from streamer.util.failpoints import failpoint
+
+log = structlog.get_logger()
+
+
+async def know_leaves(
+    bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
+) -> None:
+    """Take the partitions of *relations* that the transaction of *plain* sees as known."""
+    for mapped, leaves in (await read_present(plain, relations)).items():
+        await set_leaves(bookkeeping, mapped.relation_id, leaves)
+
+
+async def read_present(
+    plain: Connection, relations: Iterable[MappedRelation]
+) -> dict[MappedRelation, dict[int, str]]:
+    """Return the partitions of *relations* that the transaction of *plain* sees, each with the
+    transactions that attached it.
+    """
+    by_name = {mapped.mapping.source: mapped for mapped in relations}
+    leaves_by_name = await read_leaves(plain, by_name)
+    return {
+        by_name[name]: {leaf.oid: leaf.attached_by for leaf in leaves if not leaf.is_foreign}
+        for name, leaves in leaves_by_name.items()
+    }
+
+
+async def look_at_leaves(
+    bookkeeping: Bookkeeping,
+    plain: Connection,
+    relations: Iterable[MappedRelation],
+    *,
+    columns_too: bool = True,
+    attached: AttachedRows | None = None,
+) -> None:
+    """Report partitions that brought rows, or were detached for a while, since the copies of
+    *relations*, all in sync.
+
+    *attached* copies these rows, if given. *columns_too*: also report replaced columns. A stream
+    with captured definitions is behind the catalogs, and applies such a change.
+    """
+    relations = list(relations)
+    if not relations:
+        return
+    gaps: dict[MappedRelation, list[_Gap]] = defaultdict(list)
+    storage = await _find_rewritten(bookkeeping, plain, relations, captures=not columns_too)
+    for mapped, gap in storage.items():
+        gaps[mapped].append(gap)
+    if columns_too:
+        for mapped, gap in (await _find_columns(bookkeeping, plain, relations)).items():
+            gaps[mapped].append(gap)
+    by_name = {mapped.mapping.source: mapped for mapped in relations}
+    leaves = await read_leaves(plain, by_name)
+    ids = [by_name[name].relation_id for name in leaves]
+    stored = await read_known_leaves(bookkeeping, ids) if ids else {}
+    for name, present in leaves.items():
+        mapped = by_name[name]
+        former = stored.get(mapped.relation_id)
+        local = [leaf for leaf in present if not leaf.is_foreign]
+        gaps[mapped] += await _find_leaves(bookkeeping, plain, mapped, local, former, attached)
+        if foreign := [leaf for leaf in present if leaf.is_foreign]:
+            gaps[mapped].append(_foreign_gap(foreign))
+    for mapped, reasons in gaps.items():
+        if reasons:
+            await _report(bookkeeping, mapped, reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A reason why rows are missing. ``before``: what to do before the copy of these rows."""
+
+    reason: str
+    before: str = ""
+
+
+def _foreign_gap(leaves: list[Leaf]) -> _Gap:
+    return _Gap(
+        f"changes of {_names(leaves)} are not replicated, because a partition that is a foreign "
+        "table has no WAL here",
+        "detach that partition, and map the table of its own server as a table of a further "
+        "source; then ",
+    )
+
+
+async def _report(bookkeeping: Bookkeeping, mapped: MappedRelation, gaps: list[_Gap]) -> None:
+    source, name = mapped.source, str(mapped.mapping.source)
+    resync = run("resync", name, "--mode", "diff", database=source.database, sid=source.sid)
+    steps = "".join(gap.before for gap in gaps)
+    error = GapError("; ".join(gap.reason for gap in gaps), hint=Remedy.of(steps, "run: ", resync))
+    if await report_gap(bookkeeping, mapped.relation_id, ErrorReport.of(error)):
+        log.warning("table lacks rows", table=name, error=str(error), **error.log_fields)
+
+
+async def _find_leaves(
+    bookkeeping: Bookkeeping,
+    plain: Connection,
+    mapped: MappedRelation,
+    leaves: list[Leaf],
+    stored: dict[int, str] | None,
+    attached: AttachedRows | None,
+) -> list[_Gap]:
+    """Return the gaps by partitions of this server, and store those that are known by now."""
+    # An older version copied without recording partitions, so present partitions count as known.
+    new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
+    brought = [await brought_rows(plain, leaf) for leaf in new]
+    gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
+    unknown = [leaf for leaf, has in zip(new, brought, strict=True) if has is not False]
+    # The stream lacks all changes of a partition while it was detached.
+    former = stored or {}
+    away = [leaf for leaf in leaves if former.get(leaf.oid, "") not in ("", leaf.attached_by)]
+    done: list[Leaf] = []
+    if attached is not None and (gaps or away):
+        done = await attached.bring(bookkeeping, plain, mapped, gaps + away)
+    seen = {leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown or leaf in done}
+    for leaf in away:
+        if leaf in done:
+            continue
+        seen[leaf.oid] = former[leaf.oid]
+    if done:
+        failpoint("attach.brought")
+    if seen != stored:
+        await set_leaves(bookkeeping, mapped.relation_id, seen)
+    if attached is not None:
+        return []
+    parts = [
+        (gaps, "came as a partition with rows in it, which do not travel"),
+        (away, "was detached and attached again, and changes made meanwhile are not replicated"),
+    ]
+    return [_Gap(f"{_names(members)} {reason}") for members, reason in parts if members]
+
+
+def _names(leaves: list[Leaf]) -> str:
+    return ", ".join(f'"{leaf.name}"' for leaf in leaves)
+
+
+def replaced_columns(stored: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Return the columns whose number differs from *stored*, which has a negative number for a
+    column that the target does not get. Pure.
+    """
+    return [name for name, number in now.items() if abs(stored.get(name, number)) != number]
+
+
+async def _find_columns(
+    bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
+) -> dict[MappedRelation, _Gap]:
+    """Return the gaps by columns that differ from those from which copies filled *relations*."""
+    gaps = {}
+    by_name = {mapped.mapping.source: mapped for mapped in relations}
+    async with bookkeeping.connection() as connection:
+        ids = [mapped.relation_id for mapped in by_name.values()]
+        stored = await read_known(connection, ids)
+    for name, identity in (await read_identities(plain, by_name)).items():
+        mapped = by_name[name]
+        stored_numbers = stored.get(mapped.relation_id)
+        if stored_numbers is None:
+            async with bookkeeping.connection() as connection:
+                await store_known(connection, mapped.relation_id, identity.columns)
+            continue
+        if replaced := replaced_columns(stored_numbers, identity.columns):
+            listed = ", ".join(f'"{column}"' for column in replaced)
+            gaps[mapped] = _Gap(
+                f"column {listed} of the source is another one since a DROP or RENAME, so older "
+                "rows keep former values"
+            )
+    return gaps
+
+
+async def _find_rewritten(
+    bookkeeping: Bookkeeping,
+    plain: Connection,
+    relations: Iterable[MappedRelation],
+    *,
+    captures: bool,
+) -> dict[MappedRelation, _Gap]:
+    """Return the gaps of tables that ALTER TABLE rewrote since their copies.
+
+    *captures*: the stream sends the values of columns that a session rewrote.
+    """
+    gaps: dict[MappedRelation, _Gap] = {}
+    by_name = {mapped.mapping.source: mapped for mapped in relations}
+    stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
+    for name, tables in (await read_stored_tables(plain, by_name)).items():
+        mapped = by_name[name]
+        # `initial: none` copies no row, so the present storage counts as known.
+        stored_storage = stored.get(mapped.relation_id)
+        present = {}
+        cast: list[str] | None = None
+        for table in tables:
+            former = (stored_storage or {}).get(table.oid, table.storage)
+            signs = await is_rewritten(plain, table, former, captures=captures)
+            if signs is None:
+                present[table.oid] = former
+            else:
+                present[table.oid] = table.storage.lost if signs else table.storage
+            if not captures and table.storage.has_other_columns(former):
+                if cast is None:
+                    cast = await _find_cast(bookkeeping, plain, mapped)
+                if cast:
+                    present[table.oid] = table.storage.lost
+        if present != stored_storage and not await set_storage(
+            bookkeeping, mapped.relation_id, present, stored_storage
+        ):
+            continue  # a copy has stored a different storage
+        if lost := [table.name for table in tables if present[table.oid].is_lost]:
+            listed = ", ".join(f'"{table}"' for table in lost)
+            gaps[mapped] = _Gap(
+                f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, another type or the "
+                "like), and changes made that way are not replicated"
+            )
+    return gaps
+
+
+async def _find_cast(
+    bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation
+) -> list[str]:
+    """Return the columns whose values a cast may have changed, but not at the target."""
+    name = mapped.mapping.source
+    relation = (await read_relations(plain, [name])).get(name)
+    async with bookkeeping.connection() as connection:
+        former = await read_definition(connection, mapped.relation_id)
+        target = await read_target(connection, mapped.mapping.target)
+    if relation is None or target is None:
+        return []
+    now = relation.definition.columns
+    types = {name: column.type for name, column in target.columns.items()}
+    return cast_columns(mapped.mapping, None if former is None else former.columns, now, types)
+
+
+def cast_columns(
+    mapping: RelationMapping,
+    former: Sequence[DefinedColumn] | None,
+    now: Sequence[DefinedColumn],
+    target: Mapping[str, str],
+) -> list[str]:
+    """Return the columns of *now* whose type may not hold the *former* values and differs from the
+    *target*'s type. Pure.
+
+    A target with an equal type has cast the values equally. If *former* is unknown, the target's
+    types replace *former*.
+    """
+    former_types = None if former is None else {column.number: column.type for column in former}
+    inputs = mapping.expression_inputs([column.name for column in now])
+    names = []
+    for column in now:
+        target_name = mapping.target_column(column.name)
+        is_input = column.name in inputs
+        target_type = None if target_name is None else target.get(target_name)
+        former_type = target_type if former_types is None else former_types.get(column.number)
+        if target_type is None and not is_input:
+            continue
+        is_same = former_type in (None, column.type) or (
+            target_type == column.type and not is_input
+        )
+        if not is_same and not widens(str(former_type), column.type):
+            names.append(column.name)
+    return names

@@ -1,0 +1,453 @@
+"""The end of a table's copy: handed over to the stream, or given up.
+
+Completes a relation whose last part is in the target. After a direct copy, the indexes of the table
+are created again; after a staged copy, the exchange replaces the old rows. The same transaction
+stores ``catching_up`` with the consistent point as progress, and then the lane may drain. A copy
+that fails leaves the target unchanged.
+"""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.write.commit_counts import table_labels
+from streamer.bookkeeping.copied_parts import add_parts
+from streamer.bookkeeping.copies import (
+    HandedOver,
+    hand_over,
+    is_handed_over,
+)
+from streamer.bookkeeping.deferred_indexes import restore_indexes
+from streamer.bookkeeping.relation_definitions import read_users
+from streamer.bookkeeping.relation_states import (
+    demand_again,
+    demand_copy,
+    fail_copy,
+    forget_target,
+    is_copy_due,
+)
+from streamer.control.resync_options import KeySet, RowScope
+from streamer.control.table_state import CopyScope
+from streamer.copy.copy_context import CopyContext
+from streamer.copy.copy_in_chunks import OTHER_TARGET
+from streamer.copy.copy_query import copy_source
+from streamer.copy.copy_queue import CopyQueue
+from streamer.copy.leave_round import Leaving
+from streamer.copy.parts.ctid_ranges import CopyPart, cut
+from streamer.copy.prepare_copy import TableCopy, exchange_of
+from streamer.copy.reach_point import reach_with_snapshot
+from streamer.copy.resync_scope import cut_keys, source_condition
+from streamer.copy.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
+from streamer.errors.error_classes import (
+    Retry,
+    SlotWaitError,
+    SourceError,
+    StreamerError,
+    SyncAgainError,
+    SyncError,
+    TargetContentionError,
+    TargetFencedError,
+)
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy, run
+from streamer.schema_changes.changes_during_copy import alters_values
+from streamer.schema_changes.target_definitions import make_before_hand_over
+from streamer.source.catalog import read_relations
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.kept_connection import KeptConnection
+from streamer.util.failpoints import failpoint
+
+log = structlog.get_logger()
+
+
+class Finisher:
+    """Ends copies of one source."""
+
+    def __init__(
+        self,
+        context: CopyContext,
+        queue: CopyQueue,
+        request: Callable[[MappedRelation], None],
+        leaving: Leaving,
+    ) -> None:
+        """*request* requests a new copy, or the next chunk."""
+        self.leaving = leaving
+        self._context = context
+        self._queue = queue
+        self._request = request
+
+    async def leave(self, copy: TableCopy, reason: str) -> None:
+        """Have the next round copy the table of *copy*, for *reason*."""
+        await self._end(copy)
+        self.leaving.leave(copy.mapped, reason)
+
+    async def leave_changed(self, copy: TableCopy, when: str) -> None:
+        self._queue.rewritten(copy.mapped)
+        await self.leave(copy, f'"{copy.name}" was altered or rewritten {when}')
+
+    async def refuse_copy(self, copy: TableCopy, error: StreamerError) -> None:
+        await self._end(copy)
+        await self.refuse(copy.mapped, error)
+
+    async def _end(self, copy: TableCopy) -> None:
+        copy.is_done = True
+        lock, copy.lock = copy.lock, None
+        if lock is not None:
+            await lock.close()
+
+    async def refuse(
+        self, mapped: MappedRelation, error: StreamerError, when: str | None = None
+    ) -> None:
+        """Report that *mapped* cannot be copied; the round's remaining tables continue."""
+        source = self._context.source
+        self._context.metrics.count_error(error, source.database, source.sid)
+        report = ErrorReport.of(error)
+        if when is not None:
+            report = replace(report, text=f"{when}: {report.text}")
+        await self.fail(mapped, report)
+
+    async def fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Restore the target, then report the reason of the failure.
+
+        In this order: a table in state "error" has all indexes, unless the server refuses to build
+        an index. If an operator requested the copy after the beginning, the next round tries again.
+        """
+        try:
+            error = await self._clear_up(mapped, error)
+            await self._store_failure(mapped, error)
+        finally:
+            self.leaving.leave(mapped)
+
+    async def _clear_up(self, mapped: MappedRelation, error: ErrorReport) -> ErrorReport:
+        try:
+            async with self._context.target() as target:
+                await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
+                await drop_stages(target, [mapped.relation_id])
+                await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        except StreamerError as exc:  # the next copy clears up at the beginning
+            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
+            text = f"{error.text}; its target is not cleared up: {exc.message}"
+            return replace(error, text=text)
+        return error
+
+    async def _store_failure(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Record the failure, unless the bookkeeping has a newer request for a copy."""
+        if (obstacle := mapped.state.chunks_obstacle) is not None:
+            self._queue.copy_in_one_piece(mapped)
+            await self.begin_again(mapped, obstacle)
+            return
+        scope, books = mapped.state.scope, self._context.bookkeeping
+        error = await self._with_remedy(mapped, scope, error)
+        if self._queue.is_asked_again(mapped):  # the request has stored its state
+            self._queue.failed(mapped)
+        else:
+            attempt = self._queue.attempt(mapped)
+            is_stored = await fail_copy(books, mapped.relation_id, error, scope.need, attempt)
+            is_asked_again = self._queue.failed(mapped)
+            if not is_stored:
+                return
+            if not is_asked_again:
+                self._context.events.copy_failed(mapped, error)
+                return
+            await demand_again(books, mapped.relation_id, scope.need, mapped.state.resync)
+        log.warning(
+            "a copy failed and begins again, because an operator asked for it meanwhile",
+            source=self._context.source.label,
+            table=str(mapped.mapping.source),
+            error=error.text,
+        )
+
+    async def _with_remedy(
+        self, mapped: MappedRelation, scope: CopyScope, error: ErrorReport
+    ) -> ErrorReport:
+        """Return *error* with a remedy that starts a new copy of *scope*, if not automatic."""
+        if not scope.is_to_point:
+            if error.remedy and (error.remedy.has("resume") or error.remedy.has("resync")):
+                return error
+            return _with_resume(mapped, error, "once the cause is gone, run: ")
+        if scope.resync.columns is not None:
+            columns = ", ".join(scope.resync.columns)
+            lack = f"the values of {columns} in existing rows are still missing"
+        elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
+            lack = "existing rows are still those from before"
+        else:
+            return error
+        return _with_resume(
+            mapped, error, f"{lack}: streamer tries again at its next start, or run: "
+        )
+
+    async def begin_again(
+        self, mapped: MappedRelation, reason: str, *, forgets: bool = False
+    ) -> None:
+        """Give up the copied chunks of *mapped*, and copy all rows.
+
+        *forgets*: discard the knowledge about the rows of the target.
+        """
+        log.warning(
+            "a copy in chunks begins again",
+            source=self._context.source.label,
+            table=str(mapped.mapping.source),
+            reason=reason,
+        )
+        if forgets:
+            await forget_target(self._context.bookkeeping, mapped.relation_id)
+        await demand_copy(self._context.bookkeeping, mapped.relation_id, mapped.state.resync)
+        await self._context.events.copy_begins_again(mapped)
+        self._queue.remove(mapped)
+        self._request(mapped)
+
+    async def declare(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
+        """Declare relations to be in sync, without a copy."""
+        for copy in copies:
+            copy.reads(copy.relation)
+        async with transaction(target):
+            handed = [
+                HandedOver(
+                    copy.mapped.relation_id,
+                    copy.scope,
+                    copy.mapped.end_lsn,
+                    attempt=None,
+                    rows=0,
+                    size=0,
+                    owns_rows=copy.was_created,
+                    columns=copy.column_numbers,
+                    definition=copy.relation.definition,
+                )
+                for copy in copies
+            ]
+            await hand_over(target, handed)
+        failpoint("sync.catching_up")
+        for copy in copies:
+            copy.mapped.quarantine.forget(0)
+            self._queue.remove(copy.mapped)
+            self._context.events.handed_over(copy.mapped, None, copy.mapped.end_lsn)
+
+    async def finish(self, copy: TableCopy, rows: int, size: int, session: KeptConnection) -> None:
+        """Complete a relation, whose parts are all copied, and hand it over to the stream.
+
+        The round tries a hindered exchange again later: all rows are in the target.
+        """
+        failpoint("sync.copied")
+        try:
+            if await self.has_other_types(copy):
+                await self.leave(copy, f'a type of "{copy.name}" was altered during its copy')
+                return
+            if copy.scope.is_to_point:
+                if copy.awaits_strays:
+                    await reach_with_snapshot(self._context.events, copy)
+                else:
+                    await self._context.events.reach(copy.mapped, copy.consistent_point)
+                failpoint("sync.at_point")
+            async with _using(session) as target:
+                if await self._is_elsewhere(target, copy):
+                    return
+                if copy.scope.is_to_point and await self._plan_strays(target, copy):
+                    return  # the parts of strays come first
+                handed = _hand_over_of(copy, rows, size)
+                if not await is_handed_over(target, handed):  # else a commit was interrupted
+                    await self._hand_over(target, copy, handed)
+                self._handed_over(copy, handed)
+                if copy.is_staged:
+                    await _analyze(target, copy)
+        except SyncAgainError as exc:
+            await self.leave(copy, exc.message)
+        except StreamerError as exc:
+            if copy.is_done:
+                return  # the target was lost after the hand-over; further tasks report the loss
+            if not self._queue.is_copying(copy.mapped):
+                return  # given up meanwhile: requested again
+            if exc.retry is not Retry.TIMED:
+                copy.is_done = True
+                await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
+            elif _can_wait(copy, exc):
+                copy.backoff.log(log, f'handing over the rows of "{copy.name}" has to wait', exc)
+                copy.not_before = time.monotonic() + copy.backoff.next_seconds()
+            else:
+                raise
+
+    async def _is_elsewhere(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Begin *copy* again if a new table has the name of the target by now.
+
+        Parts address a table by name, so both tables may have some of the rows.
+        """
+        present = await target.fetch_value("select pg_catalog.to_regclass($1)::oid", copy.table)
+        if present == copy.target.oid:
+            return False
+        copy.is_done = True
+        if copy.mapped.state.chunks is not None:
+            await self.begin_again(copy.mapped, OTHER_TARGET, forgets=True)
+            return True
+        await forget_target(self._context.bookkeeping, copy.mapped.relation_id)
+        await self.leave(copy, f'copying "{copy.name}": {OTHER_TARGET}')
+        return True
+
+    async def has_other_types(self, copy: TableCopy) -> bool:
+        """Whether the copy may have read values with both the former and the present type.
+
+        PostgreSQL shows the present labels of enums and attributes, also under a snapshot.
+        """
+        former, name = copy.relation.definition, copy.relation.name
+        if not former.types:
+            return False
+        context = self._context
+        async with context.sources.connection(context.source) as source:
+            now = (await read_relations(source, [name])).get(name)
+        return now is not None and alters_values(former, now.definition)
+
+    async def find_transient(self, copy: TableCopy) -> str | None:
+        """Return why the target may refuse values of *copy* only for now; None if permanently."""
+        if await self.has_other_types(copy):
+            return f'a type of "{copy.name}" was altered during its copy'
+        context, types = self._context, copy.relation.definition.types
+        if not context.captures or not types:
+            return None
+        async with context.bookkeeping.connection() as target:
+            users = await read_users(target, copy.mapped.relation_id, [t.oid for t in types])
+        for name in users:
+            if name != copy.relation.name and context.events.is_behind(name, copy.consistent_point):
+                return f'table "{name}", which has a column of the same type, is behind'
+        return None
+
+    async def _hand_over(
+        self, target: TargetConnection, copy: TableCopy, handed: HandedOver
+    ) -> None:
+        """Hand over. Staged rows replace the old rows in the same transaction."""
+        if copy.is_staged:
+            await target.set_up_origin()
+            async with transaction(target):
+                await exchange_rows(
+                    target,
+                    exchange_of(copy),
+                    copy.way.mode,
+                    is_referenced=copy.target.is_referenced,
+                )
+                failpoint("sync.exchanged")
+                await hand_over(target, [handed])
+                await drop_stages(target, [copy.mapped.relation_id])
+            return
+        if handed.is_end:
+            await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
+            await make_before_hand_over(target, copy.mapped.relation_id)
+            await _analyze(target, copy)
+        await hand_over(target, [handed])
+
+    def _handed_over(self, copy: TableCopy, handed: HandedOver) -> None:
+        """Let the stream change the rows, too."""
+        mapped, after = copy.mapped, handed.scope.chunks
+        failpoint("sync.catching_up" if after is None else "sync.chunk_stored")
+        copy.is_done = True
+        is_wanted = self._queue.is_copying(mapped)
+        if copy.scope.is_to_point and not is_wanted:
+            # A new request came after the commit: the lane stays held for the next copy.
+            mapped.end_lsn = handed.lsn
+            self._context.events.step(mapped, lambda state: state.copy_superseded(handed.lsn))
+            return
+        self._context.metrics.count_copied(table_labels(mapped), handed.rows, handed.size)
+        chunk = {} if after is None else {"chunk": after.count, "chunks": f"about {after.total}"}
+        log.info(
+            "table copied" if after is None else "chunk of a table copied",
+            source=self._context.label,
+            table=copy.name,
+            **chunk,
+            lsn=str(handed.lsn),
+            rows=handed.rows,
+        )
+        if after is not None and not is_wanted:
+            return  # an operator has requested a new copy
+        if not handed.leaves_quarantine and copy.scope.chunks is None:
+            mapped.quarantine.forget(0)
+        self._queue.copied(mapped, has_more=after is not None)
+        self._context.events.handed_over(mapped, after, handed.lsn)
+        if after is not None and not mapped.state.is_paused:
+            self._request(mapped)
+
+    async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
+        """Add parts for rows of the target that moved out of the scope at the source, if any."""
+        exchange = exchange_of(copy)
+        if copy.scope.resync.is_partial and copy.mapped.quarantine.count:
+            raise SyncError(
+                f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
+                hint="retry or drop them with `streamer quarantine`, or resync the whole table",
+            )
+        if not copy.awaits_strays:
+            return False
+        copy.has_strays = not exchange.key
+        if copy.has_strays:
+            return False
+        rows = await target.fetch(exchange.stray_keys_sql())
+        keys = KeySet(
+            tuple(name for name, _ in exchange.key),
+            tuple(copy.target.columns[name].type for name, _ in exchange.key),
+            tuple(tuple(row["k"]) for row in rows),
+        )
+        version = self._context.server.version
+        parts: list[CopyPart] = []
+        for some in cut_keys(keys):
+            condition = source_condition(RowScope(keys=(some,)), copy.mapped.mapping, copy.names)
+            order = replace(copy.order, scope=condition, can_split=False)
+            parts += cut(copy_source(order, version, target.server_version))
+        first = len(copy.parts)
+        parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
+        await add_parts(target, parts)
+        copy.has_strays = True  # not before: a lost connection brings us here again
+        copy.parts += parts
+        return bool(parts)
+
+
+def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
+    """Whether *copy* may be finished later: all rows are in the target."""
+    if isinstance(error, TargetFencedError):
+        return False
+    return copy.is_staged or copy.chunk is not None or isinstance(error, SourceError)
+
+
+@contextlib.asynccontextmanager
+async def _using(session: KeptConnection) -> AsyncIterator[TargetConnection]:
+    """Use a connection for a block; discard a connection whose state is unknown afterwards."""
+    target = await session.get()
+    try:
+        yield target
+    except BaseException:
+        target.terminate()
+        raise
+
+
+def _hand_over_of(copy: TableCopy, rows: int, size: int) -> HandedOver:
+    """Return the hand-over of *copy*, whose parts brought *rows* and *size* bytes. Pure."""
+    after = None if copy.chunk is None else copy.chunk.after
+    return HandedOver(
+        copy.mapped.relation_id,
+        replace(copy.scope, chunks=after),
+        copy.consistent_point,
+        attempt=copy.way.attempt,
+        rows=rows,
+        size=size,
+        owns_rows=copy.way.owns_rows,
+        columns=copy.column_numbers,
+        definition=copy.relation.definition,
+        storage=copy.seen.storage,
+        end_lsn=copy.mapped.end_lsn,
+        leaves=copy.seen.leaves,
+    )
+
+
+async def _analyze(target: TargetConnection, copy: TableCopy) -> None:
+    with contextlib.suppress(TargetContentionError):
+        await target.execute(f"analyze {copy.table}")
+
+
+def _with_resume(mapped: MappedRelation, error: ErrorReport, words: str) -> ErrorReport:
+    """Return *error* with *words* and the command that lets streamer copy *mapped* again. Pure."""
+    source = mapped.source
+    table = str(mapped.mapping.source)
+    resume = run("resume", table, database=source.database, sid=source.sid)
+    again, remedy = Remedy.of(words, resume), error.remedy
+    if remedy is not None and error.code == SlotWaitError.code and remedy.sql:
+        remedy = Remedy.of("run: ", resume, "; ", remedy)  # a record at the primary comes later
+    else:
+        remedy = again if remedy is None else Remedy.of(remedy, "; ", again)
+    return replace(error, text=f"{error.text}; {again}", remedy=remedy)

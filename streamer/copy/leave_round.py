@@ -1,0 +1,124 @@
+"""Removes relations from a round of copies that goes on.
+
+A round may take hours for large tables. A copy that fails, or that has to begin again, must not
+wait for the end of the round. Tasks of the round may still write to the table, so the relation
+leaves in three steps:
+
+1. the relation's remaining parts are withdrawn: no task begins such a part any more;
+2. the tasks that write a part of the relation commit or fail;
+3. the relation is free for the next round, which repeats a copy after a back-off per relation.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.copied_parts import withdraw_parts
+from streamer.copy.copy_context import CopyContext
+from streamer.copy.copy_queue import CopyQueue
+from streamer.copy.stalled_copies import CopyReports
+from streamer.errors.error_classes import RIGHT_LOST, Retry, StreamerError, SyncAgainError
+from streamer.errors.error_reports import ErrorReport
+from streamer.util.backoff import Backoff
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 0.5
+
+T = TypeVar("T")
+
+
+class Leaving:
+    """See the module. For all rounds of a source."""
+
+    def __init__(
+        self,
+        context: CopyContext,
+        queue: CopyQueue,
+        reports: CopyReports,
+        wake: Callable[[], None],
+    ) -> None:
+        """*wake* is called when a relation is free."""
+        self._context = context
+        self._queue = queue
+        self._reports = reports
+        self._wake = wake
+        self._tasks: asyncio.TaskGroup | None = None
+        self._backoffs: dict[MappedRelation, Backoff] = {}
+
+    def begin(self, tasks: asyncio.TaskGroup) -> None:
+        """Use *tasks* for the relations that leave."""
+        self._tasks = tasks
+
+    def leave(
+        self,
+        mapped: MappedRelation,
+        again: str | None = None,
+        then: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Remove *mapped* from its round, if any.
+
+        *again*: why the copy begins again, or None. *then* is called once no task writes the table.
+        """
+        batch = self._queue.leaves(mapped)
+        if batch is not None:
+            assert self._tasks is not None, "rounds run in the same group"
+            self._tasks.create_task(
+                self._leave(mapped, batch, again, then), name=f"leaving {mapped.mapping.source}"
+            )
+
+    async def _leave(
+        self,
+        mapped: MappedRelation,
+        batch: list[MappedRelation],
+        again: str | None,
+        then: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        patience = self._backoffs.setdefault(mapped, Backoff(first=0.5))
+        if again is not None:
+            await self._report(mapped, SyncAgainError(again), patience)
+        await self._until_free(mapped, batch)
+        if then is not None:
+            await _persist(then)
+        if again is not None:
+            await patience.wait()
+        self._queue.left(mapped, batch, again=again is not None)
+        self._wake()
+
+    async def _report(
+        self, mapped: MappedRelation, error: SyncAgainError, patience: Backoff
+    ) -> None:
+        source = self._context.source
+        self._context.metrics.count_error(error, source.database, source.sid)
+        patience.log(log, f'copying "{mapped.mapping.source}" begins again', error)
+        try:
+            await self._reports.show_error([mapped], ErrorReport.of(error))
+        except StreamerError as exc:  # the round gets the error, too
+            log.debug("an error cannot be stored", error=str(exc))
+
+    async def _until_free(self, mapped: MappedRelation, batch: list[MappedRelation]) -> None:
+        """Withdraw the parts of *mapped*, and wait until no task writes a part.
+
+        If the round of *batch* ends meanwhile, all its tasks have ended.
+        """
+        books = self._context.bookkeeping
+        while self._queue.is_taken(mapped, batch):
+            if await _persist(partial(withdraw_parts, books, mapped.relation_id)):
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _persist(action: Callable[[], Awaitable[T]]) -> T:
+    """Repeat *action* until success. Raises StreamerError for permanent errors."""
+    backoff = Backoff()
+    while True:
+        try:
+            return await action()
+        except StreamerError as exc:
+            if exc.retry is not Retry.TIMED or isinstance(exc, RIGHT_LOST):
+                raise
+            await backoff.wait()

@@ -1,0 +1,85 @@
+"""Finishes the copies of a round in parallel, over a few connections that the round keeps.
+
+A large index must not delay the hand-over of small tables. A connection for each of many small
+tables would cost more than the rows.
+"""
+
+import asyncio
+from typing import Final, Self
+
+from streamer.copy.copy_context import CopyContext
+from streamer.copy.hand_over import Finisher
+from streamer.copy.prepare_copy import TableCopy
+from streamer.target.kept_connection import KeptConnection
+
+AT_ONCE_MAX: Final = 4
+"""Each may build an index, with the memory that PostgreSQL takes for that."""
+
+
+class Finishing:
+    """See the module. A round enters this context, and calls `check` now and then."""
+
+    def __init__(self, context: CopyContext, finisher: Finisher) -> None:
+        self._context = context
+        self._finisher = finisher
+        self._tasks: dict[TableCopy, asyncio.Task[None]] = {}
+        self._free: list[KeptConnection] = []
+        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+
+    def begin(self, copy: TableCopy, rows: int, size: int) -> None:
+        """Finish *copy*, all of whose parts are there."""
+        if copy not in self._tasks:
+            self._tasks[copy] = asyncio.create_task(
+                self._finish(copy, rows, size), name=f"finish {copy.name}"
+            )
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until all are finished, or for *seconds*.
+
+        Raises the StreamerError that ends the round.
+        """
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=seconds)
+        elif seconds is not None:
+            await asyncio.sleep(seconds)
+        self.check()
+
+    def check(self) -> None:
+        """Forget those that have ended. Raises the StreamerError that ends the round."""
+        for copy, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[copy]
+                task.result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the tasks and the connections.
+
+        A copy whose parts are all copied needs the round no more. So such a copy is finished
+        although the round failed, unless the round was cancelled.
+        """
+        tasks = list(self._tasks.values())
+        if kind is asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for session in self._free:
+                await session.close()
+        finally:  # a cancelled close would leave a session behind
+            for session in self._free:
+                session.terminate()
+
+    async def _finish(self, copy: TableCopy, rows: int, size: int) -> None:
+        async with self._places:
+            session = (
+                self._free.pop()
+                if self._free
+                else KeptConnection(self._context.address, self._context.task_name)
+            )
+            try:
+                await self._finisher.finish(copy, rows, size, session)
+            finally:
+                self._free.append(session)

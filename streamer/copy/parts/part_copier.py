@@ -1,0 +1,633 @@
+"""Copying a part: bytes from the source's COPY to the target's, untouched.
+
+The module runs inside a Spark task, blocking, with psycopg. A task never decodes rows: the target's
+server reads the source's bytes, so no value can change on the way. Forwarding bytes also costs a
+fiftieth of decoding. The task first locks the part's row in ``streamer.sync_partition``, and marks
+the row in the transaction of the copy. So a task that Spark runs twice, or that outlived its
+process, copies once or not at all.
+
+A part locks the table at the source only while reading. The task first checks that the table still
+has the storage and the columns of the plan. After a rewrite or a renamed column, the table needs a
+new copy. In return, DDL of the application need not wait for a whole copy.
+
+An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
+which `streamer.copy.spark.job` ships.
+"""
+
+import dataclasses
+import json
+import select
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from streamer.bookkeeping.task_statements import (
+    FAIL_PART_SQL,
+    FINISH_PART_SQL,
+    IS_WANTED_SQL,
+    LOCK_PART_SQL,
+)
+from streamer.postgres import replication_origin, session_settings
+from streamer.postgres.keyed_hash import KeyedHash, hashed_line
+from streamer.postgres.password_source import open_job_url
+from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.sqlstate import is_transient
+from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
+from streamer.target.write_claim import PROOF_SQL
+from streamer.util.failpoints import failpoint
+from streamer.util.owned_directory import read_private
+
+PACE_ROWS: Final = 1000
+"""The number of rows between two checks of the limit on rows per second."""
+UNSENT_BYTES: Final = 1024 * 1024
+"""The number of bytes after which a task waits for a slow target."""
+THROTTLED_TIMES: Final = 4
+"""How many times as long a part takes while the source keeps too much WAL."""
+
+
+LOCK_SECONDS: Final = 10
+"""How long a part waits for a lock at the source before the next part of the task."""
+RECORDED: Final = frozenset({"changed", "refused"})
+"""The kinds of failures that end the copy of a table: tasks store them at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyEnds:
+    """Where to copy from and to. Secrets: kept out of ``repr``."""
+
+    source_url: str
+    """Both urls as `streamer.postgres.credentials.job_url` makes them."""
+    target_url: str
+    snapshot_name: str
+    application_name: str
+    place: Place
+    """The source's server: the snapshot is there."""
+    claim: tuple[int, int, int, str]
+    """The proof of the right to write, from `streamer.target.write_claim`."""
+    rows_per_second: float | None = None
+    hash_keys: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The secret keys of hashed columns, by their checks (`key_check`)."""
+
+    def __repr__(self) -> str:
+        return f"CopyEnds(snapshot_name={self.snapshot_name!r})"
+
+    @classmethod
+    def from_json(cls, ends: dict[str, Any]) -> Self:
+        return cls(**ends | {"place": tuple(ends["place"]), "claim": tuple(ends["claim"])})
+
+
+@contextmanager
+def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any]"]:
+    """Connect with settings pinned, for the length of a block. *url*: made by `job_url`."""
+    keepalives = {name: str(value) for name, value in session_settings.KEEPALIVES.items()}
+    defaults = {"connect_timeout": "10"} | keepalives
+    from_url = {k: str(v) for k, v in conninfo_to_dict(open_job_url(url)).items() if v is not None}
+    parameters = defaults | from_url | {"client_encoding": "UTF8"}
+    parameters["application_name"] = application_name[:63]
+    with psycopg.connect(make_conninfo(**parameters), autocommit=True) as connection:
+        info = connection.info
+        is_superuser = info.parameter_status("is_superuser")
+        pinned = session_settings.pin_sql(version=info.server_version, is_superuser=is_superuser)
+        connection.execute(pinned.encode())
+        yield connection
+
+
+class NotCopiedError(Exception):
+    """A part cannot be copied as it was planned. ``kind``: the reason, for the coordinator.
+
+    ``snapshot``: the snapshot is lost, and with it the round. ``elsewhere``: a connection reached a
+    different server, or a second process has taken the source over. ``changed``: the table is not
+    the table of the snapshot. ``busy``: a session at the source holds a lock on the table.
+    ``refused``: a server rejects the part.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class PassingError(Exception):
+    """The copy of a part failed for now; Spark runs the task again.
+
+    The error has only the first line of the server's message. Spark shows errors in the UI and
+    event log, and further lines may contain values of rows or a connection string.
+    """
+
+
+def copy_tasks(
+    part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds | str
+) -> Iterator[dict[str, Any]]:
+    """Copy the parts of tasks; yield the rejections of a server. *ends* may be the path of a
+    file.
+    """
+    if isinstance(ends, str):
+        ends = CopyEnds.from_json(json.loads(read_private(Path(ends))))
+    for parts in part_lists:
+        yield from copy_parts(parts, ends)
+
+
+def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str, Any]]:
+    """Copy a task's parts; yield each failed part with the reason: see `NotCopiedError`.
+
+    Raises PassingError for a transient error.
+    """
+    given_up: set[int] = set()
+    remaining = list(parts)
+    while remaining:
+        part = None
+        try:
+            with (
+                connect(ends.source_url, ends.application_name) as source,
+                connect(ends.target_url, ends.application_name) as target,
+            ):
+                begin_reading(source, ends)
+                copier = PartCopier(source, target, ends)
+                while remaining:
+                    part = remaining[0]
+                    if part["relation_id"] not in given_up:
+                        copier.copy(part)
+                    remaining.pop(0)
+        except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
+            message = _describe(exc)
+            kind = exc.kind if isinstance(exc, NotCopiedError) else "refused"
+            if kind == "refused" and (part is None or _is_passing(exc)):
+                raise PassingError(message) from None
+            failed = part or remaining[0]
+            yield failure_of(failed, exc)
+            if kind in ("snapshot", "elsewhere"):
+                return
+            remaining.pop(0)
+            given_up.add(failed["relation_id"])
+            if kind in RECORDED:
+                _record_error(failed, ends, kind, message)
+
+
+def copy_over(
+    source: "psycopg.Connection[Any]",
+    parts: list[dict[str, Any]],
+    ends: CopyEnds,
+    connected: Callable[["psycopg.Connection[Any]"], None],
+) -> dict[str, Any] | None:
+    """Copy all parts of a table over a session that reads under the snapshot already.
+
+    Return the failure that ended the copy, if any. The session cannot be replaced, so the function
+    does not retry. *connected* receives the connection to the target.
+    """
+    part = parts[0]
+    try:
+        with connect(ends.target_url, ends.application_name) as target:
+            connected(target)
+            copier = PartCopier(source, target, ends)
+            for part in parts:
+                copier.copy(part)
+    except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
+        failure = failure_of(part, exc)
+        if failure["kind"] == "refused" and _is_passing(exc):
+            return failure | {"kind": "lost"}
+        if failure["kind"] in RECORDED:
+            _record_error(part, ends, failure["kind"], failure["error"])
+        return failure
+    return None
+
+
+def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
+    """Return the report to the coordinator about a failed part."""
+    kind = error.kind if isinstance(error, NotCopiedError) else "refused"
+    return {"relation_id": part["relation_id"], "kind": kind, "error": _describe(error)}
+
+
+def _is_passing(error: Exception) -> bool:
+    state = getattr(error, "sqlstate", None)
+    severity = getattr(getattr(error, "diag", None), "severity_nonlocalized", None)
+    return state is None or is_transient(state, severity, str(error))
+
+
+def _describe(error: Exception) -> str:
+    diagnostic = getattr(error, "diag", None)
+    if primary := getattr(diagnostic, "message_primary", None):
+        state, context = getattr(error, "sqlstate", None), getattr(diagnostic, "context", None)
+        message = quoted_unless_known(str(primary), state, context)
+        return "; ".join([message, *getattr(error, "__notes__", [])])
+    if isinstance(error, psycopg.ProgrammingError):  # the message quotes the connection string
+        return "a connection string cannot be read"
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
+    """Store for the round that a copy cannot go on: the result of the job comes late."""
+    source_and_token = ends.claim[1], ends.claim[3]
+    with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
+        target.execute(
+            FAIL_PART_SQL,
+            (message, kind, part["relation_id"], part["part"], part["attempt"], *source_and_token),
+        )
+
+
+class PartCopier:
+    """Copies parts in sequence over one pair of connections."""
+
+    def __init__(
+        self,
+        source: "psycopg.Connection[Any]",
+        target: "psycopg.Connection[Any]",
+        ends: CopyEnds,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._token = ends.claim[-1]
+        self._hash_keys = ends.hash_keys
+        self._pace = Pace(ends.rows_per_second)
+        prove(target, ends)
+        # Without the privilege triggers and foreign keys of the target apply.
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            target.execute("set session_replication_role = replica")
+        target.execute(replication_origin.SET_UP_SQL.encode())
+        row = target.execute(replication_origin.RESULT_SQL).fetchone()
+        self._has_origin = row is not None and bool(row[0])
+        # A crash loses both the part and its mark or neither, and a later commit flushes both
+        # before their use.
+        target.execute("set synchronous_commit = off")
+
+    def copy(self, part: dict[str, Any]) -> bool:
+        """Copy a part unless that is done or no longer wanted; return whether the part was copied.
+
+        Raises NotCopiedError.
+        """
+        key = (part["relation_id"], part["part"], part["attempt"])
+        if not self._target.execute(IS_WANTED_SQL, key).fetchone():
+            return False
+        self._source.execute("savepoint part")
+        self._hold(part)
+        with self._target.transaction():
+            row = self._target.execute(LOCK_PART_SQL, (self._token, *key)).fetchone()
+            if row is not None and not row[2]:
+                raise NotCopiedError("elsewhere", "another process has taken the source over")
+            is_wanted = row is not None and bool(row[0])
+            if row is not None and is_wanted:
+                self._pace.begin(is_throttled=row[1], rounds=row[3])
+                self._copy_held(part)
+        # The locks since the savepoint end here; reading a table needs no commit.
+        self._source.execute("rollback to savepoint part")
+        return is_wanted
+
+    def _copy_held(self, part: dict[str, Any]) -> None:
+        """Copy a part whose table and whose row in the ledger are locked."""
+        key = (part["relation_id"], part["part"], part["attempt"])
+        began = time.monotonic()
+        self._check_types(part["types_out"], part["types_in"])
+        try:
+            rows, size = self._pass_through(part)
+        except psycopg.errors.CharacterNotInRepertoire as exc:
+            if place := self._find_invalid_text(part["locate"]):
+                exc.add_note(place)
+            raise
+        except psycopg.errors.UntranslatableCharacter as exc:
+            if part["locate"] and (place := self._find_untranslatable(part["locate"])):
+                exc.add_note(place)
+            raise
+        self._target.execute(
+            FINISH_PART_SQL,
+            (rows, size, *key),
+        )
+        self._pace.wait(rows, time.monotonic() - began)
+        if self._has_origin:
+            self._target.execute(replication_origin.STAMP_SQL)
+        failpoint("sync.part_copied")
+
+    def _hold(self, part: dict[str, Any]) -> None:
+        """Lock a part's table, and check that the table is still the planned table.
+
+        Under the snapshot the catalogs show the past; `pg_relation_filenode`, `to_regclass` and the
+        columns of a query show the present. A new table may have the name by now, and the snapshot
+        sees no row of a newer table.
+        """
+        try:
+            self._source.execute(part["lock"].encode())
+            stores = part["stores"]
+            row = self._source.execute(
+                _IS_ANOTHER_SQL,
+                (*part["named"], [oid for oid, _ in stores], [filenode for _, filenode in stores]),
+            ).fetchone()
+            result = self._source.execute(part["look"].encode()).pgresult
+        except psycopg.errors.LockNotAvailable:
+            raise NotCopiedError(
+                "busy", f"a session at the source has held a lock for {LOCK_SECONDS} s"
+            ) from None
+        except GONE as exc:
+            raise NotCopiedError("changed", _describe(exc)) from None
+        assert result is not None
+        numbers = [result.ftablecol(column) for column in range(result.nfields)]
+        if row is None or row[0] or numbers != list(part["numbers"]):
+            raise NotCopiedError("changed", "the table was rewritten, renamed or altered")
+
+    def _pass_through(self, part: dict[str, Any]) -> tuple[int, int]:
+        source, target = self._source.pgconn, self._target.pgconn
+        hashes = [
+            (number, KeyedHash(self._hash_keys[name].encode()))
+            for number, name in part.get("hashes", ())
+        ]
+        _start(target, part["copy_in"], pq.ExecStatus.COPY_IN)
+        try:
+            with self._bytes_as_stored():
+                _start(source, part["copy_out"], pq.ExecStatus.COPY_OUT)
+                size = self._pump(source, target, hashes)
+                _finish(source)
+        except BaseException:
+            _end_copy(target, b"the source's part failed")
+            while _next_result(target) is not None:
+                pass
+            raise
+        _end_copy(target)
+        return _finish(target), size
+
+    @contextmanager
+    def _bytes_as_stored(self) -> Iterator[None]:
+        """Make a source whose encoding is SQL_ASCII send text unchanged.
+
+        For any other client encoding the source would validate the text, without naming the row.
+        """
+        is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
+        if is_any:
+            self._source.execute("set client_encoding to 'SQL_ASCII'")
+        yield
+        if is_any:
+            self._source.execute("set client_encoding to 'UTF8'")
+
+    def _find_invalid_text(self, locate: str) -> str | None:
+        """Return which row and column of the source the target refuses for its encoding."""
+        source = self._source.pgconn
+        names = source.exec_(f"{locate} limit 0".encode())
+        location = None
+        with self._bytes_as_stored():
+            _start(source, f"copy ({locate}) to stdout", pq.ExecStatus.COPY_OUT)
+            while (row := source.get_copy_data(1))[0] >= 0:
+                if row[0] == 0:
+                    _await_data(source)
+                else:
+                    location = location or invalid_text(bytes(row[1]))
+            _finish(source)
+        if location is None:
+            return None
+        place, number = location
+        name = (names.fname(number) or b"").decode("utf-8", "replace")
+        return (
+            f'at the source, column "{name}" of the row with ctid {place} is not valid UTF-8: '
+            "correct it there, then resync the table"
+        )
+
+    def _find_untranslatable(self, locate: str) -> str | None:
+        """Return which row and column of the source holds a character that UTF-8 lacks.
+
+        The source converts the text for the client, and the error names neither row nor column.
+        """
+        self._source.execute("rollback to savepoint part")
+        self._source.execute(_FIND_UNTRANSLATABLE_SQL.replace("{rows}", locate).encode())
+        row = self._source.execute("select current_setting('streamer.place')").fetchone()
+        place, _, name = str(row[0] if row is not None else "").partition(" ")
+        if not place:
+            return None
+        return (
+            f'at the source, column "{name}" of the row with ctid {place} has it: replace the '
+            "character there, then resync the table"
+        )
+
+    def _check_types(self, types_out: str, types_in: str) -> None:
+        """Check that both sides have the same types for binary values.
+
+        Four bytes may be an integer or a float. Both queries lock the tables until the part is
+        done, so the types stay.
+        """
+        if types_out and _types(self._source, types_out) != _types(self._target, types_in):
+            raise NotCopiedError("changed", "a column has another type since the copy was planned")
+
+    def _pump(
+        self,
+        source: "pq.abc.PGconn",
+        target: "pq.abc.PGconn",
+        hashes: "list[tuple[int, KeyedHash]]",
+    ) -> int:
+        """Pass COPY data on: libpq gathers rows into packets on both sides.
+
+        Gathering rows here first costs three times the processor time of this loop. libpq never
+        waits here: psycopg would hold the interpreter's lock meanwhile.
+        """
+        get = source.get_copy_data
+        put: Callable[[Any], Any] = target.put_copy_data
+        if hashes:
+
+            def put_hashed(row: Any) -> None:
+                target.put_copy_data(hashed_line(row, hashes))
+
+            put = put_hashed
+
+        size = rows = sent = 0
+        began = time.monotonic()
+        while True:
+            for _ in range(PACE_ROWS):
+                length, row = get(1)
+                while length == 0:
+                    _flush(target)
+                    _await_data(source)
+                    length, row = get(1)
+                if length < 0:
+                    return size
+                put(row)
+                size += length
+                if size - sent >= UNSENT_BYTES:
+                    _flush(target)
+                    sent = size
+            rows += PACE_ROWS
+            self._pace.wait(rows, time.monotonic() - began)
+
+
+class Pace:
+    """Keeps to a number of rows per second, and to a share of the time while the source's backlog
+    is large.
+    """
+
+    def __init__(self, rows_per_second: float | None) -> None:
+        self._is_throttled = False
+        self._rows_per_second = rows_per_second
+        self._rounds = 1
+        self._slept = 0.0
+
+    def begin(self, *, is_throttled: bool, rounds: int = 1) -> None:
+        """A part begins; so many *rounds* of copies share the number of rows per second."""
+        self._is_throttled = is_throttled
+        self._rounds = rounds
+        self._slept = 0.0
+
+    def wait(self, rows: int, seconds: float) -> None:
+        """Sleep if *rows* of the part have taken too few *seconds*, sleep included."""
+        early = 0.0
+        if self._rows_per_second is not None:
+            early = self._rounds * rows / self._rows_per_second - seconds
+        if self._is_throttled:
+            worked = seconds - self._slept
+            early = max(early, THROTTLED_TIMES * worked - seconds)
+        if early > 0:
+            self._slept += early
+            time.sleep(early)
+
+
+_IS_ANOTHER_SQL: Final = """
+select pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid
+    or coalesce(pg_catalog.bool_or(
+        pg_catalog.pg_relation_filenode(s.oid) is distinct from s.filenode::oid), false)
+from rows from (pg_catalog.unnest(%s::oid[]), pg_catalog.unnest(%s::int8[])) as s (oid, filenode)
+"""
+# Only a PL/pgSQL block can continue after a conversion error; a setting returns the result.
+_FIND_UNTRANSLATABLE_SQL: Final = """
+do $streamer$
+declare
+    streamer_row record;
+    streamer_field record;
+begin
+    perform pg_catalog.set_config('streamer.place', '', false);
+    for streamer_row in {rows} loop
+        for streamer_field in
+            select key, value from pg_catalog.json_each_text(pg_catalog.row_to_json(streamer_row))
+        loop
+            begin
+                perform pg_catalog.convert_to(streamer_field.value, 'UTF8');
+            exception when untranslatable_character or character_not_in_repertoire then
+                perform pg_catalog.set_config('streamer.place',
+                    streamer_row.ctid::text || ' ' || streamer_field.key, false);
+                return;
+            end;
+        end loop;
+    end loop;
+end $streamer$
+"""
+GONE: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.WrongObjectType,
+)
+
+
+def begin_reading(source: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
+    """Begin the transaction that reads under the snapshot. Raises NotCopiedError."""
+    check_place(source, ends.place)
+    source.execute(f"set lock_timeout = '{LOCK_SECONDS}s'".encode())
+    source.execute("begin isolation level repeatable read read only")
+    _import(source, ends.snapshot_name)
+
+
+def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
+    """Refuse any server but *expected*. Raises NotCopiedError."""
+    try:
+        row = source.execute(PLACE_SQL).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return  # only the expected server has the snapshot
+    assert row is not None
+    if difference := find_difference(expected, place_of(row[0], row[1], row[2], expected)):
+        raise NotCopiedError("elsewhere", difference)
+
+
+def prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
+    """Refuse a target where the source's lock is not held by the process that planned the copy.
+
+    A session stays on a server, so one proof is enough. Each part proves the token again, in the
+    transaction that writes: a second process may have taken the source over on this server.
+    """
+    try:
+        row = psycopg.RawCursor(target).execute(PROOF_SQL, ends.claim).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+        row = None  # without the bookkeeping
+    if row is None or not row[0]:
+        raise NotCopiedError(
+            "elsewhere",
+            "the target is not the server on which the source's lock is held",
+        )
+
+
+def _import(source: "psycopg.Connection[Any]", snapshot_name: str) -> None:
+    """Import a snapshot. If the import fails, the snapshot is gone: the reasons have several
+    SQLSTATEs, and none is transient.
+    """
+    try:
+        source.execute(f"set transaction snapshot '{snapshot_name}'".encode())
+    except psycopg.Error as exc:
+        if exc.sqlstate is None or exc.sqlstate[:2] in ("08", "53", "57", "58"):
+            raise
+        raise NotCopiedError("snapshot", _describe(exc)) from None
+
+
+def _types(connection: "psycopg.Connection[Any]", query: str) -> list[int]:
+    """Return the OIDs of the types of a query's columns."""
+    description = connection.execute(query.encode()).description
+    return [column.type_code for column in description or ()]
+
+
+def _start(pgconn: "pq.abc.PGconn", command: str, expected: pq.ExecStatus) -> None:
+    pgconn.nonblocking = 1
+    result = pgconn.exec_(command.encode())
+    if result.status != expected:
+        raise psycopg.errors.error_from_result(result)
+
+
+def _await_data(pgconn: "pq.abc.PGconn") -> None:
+    """Wait until the server has sent data, and read the data."""
+    waiting = select.poll()
+    waiting.register(pgconn.socket, select.POLLIN)
+    waiting.poll()
+    pgconn.consume_input()
+
+
+def _flush(pgconn: "pq.abc.PGconn") -> None:
+    """Wait until libpq has sent all data. Read the server's data meanwhile, because the server may
+    wait for a reader.
+    """
+    while pgconn.flush():
+        waiting = select.poll()
+        waiting.register(pgconn.socket, select.POLLIN | select.POLLOUT)
+        if any(event & ~select.POLLOUT for _, event in waiting.poll()):
+            pgconn.consume_input()
+
+
+def _end_copy(pgconn: "pq.abc.PGconn", error: bytes | None = None) -> None:
+    _flush(pgconn)
+    pgconn.put_copy_end(error)
+    _flush(pgconn)
+
+
+def _next_result(pgconn: "pq.abc.PGconn") -> "pq.abc.PGresult | None":
+    while pgconn.is_busy():
+        _await_data(pgconn)
+    return pgconn.get_result()
+
+
+def invalid_text(row: bytes) -> tuple[str, int] | None:
+    """Return the first field of COPY's text format and the number of the first field that is not
+    valid UTF-8; None without such a field.
+    """
+    fields = row.rstrip(b"\n").split(b"\t")
+    for number, field in enumerate(fields):
+        try:
+            field.decode()
+        except UnicodeDecodeError:
+            return fields[0].decode(), number
+    return None
+
+
+def _finish(pgconn: "pq.abc.PGconn") -> int:
+    """Read the end of a COPY; return the number of rows."""
+    count = 0
+    error: psycopg.Error | None = None
+    while (result := _next_result(pgconn)) is not None:  # to the end, or the connection stays busy
+        if result.status != pq.ExecStatus.COMMAND_OK:
+            error = error or psycopg.errors.error_from_result(result)
+        count = result.command_tuples or 0
+    if error is not None:
+        raise error
+    return count

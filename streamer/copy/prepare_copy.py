@@ -1,0 +1,712 @@
+"""Prepares a copy: whether the copy can run, and whether directly or staged.
+
+*Directly*: COPY fills the target table. That is the fast way, for a table without rows of this
+source, so readers miss no row. ``streamer.relation.filling`` records the start. After a crash the
+table holds only part of this source's rows, and streamer deletes that part.
+
+*Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
+transaction exchanges the rows (`streamer.copy.staging_tables`). A crash leaves the old rows.
+
+streamer removes rows of other programs with consent only.
+
+Many tables are prepared together, with statements about all tables. Round trips for each would take
+longer than the rows of a small table. Such a statement waits for no lock on a user's table. Rows
+that are in the way, or a failure, concern one table, so the caller then prepares tables alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.rows.apply_plan import ApplyPlan, Identity
+from streamer.apply.rows.check_expressions import confirm_expressions
+from streamer.apply.rows.make_plan import make_plan, missing_columns, missing_target
+from streamer.apply.rows.refuse_same_rows import refuse_same_rows
+from streamer.bookkeeping.copied_parts import add_parts, remove_parts
+from streamer.bookkeeping.copies import (
+    begin_copies,
+    fill_directly,
+    read_filling,
+    set_row_estimates,
+)
+from streamer.bookkeeping.relation_states import CopyRecord
+from streamer.control.chunked_copy import ChunkedCopy, beyond, in_bytes
+from streamer.control.resync_options import Mode, Resync, RowScope
+from streamer.control.table_state import CopyScope, Need
+from streamer.copy.copy_obstacles import (
+    OCCUPIED_WORDS,
+    TARGET_DATABASE_SQL,
+    TargetDatabase,
+    find_unreadable,
+    occupied_error,
+    own_target_error,
+)
+from streamer.copy.copy_query import CopyOrder
+from streamer.copy.copy_snapshot import HeldSnapshot, TableSeen
+from streamer.copy.exchange_rows import Exchange, WriteMode
+from streamer.copy.parts.ctid_ranges import CopyPart
+from streamer.copy.resync_scope import (
+    check_conditions,
+    source_condition,
+    target_condition,
+    unchanged_columns,
+)
+from streamer.copy.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
+from streamer.errors.error_classes import TargetFencedError
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.rule_options import Initial, MetadataKind, OnColumnAdded, TableType
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.schema.desired_columns import columns_to_add
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.changes_during_copy import ChangedDefinitions
+from streamer.schema_changes.create_tables import NewTable, create_tables, published_relation
+from streamer.schema_changes.widen_shared_table import widen_shared_table
+from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.source.connection import Connection
+from streamer.source.tables.expression_check import describe_condition, describe_expressions
+from streamer.source.tables.user_defined_types import read_named_types, read_types
+from streamer.target.add_columns import add_columns
+from streamer.target.catalog import read_kind, read_relation, read_relations
+from streamer.target.connection import TargetAddress, TargetConnection, transaction
+from streamer.util.backoff import Backoff
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import Lsn
+
+if TYPE_CHECKING:
+    from streamer.copy.copy_in_chunks import TableChunk
+    from streamer.copy.copy_under_lock import LockedTable
+
+log = structlog.get_logger()
+
+TOGETHER: Final = 50
+"""How many tables are locked at a time while they are prepared, or their definitions read."""
+
+Pair = tuple[MappedRelation, SourceRelation]
+"""A relation to copy, and its table at the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyWay:
+    """How the rows of an attempt get into the target table.
+
+    ``owns_rows``: after the copy, all rows of this source in the target are streamer's.
+    """
+
+    attempt: int
+    mode: WriteMode = WriteMode.DIRECT
+    owns_rows: bool = True
+
+
+@dataclass(eq=False, slots=True)
+class TableCopy:
+    """A relation in a round of copies. Fields without a value get a value in this order."""
+
+    mapped: MappedRelation
+    relation: SourceRelation
+    target: TargetRelation
+    was_created: bool
+    scope: CopyScope
+    plan: ApplyPlan | None = None
+    way: CopyWay = field(init=False, repr=False)
+    """Exists once the bookkeeping has the attempt."""
+    lock: "LockedTable | None" = None
+    """The session that locks the table until the end of the copy, if needed."""
+    snapshot: HeldSnapshot = field(init=False, repr=False)
+    seen: TableSeen = field(init=False, repr=False)
+    """The table in the snapshot."""
+    found: RowScope | None = None
+    """The rows that a comparison at the consistent point found to differ."""
+    chunk: "TableChunk | None" = None
+    """The rows to copy, in a copy in chunks."""
+    columns: tuple[str, ...] = ()
+    parts: list[CopyPart] = field(default_factory=list)
+    has_copied_parts: bool = False
+    has_strays: bool = False
+    """The copy has the rows too that only the target finds by the conditions of the scope."""
+    is_done: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+    not_before: float = 0.0
+    """When to try again to exchange the rows."""
+
+    @property
+    def name(self) -> str:
+        return str(self.mapped.mapping.source)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The place in the order of copies: a higher priority first, then a smaller table."""
+        return -self.mapped.mapping.rule.priority, self.seen.size_bytes
+
+    def reads(self, relation: SourceRelation) -> None:
+        """Use *relation* for the copy and for the stream that follows it."""
+        self.relation = relation
+        self.mapped.relid = relation.oid
+        self.mapped.source = self.mapped.source.with_definition(relation)
+
+    @property
+    def column_numbers(self) -> dict[str, int]:
+        """The numbers of the source's columns, negative if the target does not get a column."""
+        numbers = {column.name: column.number for column in self.relation.columns}
+        if self.plan is None:
+            return numbers
+        written = self.plan.written
+        return {name: number if name in written else -number for name, number in numbers.items()}
+
+    @property
+    def consistent_point(self) -> Lsn:
+        return self.snapshot.consistent_point
+
+    @property
+    def plain(self) -> Connection:
+        """The session at the source that reads the table in the snapshot."""
+        return self.snapshot.plain if self.lock is None else self.lock.plain
+
+    @property
+    def is_staged(self) -> bool:
+        return self.way.mode is not WriteMode.DIRECT
+
+    @property
+    def order(self) -> CopyOrder:
+        """The input of the copy's query."""
+        rows = self.rows
+        return CopyOrder(
+            self.mapped.relation_id,
+            self.way.attempt,
+            self.mapped.mapping,
+            self.relation.columns,
+            self.target,
+            self.sid,
+            self.destination,
+            self.seen.heaps,
+            self.seen.can_split and (rows is None or rows.reads_all),
+            None if rows is None else source_condition(rows, self.mapped.mapping, self.names),
+            self.only,
+            (self.snapshot.source_time, str(self.consistent_point)),
+        )
+
+    @property
+    def rows(self) -> RowScope | None:
+        """The rows to copy; None for all."""
+        return self.found if self.scope.resync.scope is None else self.scope.resync.scope
+
+    @property
+    def awaits_strays(self) -> bool:
+        """Whether the copy may get parts for rows that only the target finds by the conditions."""
+        has_conditions = self.rows is not None and bool(self.rows.conditions)
+        return self.scope.is_to_point and has_conditions and not self.has_strays
+
+    @property
+    def filled(self) -> tuple[str, ...] | None:
+        """The columns of the target to bring, if not all."""
+        if self.scope.resync.columns is None or self.plan is None:
+            return None
+        present = {column.name: column for column in self.plan.columns}
+        return tuple(
+            name
+            for name in self.scope.resync.columns
+            if name in present and not present[name].target.identity_always
+        )
+
+    @property
+    def only(self) -> frozenset[str] | None:
+        """The names in `filled` plus the key columns that locate the rows."""
+        if self.filled is None or self.plan is None:
+            return None
+        return frozenset(self.filled) | {column.name for column in self.plan.key}
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the source's table."""
+        return [column.name for column in self.relation.columns]
+
+    @property
+    def unchanged(self) -> dict[str, str]:
+        """The source's columns that the target has unchanged, with the target's names."""
+        return unchanged_columns(self.relation.columns, self.mapped.mapping, self.target)
+
+    @property
+    def sid(self) -> str | None:
+        """The SQL of the target's column kvsz_sid, if written."""
+        return None if self.plan is None else self.plan.sid
+
+    @property
+    def table(self) -> str:
+        """The target table, quoted."""
+        return quote_qualified(self.target.name.namespace, self.target.name.name)
+
+    @property
+    def destination(self) -> str:
+        """Where COPY puts the rows, quoted."""
+        return stage_name(self.mapped.relation_id) if self.is_staged else self.table
+
+    @property
+    def target_name(self) -> tuple[str, str]:
+        """The schema and the name of the target table."""
+        return self.target.name.namespace, self.target.name.name
+
+    @property
+    def fills(self) -> tuple[str, str]:
+        """The schema and the name of the table that COPY fills."""
+        return stage_place(self.mapped.relation_id) if self.is_staged else self.target_name
+
+    @property
+    def own_rows(self) -> str:
+        """The condition for rows that this source has written."""
+        if self.sid is None:
+            return "true"
+        return f'"sid" = {quote_literal(self.sid)}'
+
+
+class Preparation:
+    """Prepares target tables before copies of a source."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        server: SourceServer,
+        address: TargetAddress,
+        changed: ChangedDefinitions | None,
+        *,
+        create_tables: bool,
+    ) -> None:
+        """*changed*: None unless the source captures changes of definitions."""
+        self._source = source
+        self._server = server
+        self._address = address
+        self._changed = changed
+        self._create_tables = create_tables
+        self._created: set[MappedRelation] = set()
+        """Relations whose targets this object has created."""
+
+    async def prepare(
+        self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
+    ) -> list[TableCopy]:
+        """Check that both tables of each pair exist and fit; create the target's if need be.
+
+        Raises SyncError, TargetSchemaError and further errors with the next step.
+        """
+        await self._refuse_own_targets(target, [mapped.mapping for mapped, _ in pairs])
+        facts: dict[MappedRelation, ExpressionFacts] = {}
+        targets = [mapped.mapping.target for mapped, _ in pairs]
+        former = {} if self._changed is None else await read_relations(target, targets)
+        pairs = await self._settled(source, target, pairs)
+        for mapped, relation in pairs:
+            if not mapped.state.is_to_declare:
+                for unreadable in find_unreadable(relation, self._server.role):
+                    raise unreadable
+            facts[mapped] = (
+                await describe_expressions(source, mapped.mapping, relation)
+                if mapped.mapping.rule.expressions
+                else ExpressionFacts({}, {})
+            )
+        tables = await read_relations(target, targets)
+        missing = [pair for pair in pairs if pair[0].mapping.target not in tables]
+        if missing and self._create_tables:
+            await self._create(source, target, missing, facts)
+        # A second source may have created a table before or after the query above.
+        late = [
+            (mapped, relation)
+            for mapped, relation in pairs
+            if mapped.mapping.target not in former and mapped not in self._created
+        ]
+        if late:
+            settled = dict(await self._settled(source, target, late))
+            pairs = [(mapped, settled.get(mapped, relation)) for mapped, relation in pairs]
+        if missing or late:
+            tables = await read_relations(target, targets)
+        copies: list[TableCopy] = []
+        for mapped, relation in pairs:
+            table = tables.get(mapped.mapping.target)
+            if table is None:
+                name = mapped.mapping.target
+                raise missing_target(name, await read_kind(target, name))
+            was_created = mapped in self._created
+            copy = TableCopy(
+                mapped,
+                relation,
+                table,
+                was_created,
+                mapped.state.scope,
+            )
+            await _check_scope(source, copy)
+            if not mapped.state.is_to_declare:
+                await self._check_fits(source, target, copy, facts[mapped])
+            copy.scope = replace(copy.scope, resync=_findable(copy))
+            copies.append(copy)
+        if self._changed is not None and not pairs[0][0].state.is_to_declare:
+            await self._changed.know(target, pairs)
+        return copies
+
+    async def _refuse_own_targets(
+        self, target: TargetConnection, mappings: Sequence[RelationMapping]
+    ) -> None:
+        """Refuse a table that is its own target. Raises TargetSchemaError."""
+        own_targets = [mapping.source for mapping in mappings if mapping.source == mapping.target]
+        if own_targets:
+            (row,) = await target.fetch(TARGET_DATABASE_SQL)
+            if TargetDatabase(**row).is_of(self._server):
+                raise own_target_error(own_targets[0])
+
+    async def _settled(
+        self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
+    ) -> Sequence[Pair]:
+        """Return *pairs* once the target tables have the definitions of the source.
+
+        Pairs to be declared in sync are together, and stay unchanged.
+        """
+        if self._changed is None or pairs[0][0].state.is_to_declare:
+            return pairs
+        return await self._changed.settle(source, target, pairs)
+
+    async def _create(
+        self,
+        source: Connection,
+        target: TargetConnection,
+        pairs: Sequence[Pair],
+        facts: dict[MappedRelation, ExpressionFacts],
+    ) -> None:
+        oids = {column.type_oid for _, relation in pairs for column in relation.columns}
+        types = await read_types(source, oids)
+        new_tables = [
+            NewTable(
+                relation,
+                mapped.mapping,
+                mapped.source.sid,
+                facts[mapped].types,
+                mapped.relation_id,
+            )
+            for mapped, relation in pairs
+        ]
+        created = await create_tables(target, new_tables, types)
+        self._created |= {mapped for mapped, _ in pairs if mapped.mapping.target in created}
+        failpoint("sync.table_created")
+
+    async def _check_fits(
+        self,
+        source: Connection,
+        target: TargetConnection,
+        copy: TableCopy,
+        facts: ExpressionFacts,
+    ) -> None:
+        """Refuse now the definitions that the stream would refuse later; add columns like the
+        stream.
+        """
+        mapped, relation = copy.mapped, copy.relation
+        mapping, published = mapped.mapping, published_relation(relation)
+        sid = mapped.source.sid
+        if self._changed is None and sid is not None and copy.target.has_sid:
+            copy.target = await widen_shared_table(
+                self._address, target, copy.target, relation, mapping, sid
+            )
+        facts_now = mapped.source.with_definition(relation)
+        types = {column.name: column.type for column in relation.columns}
+        missing = missing_columns(published, mapping, copy.target)
+        if missing and mapping.rule.on_column_added is OnColumnAdded.ADD:
+            columns = columns_to_add(mapping, missing, types)
+            ask = partial(read_named_types, source)
+            await add_columns(self._address, mapping.target, columns, ask)
+            copy.target = await read_relation(target, mapping.target) or copy.target
+        elif missing and copy.scope.resync.force:
+            log.warning(
+                "this copy leaves out columns that the target lacks; the table stops at its next "
+                "change unless you add, exclude or ignore them (on_column_added)",
+                source=self._source.label,
+                table=copy.name,
+                columns=", ".join(name for _, name in missing),
+            )
+            mapping = _ignoring_columns(mapping)
+        copy.plan = make_plan(
+            published,
+            mapping,
+            copy.target,
+            sid=mapped.source.sid,
+            primary_key=facts_now.primary_key,
+            source_keys=facts_now.unique_keys,
+            has_partial_key=facts_now.has_partial_key,
+            type_names=types,
+            input_types=facts.with_collations(types),
+            computed_types=facts.types,
+        )
+        await refuse_same_rows(target, copy.plan, self._source.label)
+        if copy.plan.has_expressions:
+            await confirm_expressions(target, copy.plan, facts.types)
+
+    async def _clear_behind(
+        self, target: TargetConnection, copy: TableCopy, begun: CopyRecord
+    ) -> None:
+        """Remove the rows of an earlier attempt that are behind those of former chunks."""
+        if copy.scope.chunks != begun.chunks:  # the outcome of a commit was unknown
+            raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
+        assert begun.chunks is not None
+        await rest_triggers(target)
+        names = _border_columns(copy, begun.chunks)
+        if names is None or begun.attempt <= begun.chunk_attempt + 1:
+            return  # with another definition, the copy begins again, and removes all rows
+        tail = beyond(names, begun.chunks.types, begun.chunks.border)
+        await target.execute(f"delete from {copy.target.rows} where {copy.own_rows} and {tail}")
+
+    async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
+        """Store ``copying`` and a new attempt, and choose the mode of each copy.
+
+        Before a direct copy, the target table has no row of this source. Several copies begin
+        without a wait for a user's lock: return the copies whose target has rows or partitions,
+        which did not begin. Raises SyncError for rows that streamer did not write, and
+        TargetContentionError.
+        """
+        is_alone = len(copies) == 1
+        async with transaction(target):
+            if is_alone and copies[0].scope.need is not Need.ROWS:
+                await self._begin(target, copies)
+                return []
+            # All waits come before the locks on the relations' rows, which store the reasons of
+            # waits.
+            filling = await read_filling(target, [copy.mapped.relation_id for copy in copies])
+            if is_alone:
+                occupied = await read_occupied(target, copies)
+                if occupied and filling and _may_truncate(copies[0]):
+                    await target.execute(f"lock table {copies[0].table} in access exclusive mode")
+                chosen = list(copies)
+            else:
+                # Locks on all partitions of many tables could be more than the server has room for.
+                chosen = [
+                    copy
+                    for copy in copies
+                    if copy.mapped.relation_id not in filling
+                    and not copy.target.is_partitioned
+                    and copy.scope.need is Need.ROWS
+                ]
+                chosen = await _choose_empty(target, chosen)
+            if chosen:
+                await self._begin(target, chosen)
+        return [copy for copy in copies if copy not in chosen]
+
+    async def _begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
+        ids = [copy.mapped.relation_id for copy in copies]
+        # A task of a dead process may still hold a part's row. The removal waits until the task
+        # commits or ends, and the statements below see the committed rows. From here on no task
+        # finds a part's row, so no task copies.
+        await remove_parts(target, ids)
+        need = copies[0].scope.need
+        begun = await begin_copies(target, ids, need)
+        await drop_stages(target, ids)
+        for copy in copies:
+            record = begun[copy.mapped.relation_id]
+            copy.way = CopyWay(record.attempt)
+            if need is Need.PART:
+                copy.way = replace(copy.way, mode=_choose_part_mode(copy, record.is_owner))
+            elif need is Need.CHUNKS:
+                await self._clear_behind(target, copy, record)
+        if need is Need.ROWS:
+            await self._begin_all_rows(target, copies, begun)
+
+    async def _begin_all_rows(
+        self, target: TargetConnection, copies: Sequence[TableCopy], begun: dict[int, CopyRecord]
+    ) -> None:
+        occupied = await read_occupied(target, copies)
+        for copy in copies:
+            record = begun[copy.mapped.relation_id]
+            if copy not in occupied:
+                continue
+            if record.is_filling:
+                await _clear(target, copy)
+            else:
+                mode, owns_rows = _choose_mode(copy, record.is_owner), record.is_owner
+                copy.way = CopyWay(record.attempt, mode, owns_rows or _may_remove(copy))
+        await fill_directly(
+            target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
+        )
+
+
+def _findable(copy: TableCopy) -> Resync:
+    """Return the resync of *copy*, of all columns if no key locates the rows."""
+    columns, plan = copy.scope.resync.columns, copy.plan
+    if columns is None or plan is None:
+        return copy.scope.resync
+    key = {column.name for column in plan.key}
+    if plan.identity is Identity.KEY and key.isdisjoint(columns):
+        return copy.scope.resync
+    return replace(copy.scope.resync, columns=None)
+
+
+def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
+    """Return the SQL of the target's columns of the borders; None if these have changed.
+
+    The application may rename a column between two chunks, or change the type. A new table may have
+    the name of the target.
+    """
+    if chunks.target_oid != copy.target.oid:
+        return None
+    types = {column.name: column.type for column in copy.relation.columns}
+    unchanged = copy.unchanged
+    names = []
+    for name, kind in zip(chunks.columns, chunks.types, strict=True):
+        if types.get(name) != kind or name not in unchanged:
+            return None
+        names.append(in_bytes(quote_identifier(unchanged[name]), kind))
+    return names
+
+
+async def _check_scope(source: Connection, copy: TableCopy) -> None:
+    """Check the conditions of a resync as those of `filter`. Raises MappingError."""
+    scope, mapping = copy.scope.resync.scope, copy.mapped.mapping
+    if scope is None:
+        return
+    for condition in check_conditions(scope, copy.unchanged, mapping):
+        await describe_condition(source, mapping, copy.relation, condition, "the condition")
+
+
+def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
+    return replace(mapping, rule=replace(mapping.rule, on_column_added=OnColumnAdded.IGNORE))
+
+
+def _may_remove(copy: TableCopy) -> bool:
+    """Whether rows of this source that other programs wrote may be removed."""
+    return copy.mapped.mapping.rule.truncate_target
+
+
+def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
+    mapping = copy.mapped.mapping
+    if copy.filled is not None:
+        return WriteMode.DIFFERENCE  # of columns, and no row comes or goes
+    if not owns_rows and not _may_remove(copy):
+        if mapping.rule.initial is Initial.KEEP:
+            return WriteMode.KEEP
+        hint = Remedy.of(f"empty it, {OCCUPIED_WORDS}")
+        if mapping.rule.initial is Initial.NONE:
+            source = copy.mapped.source
+            again = run("resync", copy.name, database=source.database, sid=source.sid)
+            hint = Remedy.of("to replace these rows, run: ", again)
+        raise occupied_error(mapping.target, hint)
+    match mapping.type:
+        case TableType.CLONE:
+            is_diff = copy.scope.resync.mode is Mode.DIFF
+            return WriteMode.DIFFERENCE if is_diff else WriteMode.REPLACE
+        case TableType.APPEND:
+            return WriteMode.KEEP if owns_rows else WriteMode.REPLACE
+        case TableType.HISTORY:
+            return WriteMode.DIFFERENCE if owns_rows else WriteMode.REPLACE
+
+
+def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
+    """Return how a partial copy writes rows, without a change of the remaining rows."""
+    mode = _choose_mode(copy, owns_rows)
+    if mode is not WriteMode.REPLACE:
+        return mode
+    is_append = copy.mapped.mapping.type is TableType.APPEND
+    return WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
+
+
+def exchange_of(copy: TableCopy) -> Exchange:
+    """Return how the staged rows of *copy* get into the target table."""
+    plan = copy.plan
+    assert plan is not None, "only declared relations have none"
+    is_history = copy.mapped.mapping.type is TableType.HISTORY
+    # If keys are not unique, the exchange deletes surplus rows, which no key identifies. A history
+    # has one open version of each key.
+    is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
+    is_keyed = is_keyed or copy.filled is not None or plan.marks
+    key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
+    within = "true"
+    if copy.rows is not None:
+        conditions = check_conditions(copy.rows, copy.unchanged, copy.mapped.mapping)
+        within = target_condition(copy.rows, conditions, copy.unchanged)
+        if not key and plan.identity is Identity.KEY:
+            within = f"({within} or {_is_staged(copy, plan)})"
+    return Exchange(
+        table=copy.table,
+        rows=copy.target.rows,
+        stage=copy.destination,
+        columns=copy.columns,
+        key=tuple((column.name, column.target.equality) for column in key),
+        fixed=frozenset(c.name for c in copy.target.columns.values() if c.identity_always),
+        sid=copy.sid,
+        is_history=is_history,
+        at=copy.snapshot.source_time,
+        scope=within,
+        fills=copy.filled,
+        stamps=frozenset(name for _, name in copy.mapped.mapping.rule.metadata),
+        mark=_mark_of(copy),
+    )
+
+
+def _mark_of(copy: TableCopy) -> tuple[str, str] | None:
+    """Return how a row is marked that the source has no more, as of the snapshot."""
+    rule = copy.mapped.mapping.rule
+    if rule.deleted_at is None:
+        return None
+    at = f"{quote_literal(copy.snapshot.source_time)}::timestamptz"
+    values = {
+        MetadataKind.COMMITTED_AT: at,
+        MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
+        MetadataKind.LSN: f"{quote_literal(str(copy.consistent_point))}::pg_lsn",
+        MetadataKind.OPERATION: "'delete'",
+        MetadataKind.DELETED_AT: at,
+    }
+    assignments = ", ".join(
+        f"{quote_identifier(name)} = {values[kind]}" for kind, name in rule.metadata
+    )
+    return quote_identifier(rule.deleted_at), assignments
+
+
+def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:
+    """The condition for rows of the target whose key the staging table has."""
+    condition = " and ".join(
+        f"t.{quote_identifier(c.name)} {c.target.equality} s.{quote_identifier(c.name)}"
+        for c in plan.key
+    )
+    return f"exists (select from {copy.destination} s where {condition})"
+
+
+async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -> set[TableCopy]:
+    """Return the copies whose target table holds rows of this source."""
+    looks = " union all ".join(
+        f"select {number} as number"
+        f" where exists (select from {copy.target.rows} where {copy.own_rows})"
+        for number, copy in enumerate(copies)
+    )
+    return {copies[row["number"]] for row in await target.fetch(looks)}
+
+
+async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
+    """Lock the targets for reading, and return the copies whose target has no rows of this source.
+
+    Raises TargetContentionError at once. A session that holds such a lock and waits for a second
+    lock could deadlock with a user's statement.
+    """
+    if not copies:
+        return []
+    tables = ", ".join(copy.table for copy in copies)
+    await target.execute(f"lock table {tables} in access share mode nowait")
+    occupied = await read_occupied(target, copies)
+    return [copy for copy in copies if copy not in occupied]
+
+
+def _may_truncate(copy: TableCopy) -> bool:
+    """Whether all rows of the table are this source's, and no foreign key refers to the table."""
+    return copy.sid is None and not copy.target.is_referenced
+
+
+async def _clear(target: TargetConnection, copy: TableCopy) -> None:
+    """Remove the rows of this source, which an unfinished copy has written."""
+    if _may_truncate(copy):
+        await target.execute(f"truncate {copy.target.rows}")
+    else:
+        await rest_triggers(target)
+        await target.execute(f"delete from {copy.target.rows} where {copy.own_rows}")
+
+
+async def store_parts(target: TargetConnection, copies: list[TableCopy]) -> None:
+    """Store the parts of *copies* in the ledger."""
+    parts = [part for copy in copies for part in copy.parts]
+    whole = [copy for copy in copies if not copy.scope.is_to_point]
+    async with transaction(target):
+        await set_row_estimates(
+            target, {copy.mapped.relation_id: copy.relation.row_count_estimate for copy in whole}
+        )
+        await add_parts(target, parts)

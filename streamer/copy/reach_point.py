@@ -1,0 +1,34 @@
+"""Waits until the target is at the point of a copy, while the snapshot may stay open.
+
+An open snapshot keeps dead rows at the source, and the target may wait for a lock or an operator.
+"""
+
+import asyncio
+import time
+from typing import Final
+
+from streamer.copy.copy_context import SyncEvents
+from streamer.copy.prepare_copy import TableCopy
+from streamer.errors.error_classes import SyncAgainError
+
+SNAPSHOT_SECONDS: Final = 60.0
+"""How long a snapshot may stay open for that. The next one begins closer to the target's position.
+"""
+LOOK_SECONDS: Final = 0.5
+"""How long a copy waits that comes later in its round."""
+
+
+async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
+    """Have the target at the point of *copy*, which reads by the snapshot behind that.
+
+    Raises SyncAgainError, and SyncError if the point cannot be reached.
+    """
+    seconds = copy.snapshot.taken_at + SNAPSHOT_SECONDS - time.monotonic()
+    try:
+        async with asyncio.timeout(max(LOOK_SECONDS, seconds)):
+            await events.reach(copy.mapped, copy.consistent_point)
+    except TimeoutError:
+        raise SyncAgainError(
+            f'copying "{copy.name}" begins again: the target does not take the changes from before '
+            f"its snapshot within {SNAPSHOT_SECONDS:g} s"
+        ) from None

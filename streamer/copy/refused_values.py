@@ -1,0 +1,41 @@
+"""The remedy for a copy that the target refuses because types do not accept all values.
+
+With `ddl: capture`, a source that joins a shared table widens types as changes of the definition
+(`streamer.schema_changes.changes_during_copy`). Otherwise an operator runs the statements.
+"""
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.relation_definitions import read_others
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.errors.remedies import Remedy, at_target, run
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.read_definitions import read_target_types
+from streamer.schema_changes.translate.joining_source import joining_statements
+from streamer.source.catalog import SourceRelation
+from streamer.target.connection import TargetConnection
+
+
+async def way_for_values(
+    target: TargetConnection,
+    mapped: MappedRelation,
+    relation: SourceRelation,
+    table: TargetRelation,
+) -> Remedy | None:
+    """Return a remedy with the statements for the target; None if the types take all values."""
+    source = mapped.source
+    neighbours = await read_others(target, mapped.relation_id) if table.has_sid else []
+    try:
+        statements = joining_statements(
+            relation.definition,
+            mapped.mapping,
+            table,
+            await read_target_types(target, table),
+            sid=source.sid,
+            others=neighbours,
+        )
+    except TargetSchemaError as exc:
+        return Remedy.of(exc.message)
+    if not statements:
+        return None
+    again = run("resync", str(relation.name), database=source.database, sid=source.sid)
+    return Remedy.of("run at the target: ", at_target(*statements), "; then run `", again, "`")

@@ -1,0 +1,35 @@
+"""Checks that the Java of Spark is present and recent enough. Blocking."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from streamer.copy.spark.security import choose_environment
+
+MAJOR_MIN: Final = 17
+FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JAVA_HOME to one"
+
+
+def find_obstacle() -> str | None:
+    """Return why Spark cannot start here; None if Java is fine. Starts no Spark."""
+    home = os.environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else "java"
+    try:
+        said = subprocess.run(
+            [program, "-version"],
+            env=choose_environment(os.environ),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stderr
+    except (OSError, subprocess.SubprocessError):
+        return f"Spark needs Java {MAJOR_MIN}, and {program} cannot be run"
+    version = re.search(r'version "((?:1\.)?(\d+)[^"]*)', said)
+    if version is None:
+        return f"Spark needs Java {MAJOR_MIN}, and {program} does not say its version"
+    if int(version[2]) < MAJOR_MIN:
+        return f"Spark needs Java {MAJOR_MIN}, and {program} is version {version[1]}"
+    return None

@@ -1,0 +1,303 @@
+"""Starts the Spark process, submits jobs, monitors the process and ends it.
+
+Spark never runs in the event loop's process: Spark may crash or run out of memory without harm to
+the stream. The launcher starts the process with the first job, or earlier (`prepare`), and keeps
+the process warm for a while after the last job. The process has a separate group, so ending the
+group ends the JVM and the Python workers, too.
+
+If Spark started without a class data archive, the launcher creates an archive after the end of the
+process (`streamer.copy.spark.class_archive`).
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import create_subprocess_exec
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from streamer.copy.spark import class_archive
+from streamer.copy.spark.java import FIX, find_obstacle
+from streamer.copy.spark.security import LOCAL_ENVIRONMENT, choose_environment, is_local
+from streamer.errors.error_classes import SparkJobError
+from streamer.util.backoff import Backoff
+from streamer.util.owned_directory import write_private
+from streamer.util.waiting import in_thread
+
+log = structlog.get_logger()
+
+PROGRAM: Final = "streamer.copy.spark.job"
+IDLE_SECONDS: Final = 10.0
+"""How long the process waits for another job. The next one starts in a few seconds."""
+STOP_SECONDS: Final = 3.0
+ARCHIVE_SECONDS: Final = 15.0
+"""How long making the class data archive may take. With `IDLE_SECONDS` and `STOP_SECONDS` it ends
+less than 30 s after the last copy; the next process tries again.
+"""
+CRASH_SECONDS_MAX: Final = 30.0
+"""How long a process that ends in the middle of its work keeps the next one waiting at most."""
+_LINE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class SparkLauncher:
+    """The Spark process of streamer. `run` is the owner's task; any task may call `submit`."""
+
+    def __init__(
+        self,
+        master: str,
+        jobs: int,
+        directory: Path,
+        spark_settings: dict[str, str] | None = None,
+        *,
+        allow_insecure: bool = False,
+    ) -> None:
+        self._master = master
+        self._jobs = jobs
+        self._spark_settings = spark_settings or {}
+        self._allow_insecure = allow_insecure
+        self._directory = directory
+        self._process: asyncio.subprocess.Process | None = None
+        self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
+        self._wanted = asyncio.Event()
+        self._idle: asyncio.Timeout | None = None
+        self._count = 0
+        self._last_error: str | None = None
+        self._is_ready = False
+        self._lacks_archive = False
+        self.is_starving = False
+        """No worker of Spark takes the tasks of the jobs there are."""
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether jobs wait for the Spark process to start."""
+        return bool(self._waiting) and not self._is_ready
+
+    def prepare(self) -> None:
+        """Start the process now, because a job comes soon."""
+        self._wanted.set()
+        self._set_idle()
+
+    async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Run *job* to the end; return the failed relations with reasons.
+
+        A cancellation cancels the job: the tasks end, and make room for tasks of further jobs.
+        Raises SparkJobError if the process ends or the job fails as a whole.
+        """
+        self._count += 1
+        path = self._directory / f"job-{self._count}.json"
+        try:
+            await in_thread(_write_job, path, job)
+            return await self._run_job(str(path))
+        finally:
+            await in_thread(path.unlink, True)
+
+    async def _run_job(self, path: str) -> list[dict[str, Any]]:
+        waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        self._waiting[path] = waiting
+        self._wanted.set()
+        self._set_idle()
+        self._send("run", path)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            self._send("cancel", path)
+            raise
+        finally:
+            del self._waiting[path]
+            self._set_idle()
+
+    def _send(self, command: str, path: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(f"{command} {path}\n".encode())
+
+    def _set_idle(self) -> None:
+        """Set the idle timeout, which begins at the end of the last job."""
+        if self._idle is None or self._idle.expired():
+            return
+        now = asyncio.get_running_loop().time()
+        self._idle.reschedule(None if self._waiting else now + IDLE_SECONDS)
+
+    async def run(self) -> None:
+        """Start a process for waiting jobs; end the process after a while without jobs."""
+        backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
+        try:
+            while True:
+                await self._wanted.wait()
+                if await self._run_process():
+                    backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
+                    if self._lacks_archive:
+                        await self._make_archive()
+                else:
+                    await backoff.wait()
+        finally:
+            await self._stop()
+
+    async def _run_process(self) -> bool:
+        """Run a process to the end; return False if waiting jobs failed with the process."""
+        if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
+            self._fail_waiting(SparkJobError(obstacle, hint=FIX))
+            self._wanted.clear()  # until a submitter asks again
+            return False
+        arguments = ["-m", PROGRAM, "--serve"]
+        arguments += ["--master", self._master, "--jobs", str(self._jobs)]
+        for name, value in self._spark_settings.items():
+            arguments += ["--conf", f"{name}={value}"]
+        if self._allow_insecure:
+            arguments.append("--allow-insecure")
+        self._last_error = None
+        log.info("starting Spark", master=self._master)
+        self._process = await create_subprocess_exec(
+            sys.executable,
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=_LINE_BYTES_MAX,
+            env=_environment(self._master),
+        )
+        for path in self._waiting:
+            self._send("run", path)
+        last_words: list[str] = []
+        assert self._process.stderr is not None
+        listening = asyncio.create_task(
+            _keep_last(self._process.stderr, last_words), name="spark-stderr"
+        )
+        is_idle = False
+        try:
+            is_idle = await self._follow(self._process)
+        finally:
+            process = self._process
+            await self._stop()
+            # The last line tells why the process ended, and may not be read yet.
+            await asyncio.wait([listening], timeout=STOP_SECONDS)
+            if not listening.done():  # the JVM outlives the driver, and may wait for a task
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait([listening], timeout=STOP_SECONDS)
+            listening.cancel()
+            words = self._last_error or (last_words[-1] if last_words else "no message")
+            # A job that came at the last moment is for the next process.
+            error = SparkJobError(f"the Spark process ended: {words}")
+            failed = not is_idle and self._fail_waiting(error)
+        return not failed
+
+    def _fail_waiting(self, error: SparkJobError) -> bool:
+        """Report that the process of the waiting jobs has ended; return whether there were any."""
+        failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
+        if failed:
+            self._wanted.clear()  # until the submitter asks again
+        for waiting in failed:
+            waiting.set_exception(error)
+        return bool(failed)
+
+    async def _make_archive(self) -> None:
+        """Make the class data archive while no job needs the machine; a job ends that."""
+        self._lacks_archive = False
+        process = await create_subprocess_exec(
+            *(sys.executable, "-m", class_archive.PROGRAM),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+            env=_environment(self._master),
+        )
+        ended = asyncio.create_task(process.wait(), name="class archive")
+        request = asyncio.create_task(self._wanted.wait(), name="Spark is wanted")
+        try:
+            await asyncio.wait(
+                [ended, request], timeout=ARCHIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            request.cancel()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await ended
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> bool:
+        """Read events until the process ends or was idle for long; return whether it was idle."""
+        try:
+            async with asyncio.timeout(None) as self._idle:
+                self._set_idle()
+                await self._read_events(process)
+        except TimeoutError:
+            return True
+        finally:
+            self._idle = None
+        return False
+
+    async def _read_events(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            with contextlib.suppress(ValueError):  # a line of Spark's, not an event
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    self._handle(event)
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        match event.get("event"):
+            case "ready":
+                self._is_ready = True
+                self._lacks_archive = bool(event.get("lacks_archive"))
+            case "fed":
+                self.is_starving = False
+            case "ended":
+                self._last_error = event["error"]
+            case "insecure":
+                log.warning(
+                    "Spark sends connection strings unprotected", reasons=event["weaknesses"]
+                )
+            case "starving":
+                self.is_starving = True
+                log.warning(
+                    "the copy waits for Spark: no worker has taken a task; see that workers run"
+                    " and have a core and memory free",
+                    master=self._master,
+                )
+        waiting = self._waiting.get(event.get("job", ""))
+        if waiting is None or waiting.done():
+            return
+        if event["event"] == "finished":
+            waiting.set_result(event["result"])
+        elif event["event"] == "failed":
+            waiting.set_exception(SparkJobError(f"the Spark job failed: {event['error']}"))
+
+    async def _stop(self) -> None:
+        """End the process group: politely, then not."""
+        process, self._process = self._process, None
+        self._is_ready = self.is_starving = False
+        if process is None:
+            return
+        if not self._waiting:
+            self._wanted.clear()
+        for sent in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, sent)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.wait()
+                    break
+
+
+def _environment(master: str) -> dict[str, str]:
+    """Return the environment for Spark, with executors using the same Python."""
+    environment = {"PYSPARK_PYTHON": sys.executable} | choose_environment(os.environ)
+    return environment | LOCAL_ENVIRONMENT if is_local(master) else environment
+
+
+async def _keep_last(stream: asyncio.StreamReader, lines: list[str], most: int = 50) -> None:
+    while line := await stream.readline():
+        text = line.decode(errors="replace").strip()
+        if text:
+            lines.append(text)
+            del lines[:-most]
+
+
+def _write_job(path: Path, job: dict[str, Any]) -> None:
+    """Write *job*, which has connection strings, to a file that only this user can read."""
+    write_private(path, json.dumps(job))

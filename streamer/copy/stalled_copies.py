@@ -1,0 +1,68 @@
+"""The status of copies that make no progress: obstacles and errors."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.relation_states import set_copy_error
+from streamer.copy.copy_context import CopyContext
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.source.server.wait_limits import Reported
+
+log = structlog.get_logger()
+
+
+class CopyReports:
+    """Writes the status for a source."""
+
+    def __init__(self, context: CopyContext) -> None:
+        self._context = context
+        self._reported = Reported()
+        self._delayed: dict[MappedRelation, int] = {}
+        """Copies under way that show an error, with the number of their parts that were done."""
+        self._done: Counter[int] = Counter()
+
+    async def tell_waiting(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        """Show the lock or transaction that copies wait for; None ends the wait."""
+        relations = list(relations)
+        tables = [str(mapped.mapping.source) for mapped in relations]
+        if wait is not None and not wait.is_turn and self._reported.is_new(str(wait), *tables):
+            label = self._context.label
+            log.warning("copies wait", source=label, tables=tables, waiting_for=str(wait))
+        await self._context.events.copies_wait(relations, wait)
+
+    async def tell_sessions(self, relations: Iterable[MappedRelation], sessions: str) -> None:
+        """Show the *sessions* of the source that copies wait for."""
+        await self.tell_waiting(relations, TableWait(sessions))
+
+    async def show_error(
+        self, relations: Iterable[MappedRelation], error: ErrorReport | None
+    ) -> None:
+        """Show why copies under way make no progress; None removes the error."""
+        relations = list(relations)
+        ids = [mapped.relation_id for mapped in relations]
+        await set_copy_error(self._context.bookkeeping, ids, error)
+        for mapped in relations:
+            self._context.events.step(mapped, lambda state: state.delayed(error))
+            if error is not None:
+                self._delayed[mapped] = self._done[mapped.relation_id]
+            else:
+                self._delayed.pop(mapped, None)
+
+    def begin_round(self, relations: Iterable[MappedRelation]) -> None:
+        """A round copies all parts of *relations* again."""
+        for mapped in relations:
+            self._done.pop(mapped.relation_id, None)
+            if mapped in self._delayed:
+                self._delayed[mapped] = 0
+
+    async def show_progress(self, done: Counter[int]) -> None:
+        """Take back the errors of copies of which more parts are done. *done*: by relation id."""
+        self._done.update({number: count - self._done[number] for number, count in done.items()})
+        again = [m for m, parts in self._delayed.items() if done[m.relation_id] > parts]
+        if again:
+            await self.show_error(again, None)

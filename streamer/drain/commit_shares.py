@@ -1,0 +1,89 @@
+"""The view of this folder's modules on lane transactions, and the way to commit them."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from streamer.apply.lanes.lane import Lane, MappedRelation
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
+from streamer.apply.write.commit_counts import table_labels
+from streamer.apply.write.rejection_advice import advise
+from streamer.errors.error_classes import StreamerError, TargetConnectionError, TargetMovedError
+from streamer.mapping.rule_options import OnError
+from streamer.observability.metrics import Metrics
+from streamer.util.backoff import Backoff
+from streamer.util.lsn import Lsn
+
+log = structlog.get_logger()
+
+
+def diverts(mapped: MappedRelation) -> bool:
+    """Return whether rejected changes of *mapped* go into quarantine."""
+    return mapped.mapping.rule.on_error is OnError.QUARANTINE
+
+
+def may_divert(share: LaneTransaction) -> bool:
+    return any(diverts(mapped) for mapped, _ in share.changes)
+
+
+def add_context(error: StreamerError, share: LaneTransaction) -> None:
+    """Add the source transaction of *share* to *error*, and the table if only one is concerned."""
+    transaction = share.transaction
+    error.lsn = str(transaction.final_lsn)
+    error.add_note(
+        f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
+    )
+    relations = {mapped for mapped, _ in share.changes}
+    if len(relations) == 1:  # with several, the refused one is unknown here
+        (mapped,) = relations
+        advise(error, mapped, mapped.plan)
+
+
+async def commit(
+    writer: QuarantineWriter,
+    progress: dict[MappedRelation, Lsn],
+    skipped: Mapping[MappedRelation, int],
+) -> None:
+    """Commit *progress* and the number of *skipped* TRUNCATEs.
+
+    If the connection is lost meanwhile, check whether the target committed. Raises
+    TargetConnectionError if not.
+    """
+    try:
+        await writer.transaction.commit(progress, skipped)
+    except TargetConnectionError:
+        backoff = Backoff()
+        while True:
+            writer.disconnect()
+            try:
+                await writer.transaction.connect()
+                if await writer.transaction.settle():
+                    return
+                break
+            except TargetMovedError:
+                raise
+            except TargetConnectionError as exc:
+                backoff.log(log, "waiting to learn the outcome of a commit", exc)
+                await backoff.wait()
+        raise
+
+
+def release_brake(lane: Lane, share: LaneTransaction, metrics: Metrics) -> None:
+    """Count and log the changes that were left out of *share*, which is durable."""
+    for mapped, left_out in lane.brake.release(share).items():
+        table = table_labels(mapped)
+        metrics.count_skipped(table, "delete", left_out.deleted_rows)
+        metrics.count_skipped(table, "truncate", left_out.truncates)
+        log.warning(
+            "deletes of a transaction left out",
+            source=lane.owner.source.label,
+            table=str(mapped.mapping.source),
+            transaction=str(left_out),
+        )
+
+
+def report_quarantine(lane: Lane, writer: QuarantineWriter) -> None:
+    """Report to the owner of *lane* the relations whose number of rows in quarantine changed."""
+    for mapped in writer.take_changed():
+        lane.owner.quarantine_changed(mapped)

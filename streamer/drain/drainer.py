@@ -1,0 +1,212 @@
+"""Applies the changes of held lanes, carefully and without delaying live lanes.
+
+A drainer task runs for each held lane. A few drainers work at the same time, each on a separate
+connection, in turns (`turn`). A drainer tries a window as a set. If the target rejects it, the
+drainer writes in exact order (`exact_order`), up to the faulty transaction. With quarantine, it
+writes around the faulty changes. A lane with rows in quarantine stays held, because later changes
+of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a full
+disk) with a back-off. All other errors are retried every few seconds, so a fix of the cause is
+enough. With an empty spool the lane becomes live again.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+import structlog
+
+from streamer.apply.lanes.lane import STAYING, Hold, Lane, until_changed
+from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
+from streamer.apply.write.planner import Planner
+from streamer.apply.write.target_transaction import CONFLICTS_KEPT
+from streamer.drain.lane_turn import Turn
+from streamer.errors.error_classes import (
+    RIGHT_LOST,
+    Retry,
+    StreamerError,
+    TargetConnectionError,
+    TargetContentionError,
+    TransportError,
+)
+from streamer.observability.metrics import Metrics
+from streamer.target.connection import TargetAddress
+from streamer.util.backoff import Backoff
+from streamer.util.containment import contained, ending
+
+log = structlog.get_logger()
+
+CONCURRENT_MAX: Final = 4
+LOCK_SECONDS: Final = 10.0
+ERROR_RETRY_SECONDS: Final = 5.0
+REPORTED_WAIT: Final = 2
+"""The attempt from which on status shows that the target does not take changes now."""
+TURN_SECONDS: Final = 2.0
+"""How long one lane may keep a connection while others wait for it."""
+
+
+class Drainer:
+    """Drains held lanes. `held` is called when a lane begins to be held, `run` by the owner."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        planner: Planner,
+        metrics: Metrics,
+        *,
+        conflicts_kept: int = CONFLICTS_KEPT,
+    ) -> None:
+        self._conflicts_kept = conflicts_kept
+        self._address = address
+        self._planner = planner
+        self._metrics = metrics
+        self._slots = asyncio.Semaphore(CONCURRENT_MAX)
+        self._new: asyncio.Queue[Lane] = asyncio.Queue()
+        self._idle: list[QuarantineWriter] = []
+        self._tasks: dict[Lane, asyncio.Task[None]] = {}
+
+    def held(self, lane: Lane) -> None:
+        """A lane begins to be held."""
+        self._new.put_nowait(lane)
+
+    async def forget(self, lanes: set[Lane]) -> None:
+        """End the drainers of *lanes*, whose pipeline ends. Returns when no change of *lanes* is in
+        flight.
+        """
+        tasks = [self._tasks.pop(lane) for lane in lanes if lane in self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            with ending("draining", tasks):
+                await asyncio.wait(tasks)
+
+    async def run(self) -> None:
+        """Drain until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    lane = await self._new.get()
+                    if lane in self._tasks or not lane.is_held or lane.is_ending:
+                        continue
+                    task = tasks.create_task(self._drain(lane), name=f"drain {lane.name}")
+                    self._tasks[lane] = task
+        finally:
+            for writer in self._idle:
+                await writer.transaction.close()
+
+    async def _drain(self, lane: Lane) -> None:
+        try:
+            with contained(f'draining "{lane.name}"'):
+                await self._drain_until_live(lane)
+        except StreamerError as exc:
+            lane.owner.source_failed(exc)
+
+    async def _drain_until_live(self, lane: Lane) -> None:
+        """Drain until *lane* is live, or the attempt ends."""
+        structlog.contextvars.bind_contextvars(source=lane.owner.source.label)
+        if lane.table is not None:
+            structlog.contextvars.bind_contextvars(table=lane.table)
+        backoff = Backoff()
+        has_failed = False
+        wait_count = 0
+        plans_may_be_stale = True
+        while await _may_drain(lane):
+            try:
+                async with self._slot_for(lane):
+                    with contained(f'applying changes of "{lane.name}"'):
+                        await self._drain_turn(lane, plans_may_be_stale)
+            except (*RIGHT_LOST, TransportError):
+                raise
+            except StreamerError as exc:
+                source = lane.owner.source
+                self._metrics.count_error(exc, source.database, source.sid)
+                plans_may_be_stale = True
+                if exc.retry is Retry.TIMED:
+                    backoff.log(log, f'changes of "{lane.name}" wait', exc)
+                    wait_count += 1
+                    if wait_count == REPORTED_WAIT and isinstance(exc, TargetContentionError):
+                        await lane.owner.lane_waits(lane, exc.message)
+                    await backoff.wait()
+                else:
+                    has_failed = True
+                    lane.keep(Hold.ERROR, str(exc))
+                    await lane.owner.lane_failed(lane, exc)
+                    await until_changed(lane, ERROR_RETRY_SECONDS)
+                continue
+            backoff = Backoff()
+            plans_may_be_stale = False
+            if wait_count >= REPORTED_WAIT:
+                await lane.owner.lane_waits(lane, None)
+            wait_count = 0
+            if has_failed:
+                has_failed = False
+                lane.release(Hold.ERROR)
+                await lane.owner.lane_recovered(lane)
+            if not lane.may_drain or lane.has_backlog:
+                continue
+            if lane.has_open_share:
+                await until_changed(lane, None)
+                continue
+            await lane.owner.lane_drained(lane)
+            slow_seconds = lane.slow_until - time.monotonic()
+            if slow_seconds <= 0:
+                lane.release(Hold.SLOW)
+            if lane.go_live():
+                del self._tasks[
+                    lane
+                ]  # at once: the lane may be held again before this task has ended
+                return
+            if lane.hold & STAYING and not lane.has_backlog:
+                await until_changed(lane, slow_seconds if Hold.SLOW in lane.hold else None)
+
+    @contextlib.asynccontextmanager
+    async def _slot_for(self, lane: Lane) -> AsyncIterator[None]:
+        """Wait for a connection; all held lanes of the process share the connections."""
+        lane.queues_since = time.monotonic()
+        try:
+            await self._slots.acquire()
+        finally:
+            lane.queues_since = None
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    async def _drain_turn(self, lane: Lane, plans_may_be_stale: bool) -> None:
+        """Apply some of the changes that *lane* holds, on a connection of the pool."""
+        writer = self._idle.pop() if self._idle else self._new_writer()
+        lane.is_draining = True
+        try:
+            await writer.transaction.connect([lane.owner.claim])
+            lane.backend_pid = writer.target.backend_pid
+            turn = Turn(lane, writer, self._planner, self._metrics, plans_may_be_stale)
+            until = time.monotonic() + TURN_SECONDS
+            while lane.may_drain and time.monotonic() < until and await turn.apply_next():
+                pass
+        except BaseException as exc:
+            # A StreamerError has rolled back; all other exceptions leave the transaction open.
+            if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
+                writer.disconnect()
+            raise
+        finally:
+            lane.is_draining, lane.backend_pid = False, None
+            lane.changed.set()
+            self._idle.append(writer)
+
+    def _new_writer(self) -> QuarantineWriter:
+        return QuarantineWriter(
+            self._address,
+            "streamer drainer",
+            self._metrics,
+            lock_seconds=LOCK_SECONDS,
+            conflicts_kept=self._conflicts_kept,
+        )
+
+
+async def _may_drain(lane: Lane) -> bool:
+    """Wait until *lane* may be drained; return False once the attempt ends."""
+    while not (lane.may_drain or lane.is_ending):
+        lane.changed.clear()
+        await lane.changed.wait()
+    return not lane.is_ending

@@ -1,0 +1,138 @@
+"""Writes lane transactions one after the other, up to the first that the target refuses.
+
+Writes the windows that sets cannot express. The writer sees to rejected changes of tables whose
+rule is quarantine; a change of another table stops its transaction and all that follow.
+"""
+
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
+from streamer.drain.commit_shares import add_context, diverts, may_divert
+from streamer.errors.error_classes import ConflictError, Retry, StreamerError
+
+
+class ExactOrder:
+    """Writes windows through *writer*, in exact order."""
+
+    def __init__(self, writer: QuarantineWriter) -> None:
+        self._writer = writer
+
+    async def write(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
+        """Write the shares in front of the one that the target refuses; return their number and
+        why. The caller commits them.
+        """
+        writer = self._writer
+        count, error = len(window.shares), None
+        by_keys = writer.orders_by_keys(window)
+        if by_keys:
+            # One table after the other, several shares can violate a key that each of them keeps.
+            count, error = await self._find_refused(window, count, by_keys=True)
+        while count and not by_keys:
+            await writer.savepoint()
+            try:
+                await writer.write_in_order(window, 0, count)
+                await writer.transaction.check_constraints()
+                break
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                error = exc
+                await writer.rollback_to_savepoint()
+                if exc.share_number is None or exc.share_number >= count:
+                    count, error = await self._find_refused(window, count)
+                    break
+                count = exc.share_number
+        if error is not None:
+            add_context(error, window.shares[count])
+        return count, error
+
+    async def _find_refused(
+        self, window: LaneWindow, count: int, *, by_keys: bool = False
+    ) -> tuple[int, StreamerError | None]:
+        """Write shares one by one up to the one that the target refuses.
+
+        With quarantine, this writes shares of one change each together, and checks each constraint
+        behind each share.
+        """
+        number = 0
+        while number < count:
+            stop = number + 1
+            while not by_keys and stop < count and _is_one_change(window, number, stop + 1):
+                stop += 1
+            await self._writer.savepoint()
+            try:
+                if stop > number + 1:
+                    try:
+                        await self._write_singles(window, number, stop)
+                    except StreamerError as exc:
+                        if exc.retry is Retry.TIMED:
+                            raise
+                        stop = number + 1
+                        await self._writer.rollback_to_savepoint()
+                        await self._write_share(window, number)
+                elif by_keys:
+                    await self._write_share_by_keys(window, number)
+                else:
+                    await self._write_share(window, number)
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await self._writer.rollback_to_savepoint()
+                return number, exc
+            await self._writer.transaction.release_savepoint()
+            number = stop
+        return count, None
+
+    async def _write_singles(self, window: LaneWindow, start: int, stop: int) -> None:
+        await self._writer.write_in_order(window, start, stop, immediate=True)
+        await self._writer.transaction.check_constraints()
+
+    async def _write_share_by_keys(self, window: LaneWindow, number: int) -> None:
+        """Write one share of tables that foreign keys connect, in each order that may satisfy them.
+
+        The order of changes across tables is not known here. As sets, rows are written and removed
+        by the keys. In exact order, one table comes after the other.
+        """
+        writer = self._writer
+        single = window.only(number)
+        if not any(map(writer.is_followed, single.relations)):
+            try:
+                await writer.write(single)
+                await writer.transaction.check_constraints()
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED:
+                    raise
+                await writer.rollback_to_savepoint()
+            else:
+                return
+        try:
+            await self._write_share(window, number)
+        except ConflictError as exc:
+            if exc.kind != "foreign_key":
+                raise
+            await writer.rollback_to_savepoint()
+            await writer.write_in_order(window, number, number + 1, reverse=True)
+            await writer.transaction.check_constraints()
+
+    async def _write_share(self, window: LaneWindow, number: int) -> None:
+        """Write one share, by which every constraint must hold at its end."""
+        writer = self._writer
+        try:
+            await writer.write_in_order(window, number, number + 1)
+            await writer.transaction.check_constraints()
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or not may_divert(window.shares[number]):
+                raise
+            # A deferred constraint does not say which row violates it.
+            await writer.rollback_to_savepoint()
+            await writer.write_in_order(window, number, number + 1, immediate=True)
+            await writer.transaction.check_constraints()
+
+
+def _is_one_change(window: LaneWindow, start: int, stop: int) -> bool:
+    """Whether each of some shares has one change, of a table whose refused changes are diverted."""
+    return all(
+        len(share.changes) == 1
+        and len(share.changes[0][1].payloads) == 1
+        and diverts(share.changes[0][0])
+        for share in window.shares[start:stop]
+    )

@@ -1,0 +1,248 @@
+"""A lane's use of a connection of the drainer: requests, windows of shares, large shares."""
+
+from functools import partial
+from itertools import takewhile
+from typing import Final
+
+from streamer.apply.lanes.copied_range import only_copied
+from streamer.apply.lanes.lane import Lane, until_changed
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.lanes.spool import OpenShareDiscarded
+from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
+from streamer.apply.quarantine.retry_and_drop import fulfil
+from streamer.apply.rows.fold import Counts
+from streamer.apply.write.commit_counts import count_changes, skipped_truncates
+from streamer.apply.write.conflicts import ConflictsFound
+from streamer.apply.write.planner import Planner
+from streamer.bookkeeping.relation_definitions import read_former_labels
+from streamer.drain.commit_shares import (
+    add_context,
+    commit,
+    may_divert,
+    release_brake,
+    report_quarantine,
+)
+from streamer.drain.exact_order import ExactOrder
+from streamer.drain.large_transaction import LargeShare
+from streamer.errors.error_classes import DefinitionStopError, ProtocolError, Retry, StreamerError
+from streamer.observability.metrics import Metrics
+from streamer.schema_changes.lost_messages import Refused, explain
+
+READ_BYTES: Final = 4 * 1024 * 1024
+
+
+class Turn:
+    """A lane's use of a connection."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        writer: QuarantineWriter,
+        planner: Planner,
+        metrics: Metrics,
+        plans_may_be_stale: bool,
+    ) -> None:
+        self._lane = lane
+        self._writer = writer
+        self._planner = planner
+        self._metrics = metrics
+        self._plans_may_be_stale = plans_may_be_stale
+
+    async def apply_next(self) -> bool:
+        """Fulfil a request, or apply the next shares; False if there is neither now."""
+        if self._lane.requests:
+            await self._fulfil()
+            return True
+        try:
+            shares = self._lane.take(READ_BYTES)
+        except OpenShareDiscarded:
+            self._lane.front.rewind()
+            return True
+        if not shares:
+            return False
+        if self._plans_may_be_stale:
+            self._plans_may_be_stale = False
+            for share in shares:
+                self._planner.forget(share)
+        try:
+            allowed = await self._before_brake(shares)
+        except StreamerError:  # the next turn takes the same shares
+            self._lane.front.rewind()
+            raise
+        if not allowed:
+            self._lane.front.rewind()
+            return True
+        refused = Refused()
+        try:
+            await self._apply_some(allowed, refused)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or isinstance(exc, DefinitionStopError):
+                raise
+            if not (await self._expects_former_labels(refused) or await self._explain(refused)):
+                raise
+        return True
+
+    async def _explain(self, refused: Refused) -> bool:
+        """Whether to try again, because of a change of which no message came."""
+        return await explain(self._writer.target, self._lane.owner, self._planner, refused)
+
+    async def _apply_some(self, shares: list[LaneTransaction], refused: Refused) -> None:
+        """Apply finished shares, or a large share; put failed shares into *refused*."""
+        if _is_alone(shares[0]):
+            large = LargeShare(
+                self._lane,
+                self._writer,
+                self._planner,
+                self._metrics,
+                read_bytes=READ_BYTES,
+                tried=refused,
+                explain=partial(self._explain, refused),
+            )
+            await large.apply(shares[0])
+        else:
+            finished = list(takewhile(lambda share: not _is_alone(share), shares))
+            await self._apply(finished, refused)
+
+    async def _expects_former_labels(self, refused: Refused) -> bool:
+        """Whether to try again, with the former labels of enums that the source has renamed.
+
+        See `streamer.decode.former_labels`. Former labels stay expected until the lane is live.
+        """
+        strict = {m.relation_id: m for m in refused.relations if not m.former_labels}
+        labels = await read_former_labels(self._writer.target, list(strict)) if strict else {}
+        for relation_id, columns in labels.items():
+            strict[relation_id].former_labels, strict[relation_id].plan = columns, None
+        return any(labels.values())
+
+    async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
+        """Return the *shares* in front of the first that waits for an operator, without changes
+        that operators skip, or that a later chunk contains. If the very first share waits, pause
+        its table.
+        """
+        lane, brake = self._lane, self._lane.brake
+        if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_brake(lane):
+            while lane.has_open_share:  # the brake has not counted the whole share
+                await until_changed(lane, None)
+            return []
+        for number, share in enumerate(shares):
+            waiting = brake.waiting(share)
+            if waiting is None:
+                continue
+            if not number:
+                await lane.owner.lane_braked(lane, *waiting)
+            shares = shares[:number]
+            break
+        return [only_copied(brake.without_skipped(share)) for share in shares]
+
+    async def _fulfil(self) -> None:
+        lane = self._lane
+        request = lane.requests[0]
+        if lane.owner.lane_of(request.mapped) is lane:
+            await fulfil(request, lane, self._writer, self._planner)
+            lane.owner.quarantine_changed(request.mapped)
+        # Else a copy is under way, on a separate lane, which handles the request afterwards.
+        if lane.requests:
+            lane.requests.popleft()
+
+    async def _apply(self, shares: list[LaneTransaction], refused: Refused) -> None:
+        """Apply finished shares, as many as the target accepts; raise the error that ends this."""
+        done = 0
+        window = LaneWindow(self._lane)
+        try:
+            while True:
+                try:
+                    window, done, error = await self._try(shares)
+                    break
+                except ConflictsFound:
+                    await self._writer.rollback()
+            if error is not None:
+                raise error
+        except StreamerError:
+            refused.add(shares[done : done + 1])
+            if not self._writer.transaction.is_broken:
+                await self._writer.rollback()
+            raise
+        finally:
+            # Also when cancelled: changes that are not durable stay in the lane.
+            self._lane.drained(done)
+            if done:
+                self._durable(window, done)
+            report_quarantine(self._lane, self._writer)
+
+    async def _try(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, int, StreamerError | None]:
+        """Write and commit shares; return the window, the number of accepted shares, and the error,
+        if any. Raises ConflictsFound.
+        """
+        window, error = await self._window(shares)
+        try:
+            await self._writer.begin()
+            await self._writer.write(window)
+            await commit(self._writer, window.progress(), skipped_truncates(window))
+            return window, len(window.shares), error
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED:
+                raise
+            await self._writer.rollback()
+            if any(map(may_divert, shares)):  # rather than to put rows into quarantine
+                diverted = Refused()
+                diverted.add(window.shares)
+                await self._explain(diverted)
+            # With the present plans: an earlier definition may have caused the rejection.
+            for share in shares:
+                self._planner.forget(share)
+            window, error = await self._window(shares)
+            done, refused = await self._apply_in_order(window)
+            return window, done, refused or error
+
+    async def _window(
+        self, shares: list[LaneTransaction]
+    ) -> tuple[LaneWindow, StreamerError | None]:
+        """Plan shares up to the first that cannot be planned or read, unless the very first."""
+        window = LaneWindow(self._lane)
+        self._writer.start_window()
+        for number, share in enumerate(shares):
+            try:
+                plans = await self._planner.plans(share)
+                remaining = await self._writer.follow(share, plans)
+                window.add(share, plans, remaining)
+            except ProtocolError as exc:
+                add_context(exc, share)
+                if not number:
+                    raise
+                # The window has parts of this share by now.
+                window, error = await self._window(shares[:number])
+                return window, error or exc
+            except StreamerError as exc:
+                if not window.shares or exc.retry is Retry.TIMED:
+                    raise
+                return window, exc
+        return window, None
+
+    async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
+        """Commit the shares in front of the share that the target refuses; return the number of
+        shares and the error.
+        """
+        await self._writer.begin()
+        count, error = await ExactOrder(self._writer).write(window)
+        if count:
+            skipped = skipped_truncates(window, count)
+            await commit(self._writer, window.progress(count), skipped)
+        else:
+            await self._writer.rollback()
+        return count, error
+
+    def _durable(self, window: LaneWindow, done: int) -> None:
+        self._lane.owner.lane_durable(self._lane, window.shares[:done])
+        for share in window.shares[:done]:
+            release_brake(self._lane, share, self._metrics)
+        for parts in window.parts[:done]:
+            for mapped, changes, _ in parts:
+                count_changes(self._metrics, mapped, Counts().count(changes.payloads))
+
+
+def _is_alone(share: LaneTransaction) -> bool:
+    """Whether a share needs a separate target transaction."""
+    return share.end_lsn is None or share.redefines

@@ -1,0 +1,282 @@
+"""Applies a lane transaction that needs a separate target transaction, piece by piece.
+
+Such a lane transaction is larger than memory, or changes the definition of a table.
+
+The rest of a large transaction may still arrive meanwhile. A crash, the loss of the source, or a
+resync of a concerned table rolls back the whole transaction.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Final
+
+from streamer.apply.lanes.copied_range import only_copied
+from streamer.apply.lanes.lane import Lane, MappedRelation, ShareSpool, until_changed
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.lanes.spool import OpenShareDiscarded
+from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
+from streamer.apply.rows.fold import Counts
+from streamer.apply.write.commit_counts import count_changes
+from streamer.apply.write.conflicts import ConflictsFound
+from streamer.apply.write.planner import Planner, known_plans
+from streamer.decode.pgoutput import Redefinition
+from streamer.decode.transactions import Changes, Transaction
+from streamer.drain.commit_shares import (
+    add_context,
+    commit,
+    diverts,
+    may_divert,
+    release_brake,
+    report_quarantine,
+)
+from streamer.errors.error_classes import Retry, StreamerError, TargetContentionError
+from streamer.observability.metrics import Metrics
+from streamer.schema_changes.lost_messages import Refused
+from streamer.schema_changes.redefinition import Definitions, cut
+from streamer.util.failpoints import failpoint
+
+AHEAD_ROWS: Final = 1000
+
+
+class LargeShare:
+    """Applies the share at the front of *lane* through *writer*.
+
+    *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
+    that were to be written. *explain*: looks for changes of which no message came, and makes those
+    that explain *tried*; true if there are any.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        writer: QuarantineWriter,
+        planner: Planner,
+        metrics: Metrics,
+        *,
+        read_bytes: int,
+        tried: Refused,
+        explain: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._read_bytes = read_bytes
+        self._tried = tried
+        self._explain = explain
+        self._may_explain = True
+        self._lane = lane
+        self._writer = writer
+        self._planner = planner
+        self._metrics = metrics
+
+    @property
+    def _spool(self) -> ShareSpool:
+        return self._lane.front
+
+    def _read(self) -> list[LaneTransaction]:
+        """Return the next pieces, without changes that an operator wants left out or a later chunk
+        brings.
+        """
+        brake, pieces = self._lane.brake, self._spool.read(self._read_bytes)
+        return [only_copied(brake.without_skipped(piece)) for piece in pieces]
+
+    async def apply(self, piece: LaneTransaction) -> None:
+        """Apply the share that begins with *piece*, while pieces arrive."""
+        pieces, immediate = [piece], False
+        while True:
+            try:
+                await self._apply_pieces(pieces, immediate=immediate)
+                return
+            except _ConstraintAtEnd:
+                immediate = True
+            except _RowsToExplain:
+                self._may_explain = await self._explain()
+            pieces = await self._next_piece()
+
+    async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
+        writer, spool = self._writer, self._spool
+        touched: dict[MappedRelation, Counts] = {}
+        definitions = self._definitions = Definitions(writer, self._lane.owner, self._planner)
+        (piece, *_) = first
+        transaction = piece.transaction
+        window: LaneWindow | None = None
+        try:
+            await writer.begin()
+            while True:
+                self._tried.add([piece])
+                async with self._looking_ahead(piece, touched) as ahead:
+                    written = await self._write_piece(piece, window, immediate=immediate)
+                    for mapped, changes in written:
+                        counts = touched.setdefault(mapped, Counts())
+                        if not isinstance(changes.relation, Redefinition):
+                            counts.count(changes.payloads)
+                    failpoint("drain.piece_written")
+                    _check_still_wanted(touched, transaction)
+                    if ahead is None:
+                        break
+                    (piece, *_), window = await ahead
+            try:
+                await writer.transaction.check_constraints()
+            except StreamerError as exc:
+                if exc.retry is Retry.TIMED or immediate or not any(map(diverts, touched)):
+                    raise
+                raise _ConstraintAtEnd from exc
+            assert piece.end_lsn is not None
+            _check_still_wanted(touched, transaction)
+            skipped = {
+                mapped: counts.truncate
+                for mapped, counts in touched.items()
+                if counts.truncate and mapped.mapping.rule.skip_truncate
+            }
+            await commit(writer, dict.fromkeys(touched, piece.end_lsn), skipped)
+        except (OpenShareDiscarded, _NotWanted):
+            await writer.rollback()
+            spool.rewind()
+            return
+        except BaseException as exc:
+            spool.rewind()
+            definitions.forget_plans()
+            if isinstance(exc, (_ConstraintAtEnd, _RowsToExplain)):
+                await writer.rollback()
+            if isinstance(exc, StreamerError):
+                add_context(exc, piece)
+                await writer.rollback()
+                await definitions.after_rollback()
+            if isinstance(exc, TargetContentionError) and not definitions.has_applied:
+                # A column that a plan had to add waited for this very transaction, which has ended.
+                # The next attempt finds the column.
+                await self._planner.plans(piece)
+            raise
+        self._lane.drained(1)
+        release_brake(self._lane, piece, self._metrics)
+        report_quarantine(self._lane, writer)
+        self._lane.owner.lane_durable(self._lane, [piece])
+        for mapped, counts in touched.items():
+            count_changes(self._metrics, mapped, counts)
+
+    @contextlib.asynccontextmanager
+    async def _looking_ahead(
+        self, piece: LaneTransaction, touched: dict[MappedRelation, Counts]
+    ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
+        """Read the piece after *piece*, if any, while the server writes *piece*.
+
+        So the target and this process work at the same time.
+        """
+        if piece.end_lsn is not None:
+            yield None
+            return
+        looking = self._look_ahead(piece.transaction, touched)
+        task = asyncio.create_task(looking, name=f"next of {self._lane.name}")
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _look_ahead(
+        self, transaction: Transaction, touched: dict[MappedRelation, Counts]
+    ) -> tuple[list[LaneTransaction], LaneWindow | None]:
+        """Return the next shares, and the window of the first if known in advance."""
+        while not (shares := self._read()):
+            await until_changed(self._lane, None)
+            _check_still_wanted(touched, transaction)
+        plans = known_plans(shares[0])
+        if plans is None or may_divert(shares[0]):
+            return shares, None
+        window = LaneWindow(self._lane)
+        window.add(shares[0], plans, [[] for _ in plans])
+        for mapped, changes, plan in window.parts[0]:
+            for start in range(0, len(changes.payloads), AHEAD_ROWS):
+                some = changes.payloads[start : start + AHEAD_ROWS]
+                relation = window.relations[mapped]
+                if plan.metadata is None:
+                    relation.add(plan, some)
+                else:
+                    relation.add_by_transaction(plan, [(shares[0].transaction, some)])
+                await asyncio.sleep(0)  # the write in progress goes first
+        return shares, window
+
+    async def _write_piece(
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
+        """Write a piece, whose *window* may be known; return the changes that were to be
+        written.
+        """
+        if not piece.redefines:
+            return await self._write_rows(piece, window, immediate=immediate)
+        written = []
+        for part in cut(piece):
+            if part.redefines:
+                concerned = await self._definitions.apply(part)
+                written += [item for item in part.changes if item[0] in concerned]
+            else:
+                written += await self._write_rows(part, None, immediate=immediate)
+        return written
+
+    async def _write_rows(
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
+        while True:
+            try:
+                return await self._try_rows(piece, window, immediate=immediate)
+            except ConflictsFound:
+                await self._writer.rollback_to_savepoint()
+                window = None
+
+    async def _try_rows(
+        self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
+    ) -> list[tuple[MappedRelation, Changes]]:
+        writer = self._writer
+        await writer.savepoint()
+        if window is None or any(mapped.plan is not plan for mapped, _, plan in window.parts[0]):
+            window = await self._piece_window(piece)
+        try:
+            if immediate:
+                await writer.write_in_order(window, 0, 1, immediate=True)
+            else:
+                await writer.write(window)
+        except StreamerError as exc:
+            if exc.retry is Retry.TIMED or immediate:
+                raise
+            if self._may_explain and may_divert(piece):  # rather than to put rows into quarantine
+                raise _RowsToExplain from exc
+            await writer.rollback_to_savepoint()
+            self._planner.forget(piece)
+            window = await self._piece_window(piece)
+            await writer.write_in_order(window, 0, 1)
+        await writer.transaction.release_savepoint()
+        return [(mapped, changes) for mapped, changes, _ in window.parts[0]]
+
+    async def _piece_window(self, piece: LaneTransaction) -> LaneWindow:
+        planner = self._planner
+        if self._definitions.has_applied:  # only this transaction sees the definitions
+            planner = planner.inside(self._writer.target)
+        plans = await planner.plans(piece)
+        self._writer.start_window()
+        window = LaneWindow(self._lane)
+        window.add(piece, plans, await self._writer.follow(piece, plans))
+        return window
+
+    async def _next_piece(self) -> list[LaneTransaction]:
+        while not (shares := self._read()):
+            await until_changed(self._lane, None)
+        return shares
+
+
+class _NotWanted(Exception):  # not an error: a share of which a copy brings a part
+    """An operator requested a resync during the writing of a large share."""
+
+
+def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
+    """Give up a large share that has written to a relation with a pending copy. The drainer would
+    skip the rest of the relation's changes, and readers would see a part of the share.
+    """
+    if any(mapped.has(transaction) for mapped in touched):
+        raise _NotWanted
+
+
+class _RowsToExplain(Exception):  # not an error: rows that a lost message may explain
+    """The target refuses rows that may go into quarantine."""
+
+
+class _ConstraintAtEnd(Exception):  # not an error: the large share is written in exact order
+    """A deferred constraint refuses a large share, and does not name the row."""

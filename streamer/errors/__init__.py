@@ -1,0 +1,1 @@
+"""Errors, their stored form, and their remedies as data. Pure."""

@@ -1,0 +1,122 @@
+"""Errors and waits in the bookkeeping and in views. Pure."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self, final
+
+from streamer.errors.error_classes import RUNBOOKS, StreamerError
+from streamer.errors.remedies import Remedy
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """An error in the bookkeeping, status, page, API and readiness.
+
+    ``remedy``: the part of ``text`` with the operator's next step, if known, without values of
+    rows.
+    """
+
+    text: str
+    code: str
+    remedy: Remedy | None = None
+
+    @property
+    def hint(self) -> str | None:
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
+    def message(self) -> str:
+        """The text without the remedy, with the places that callers added."""
+        message, separator, notes = self.text.rpartition(f"; {self.hint}")
+        return message + notes if self.remedy is not None and separator else self.text
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """As `StreamerError.log_fields`."""
+        return {"code": self.code, "runbook": runbook_address(self.code) or ""}
+
+    @property
+    def stored_remedy(self) -> str | None:
+        """The remedy as text for a JSON column."""
+        return None if self.remedy is None else json.dumps(self.remedy.to_json())
+
+    @classmethod
+    def of(cls, error: StreamerError) -> Self:
+        return cls(str(error), error.code, error.remedy)
+
+    @classmethod
+    def with_notes(cls, error: StreamerError) -> Self:
+        """Return the report of *error* with the places that callers added."""
+        notes = getattr(error, "__notes__", [])
+        return cls("; ".join([str(error), *notes]), error.code, error.remedy)
+
+    @classmethod
+    def stored(cls, text: str | None, code: str | None, remedy: str | None = None) -> Self | None:
+        """Return the report of three columns of the bookkeeping; None without an error."""
+        if text is None:
+            return None
+        parsed = None if remedy is None else Remedy.from_json(json.loads(remedy))
+        return cls(text, code or StreamerError.code, parsed)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TableWait:
+    """The reason why a table waits. ``is_turn``: the copy begins without an operator."""
+
+    text: str
+    remedy: Remedy | None = None
+    is_turn: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}" if self.remedy is not None else self.text
+
+    @property
+    def stored(self) -> str:
+        return json.dumps(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        remedy = None if self.remedy is None else self.remedy.to_json()
+        return {"text": self.text, "remedy": remedy, "is_turn": self.is_turn}
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "TableWait | None":
+        if not stored:
+            return None
+        return cls(stored["text"], Remedy.from_json(stored["remedy"]), bool(stored["is_turn"]))
+
+
+def classes_of_errors() -> Iterator[type[StreamerError]]:
+    """Yield every class of errors of the imported modules, a class before its subclasses."""
+
+    def below(error: type[StreamerError]) -> Iterator[type[StreamerError]]:
+        yield error
+        for inner in error.__subclasses__():
+            yield from below(inner)
+
+    return below(StreamerError)
+
+
+def runbook_address(code: str | None) -> str | None:
+    """Return the path of *code*'s runbook on the page; None for a missing or unknown code."""
+    for error in classes_of_errors():
+        if error.code == code:
+            return f"{RUNBOOKS}/{error.runbook}"
+    return None
+
+
+def error_fields(report: ErrorReport | None) -> dict[str, Any]:
+    """Return an error as a part of a JSON object: text, code, runbook and remedy."""
+    if report is None:
+        return {"error": None, "error_code": None, "runbook": None, "remedy": None}
+    return {
+        "error": report.text,
+        "error_code": report.code,
+        "runbook": runbook_address(report.code),
+        "remedy": None if report.remedy is None else report.remedy.to_json(),
+    }

@@ -1,0 +1,140 @@
+"""Remedies as data: words for an operator, with commands and SQL as parts. Pure.
+
+A remedy is typed where an error is raised. Views render the steps as lines to paste, and never
+parse a sentence.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, Self, final
+
+from streamer.errors.command_lines import command, need_resync
+
+Side = Literal["source", "target"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line to run beside streamer.
+
+    ``action``, ``table``: of a command of streamer about a table; the page has forms for some.
+    """
+
+    line: str
+    action: str | None = None
+    table: str | None = None
+
+    def __str__(self) -> str:
+        return self.line
+
+    def to_json(self) -> dict[str, Any]:
+        return {"command": self.line, "action": self.action, "table": self.table}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Sql:
+    """Statements to run at one side. ``is_choice``: the statements end or remove an object that may
+    still be in use.
+    """
+
+    side: Side
+    statements: tuple[str, ...]
+    is_choice: bool = False
+
+    def __str__(self) -> str:
+        return "; ".join(self.statements)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"at": self.side, "sql": list(self.statements)}
+
+
+Step = Command | Sql
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Words and steps, in the order in which an operator reads them."""
+
+    parts: tuple[str | Step, ...]
+
+    @classmethod
+    def of(cls, *parts: "str | Step | Remedy | None") -> Self:
+        """Join *parts*; a remedy among the parts contributes its parts."""
+        flat: list[str | Step] = []
+        for part in parts:
+            if isinstance(part, Remedy):
+                flat += part.parts
+            elif part is not None and part != "":
+                flat.append(part)
+        return cls(tuple(flat))
+
+    @classmethod
+    def given(cls, hint: "str | Remedy | None") -> "Remedy | None":
+        """Return the hint of an error as a remedy."""
+        return hint if isinstance(hint, Remedy) else cls.of(hint) if hint else None
+
+    def __str__(self) -> str:
+        return "".join(map(str, self.parts))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(part for part in self.parts if not isinstance(part, str))
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Command))
+
+    @property
+    def sql(self) -> tuple[Sql, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Sql))
+
+    def has(self, action: str) -> bool:
+        """Whether a command of the remedy is that *action* of streamer."""
+        return any(step.action == action for step in self.commands)
+
+    def to_json(self) -> list[Any]:
+        return [part if isinstance(part, str) else part.to_json() for part in self.parts]
+
+    @classmethod
+    def from_json(cls, stored: Any) -> "Remedy | None":
+        """Return the remedy of the bookkeeping or the API; None for none."""
+        return None if not stored else cls(tuple(map(_part, stored)))
+
+
+def _part(stored: Any) -> str | Step:
+    if isinstance(stored, str):
+        return stored
+    if "sql" in stored:
+        return Sql(stored["at"], tuple(stored["sql"]))
+    return Command(stored["command"], stored.get("action"), stored.get("table"))
+
+
+def run(
+    action: str,
+    table: str | None = None,
+    *options: str,
+    database: str | None = None,
+    sid: str | None = None,
+) -> Command:
+    """Return the command of streamer for *action*: see `streamer.errors.command_lines.command`."""
+    line = command(action, table, *options, database=database, sid=sid)
+    return Command(line, action, table)
+
+
+def at_source(*statements: str, is_choice: bool = False) -> Sql:
+    return Sql("source", statements, is_choice)
+
+
+def at_target(*statements: str) -> Sql:
+    return Sql("target", statements)
+
+
+def resync_source(
+    tables: Iterable[object], *options: str, database: str, sid: str | None
+) -> Remedy:
+    """Return the remedy of an error that loses changes of *tables*, all of one source."""
+    again = run("resync", "*.*", *options, database=database, sid=sid)
+    return Remedy.of(f"{need_resync(tables)}; run: ", again)

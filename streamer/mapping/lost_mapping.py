@@ -1,0 +1,62 @@
+"""A mapping that is empty although the target's bookkeeping holds sources: a lost mapping. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from streamer.errors.error_classes import StoreError
+from streamer.errors.error_reports import ErrorReport, error_fields
+from streamer.errors.remedies import Remedy, run
+
+_NAMES_MAX: Final = 5
+_SAVE_FIRST: Final = (
+    "if streamer run still runs, save its mapping first: streamer export > backup.yaml; then "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MappingTrouble:
+    """A fault of the mapping as a whole, and the operator's next step."""
+
+    error: str
+    remedy: Remedy
+
+    @property
+    def hint(self) -> str:
+        return str(self.remedy)
+
+    @property
+    def report(self) -> ErrorReport:
+        return ErrorReport(self.error, StoreError.code, self.remedy)
+
+    def to_json(self) -> dict[str, Any]:
+        return error_fields(self.report) | {"hint": self.hint}
+
+
+def find_lost_mapping(
+    mapped: int, labels: Sequence[str], missing: Path | None = None
+) -> MappingTrouble | None:
+    """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds.
+
+    *missing*: the mapping database, if the file does not exist.
+    """
+    if mapped or not labels:
+        return None
+    names = ", ".join(f'"{label}"' for label in sorted(labels)[:_NAMES_MAX])
+    more = f" and {len(labels) - _NAMES_MAX} more" if len(labels) > _NAMES_MAX else ""
+    state = "the mapping is empty" if missing is None else f"there is no {missing}"
+    first = "" if missing is None else _SAVE_FIRST
+    return MappingTrouble(
+        f"{state}, but the target holds the progress of {names}{more}; "
+        "streamer keeps it and the slots, and streams nothing",
+        Remedy.of(
+            first,
+            "restore the mapping database with its .key file and restart, or run: ",
+            run("import", "BACKUP.yaml"),
+            ", then ",
+            run("apply"),
+            "; streaming continues where it stopped. "
+            "If you no longer want the sources, import them and run streamer teardown",
+        ),
+    )

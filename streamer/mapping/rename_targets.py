@@ -1,0 +1,245 @@
+"""Which relations follow tables to other names at the source, and by which SQL. Pure.
+
+The publication and the stream know a table by its OID, so a rename breaks neither. The rules know
+the table by its name. A relation follows where a rule gives the new name a target without a
+decision:
+
+- the rule for the new name has the same target as before;
+- that rule has another target, or a pattern derives one, and `on_ddl` applies `rename_table`. The
+  target table then gets its new name, too.
+
+Tables may take the names of each other, in a cycle or a row. Their relations follow together, or
+none of them. A relation of which the target has nothing yet leaves a target table alone that is
+taken, or that other sources have.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from streamer.errors.error_classes import MappingError, TableRenamedError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlKind, OnDdl
+from streamer.mapping.rules import (
+    BOOKKEEPING,
+    RelationMapping,
+    SourceMapping,
+    find_rules,
+    target_of,
+)
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+
+
+@dataclass(frozen=True, slots=True)
+class Renamed:
+    """A relation whose table was called *former*, and is called *now*."""
+
+    relation_id: int
+    former: RelationName
+    target: RelationName
+    now: RelationName
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """The reason why a relation cannot follow, and the next step."""
+
+    problem: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A relation follows its table. ``renames_target``: its target gets another name as well."""
+
+    mapping: RelationMapping
+    renames_target: bool = True
+
+
+Verdicts = Mapping[Renamed, Following | Obstacle]
+
+
+@dataclass(frozen=True, slots=True)
+class RenameTargets:
+    """The former and the new target table of a relation that follows a rename."""
+
+    is_there: bool
+    """The former one exists."""
+    is_taken: bool
+    """The new one exists."""
+    is_shared: bool
+    """Other relations write to the former one."""
+    is_bare: bool
+    """Nothing of the relation is in the former one."""
+    gives_way: bool
+    """The relation of the new name is nothing but this table. A pattern may bring the new name
+    before the guard has found that it is a renamed table.
+    """
+
+
+def follow(
+    source: SourceMapping, move: Renamed, target_namespace: str
+) -> RelationMapping | Obstacle:
+    """Return the mapping that the rules give a renamed table."""
+    now, target = move.now, move.target
+    try:
+        rule = find_rules(source, [now]).get(now)
+    except MappingError as exc:
+        return Obstacle(exc.message, exc.hint or "correct the rules")
+    given = rule_hint(now, target)
+    if rule is None:
+        return Obstacle("no rule names the table now", given)
+    ruled = target_of(source, rule, now, target_namespace)
+    if ruled != target and source.on_ddl[DdlKind.RENAME_TABLE] is not OnDdl.APPLY:
+        return Obstacle(
+            f'its target would be renamed to "{ruled}", and on_ddl is not apply for rename_table',
+            f"{given}, or set `on_ddl: {{rename_table: apply}}`",
+        )
+    return RelationMapping(now, ruled, rule)
+
+
+def rule_hint(now: RelationName, target: RelationName) -> str:
+    """Return the advice to write table *now* to *target*, where its rows are."""
+    return f"write in `tables` its new name with its target: {{'{now}': {{target: '{target}'}}}}"
+
+
+def rename_error(move: Renamed, obstacle: Obstacle) -> TableRenamedError:
+    """Return the error that stops a table which cannot follow."""
+    return TableRenamedError(
+        f'table "{move.former}" was renamed to "{move.now}" at the source: {obstacle.problem}',
+        hint=f"{obstacle.hint}; no change is lost meanwhile",
+    )
+
+
+def judge(
+    ruled: Mapping[Renamed, RelationMapping | Obstacle],
+    targets: Mapping[Renamed, RenameTargets],
+    names: Collection[RelationName],
+) -> Verdicts:
+    """Return how each relation follows, or the obstacle.
+
+    *ruled*: see `follow`. *targets*: of those with a mapping. *names*: of all relations.
+    """
+    leaving = {move.target for move in ruled}
+    verdicts: dict[Renamed, Following | Obstacle] = {}
+    taken = set()
+    for move, mapping in ruled.items():
+        if isinstance(mapping, Obstacle):
+            verdicts[move] = mapping
+            continue
+        verdicts[move] = _judge_alone(move, mapping, targets[move], leaving)
+        if targets[move].is_taken:
+            taken.add(mapping.target)
+    giving_way = {move.now for move, facts in targets.items() if facts.gives_way}
+    return _settle(verdicts, set(names) - giving_way, taken)
+
+
+def _judge_alone(
+    move: Renamed,
+    mapping: RelationMapping,
+    targets: RenameTargets,
+    leaving: Collection[RelationName],
+) -> Following | Obstacle:
+    """Return how a relation follows, if only its own targets count. *leaving*: those that moves
+    may leave.
+    """
+    target = mapping.target
+    if target == move.target:
+        return Following(mapping, renames_target=False)
+    if target.namespace == BOOKKEEPING:
+        return Obstacle("its target would be in the schema of the bookkeeping", "change the rule")
+    stays_taken = targets.is_taken and target not in leaving
+    if targets.is_bare and (not targets.is_there or stays_taken or targets.is_shared):
+        return Following(mapping, renames_target=False)
+    if targets.is_shared:
+        problem = "other sources write to its target as well"
+        return Obstacle(problem, rule_hint(move.now, move.target))
+    return Following(mapping)
+
+
+def _settle(
+    verdicts: Verdicts, names: Collection[RelationName], tables: Collection[RelationName]
+) -> Verdicts:
+    """Return *verdicts* with an obstacle where a name is not free, also after the other moves.
+
+    *names*: those of all relations but the ones that give way. *tables*: the new targets that
+    exist.
+    """
+    formers = {move.former for move in verdicts}
+    while True:
+        going = {move: step for move, step in verdicts.items() if isinstance(step, Following)}
+        kept = set(names) - {move.former for move in going}
+        left = {move.target for move, step in going.items() if step.mapping.target != move.target}
+        blocked: dict[Renamed, Following | Obstacle] = {}
+        for move, step in going.items():
+            target = step.mapping.target
+            if move.now in kept:
+                blocked[move] = _name_obstacle(move, is_moving=move.now in formers)
+            elif step.renames_target and target in tables and target not in left:
+                blocked[move] = Obstacle(
+                    f'its target would be renamed to "{target}", and the target has such a table',
+                    "drop or rename that table, and restart streamer",
+                )
+        if not blocked:
+            return verdicts
+        verdicts = {**verdicts, **blocked}
+
+
+def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
+    if is_moving:
+        return Obstacle(
+            f'the table that was called "{move.now}" before cannot follow to its own new name',
+            "correct the rules for that one",
+        )
+    return Obstacle(
+        f'streamer has another table of the name "{move.now}"',
+        f'let no rule name "{move.former}", and resync "{move.now}"',
+    )
+
+
+def groups(verdicts: Verdicts) -> list[dict[Renamed, Following]]:
+    """Return the moves that can be made, those that use names of each other together."""
+    left = [(move, step) for move, step in verdicts.items() if isinstance(step, Following)]
+    made = []
+    while left:
+        group = [left.pop(0)]
+        for first in group:  # which grows meanwhile
+            joined = [other for other in left if _touch(first, other)]
+            left = [other for other in left if other not in joined]
+            group += joined
+        made.append(dict(group))
+    return made
+
+
+def _touch(first: tuple[Renamed, Following], second: tuple[Renamed, Following]) -> bool:
+    return any(
+        a.now == b.former or step.mapping.target == b.target
+        for (a, step), (b, _) in ((first, second), (second, first))
+    )
+
+
+def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[str]:
+    """Return the statements that give target tables other names, also those of each other."""
+    formers = {former for former, _ in pairs}
+    first, last = [], []
+    for number, (former, now) in enumerate(pairs):
+        if now in formers:  # its name becomes free only as another one moves
+            aside = RelationName(former.namespace, f"streamer renames {number}")
+            first += rename_sql(former, aside)
+            last += rename_sql(aside, now)
+        else:
+            last = [*rename_sql(former, now), *last]
+    return first + last
+
+
+def rename_sql(former: RelationName, now: RelationName) -> list[str]:
+    """Return the statements that give a target table another name."""
+    statements = []
+    table = quote_qualified(former.namespace, former.name)
+    if former.namespace != now.namespace:
+        namespace = quote_identifier(now.namespace)
+        statements.append(f"create schema if not exists {namespace}")
+        statements.append(f"alter table {table} set schema {namespace}")
+        table = quote_qualified(now.namespace, former.name)
+    if former.name != now.name:
+        statements.append(f"alter table {table} rename to {quote_identifier(now.name)}")
+    return statements

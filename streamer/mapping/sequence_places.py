@@ -1,0 +1,98 @@
+"""The target sequence that follows a source sequence, and its value.
+
+A target sequence is kept ahead of its source's by a margin. A program that begins to write at the
+target therefore draws no value that the source has given to a row. Pure.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.rules import RelationMapping
+
+MARGIN_STEPS: Final = 1000
+"""How many values ahead a target sequence is set, at least."""
+MARGIN_LOOKS: Final = 10
+"""The margin covers at least so many checks, at the rate at which the source draws values."""
+
+
+class Followed(Protocol):
+    """A sequence of a source, as far as its place at the target depends on the sequence."""
+
+    @property
+    def name(self) -> RelationName: ...
+    @property
+    def owner(self) -> tuple[RelationName, str] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlace:
+    """The place of the target's sequence: its owning column, or its name."""
+
+    name: RelationName
+    column: str | None = None
+    """The column of the table ``name``, whose sequence it is."""
+
+    def __str__(self) -> str:
+        return str(self.name) if self.column is None else f"{self.name}.{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that the target's sequence can give, and the last given value."""
+
+    increment: int
+    minimum: int
+    maximum: int
+    last_value: int | None
+
+
+def place_of(
+    sequence: Followed, mappings: Mapping[RelationName, RelationMapping], target_namespace: str
+) -> SequencePlace | None:
+    """Return the place of the counterpart of *sequence*.
+
+    None if the target lacks the sequence's table or column, or does not store the rows unchanged.
+    """
+    if sequence.owner is None:
+        return SequencePlace(RelationName(target_namespace, sequence.name.name))
+    table, column = sequence.owner
+    mapping = mappings.get(table)
+    if mapping is None or mapping.type is TableType.HISTORY:
+        return None
+    target_column = mapping.target_column(column)
+    if target_column is None or mapping.is_computed(target_column):
+        return None
+    return SequencePlace(mapping.target, target_column)
+
+
+def places(
+    sequences: Iterable[Followed], mappings: Iterable[RelationMapping], target_namespace: str
+) -> dict[RelationName, SequencePlace]:
+    """Return the places of *sequences*, without those that have no place, by sequence name."""
+    by_source = {mapping.source: mapping for mapping in mappings}
+    by_name = {s.name: place_of(s, by_source, target_namespace) for s in sequences}
+    return {name: place for name, place in by_name.items() if place is not None}
+
+
+def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> int | None:
+    """Return the value for the target's sequence, or None if the sequence is far enough ahead.
+
+    *value* and *increment* are the source's; *drawn_steps*: the values that the source drew since
+    the last check. A sequence moves when half of its margin is used up, so an idle or slow sequence
+    costs no write. Raises ValueError if the target's sequence cannot follow.
+    """
+    if (increment > 0) != (target.increment > 0):
+        raise ValueError("its increment has the other sign")
+    if not target.minimum <= value <= target.maximum:
+        raise ValueError(f"the source is at {value}, which it cannot take")
+    margin = increment * max(MARGIN_STEPS, MARGIN_LOOKS * drawn_steps)
+    goal = min(max(value + margin, target.minimum), target.maximum)
+    last = target.last_value
+    if last is None or last == goal:
+        return None if last == goal else goal
+    ahead = (last - value) * (1 if increment > 0 else -1)
+    is_enough = 2 * ahead >= abs(goal - value)
+    return None if is_enough else goal

@@ -1,0 +1,67 @@
+"""The sessions that block a session, in a common query and common words for both servers.
+
+The SQL has no percent sign, so that both drivers accept it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamer.errors.error_reports import TableWait
+from streamer.errors.remedies import Remedy, at_target
+
+_AGE: Final = """coalesce(pg_catalog.floor(extract(epoch from
+    pg_catalog.clock_timestamp() - {}))::text, '?') || ' s old'"""
+BACKENDS: Final = "select pid, pid as subject from pg_catalog.unnest({}::int4[]) pid"
+"""The waiters of `blockers_sql` by their pids; the parameter is an array."""
+
+END_OWN_SQL: Final = """
+select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
+where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
+"""
+"""Ends a session of ours by its pid, unless the pid belongs to a stranger by now."""
+
+
+def session_sql(pid: str = "a.pid") -> str:
+    """Return the expression that names session a of pg_stat_activity, or *pid* without it. Pure."""
+    return f"""pg_catalog.concat(
+'pid ', {pid}, ' (role "', coalesce(a.usename, '?'), '", application "', a.application_name,
+'", query ', {_AGE.format("a.query_start")}, ', transaction ', {_AGE.format("a.xact_start")}, ')',
+case a.wait_event when 'SyncRep'
+  then ', whose commit waits for synchronous_standby_names' end)"""
+
+
+def blockers_sql(waiters: str) -> str:
+    """Return the query for the sessions that block *waiters*. Pure.
+
+    *waiters*: a query for the pids of backends, and for the subjects that these backends serve.
+    """
+    return f"""
+select w.subject, pg_catalog.string_agg(distinct
+         case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)'
+              else {session_sql("b.pid")} end, ', ') as sessions,
+       pg_catalog.array_agg(distinct b.pid) filter (where b.pid <> 0) as pids
+from ({waiters}) w
+cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
+left join pg_catalog.pg_stat_activity a on a.pid = b.pid
+group by w.subject
+"""  # noqa: S608
+
+
+@dataclass(frozen=True, slots=True)
+class Blockers:
+    """Sessions that hold a lock. ``pids``: without prepared transactions."""
+
+    sessions: str
+    pids: tuple[int, ...] = ()
+
+    def wait_for(self, target: object) -> TableWait:
+        """Return the wait for the sessions' locks on the table *target* of the target."""
+        sql = at_target(*(f"select pg_terminate_backend({pid})" for pid in self.pids))
+        remedy = Remedy.of("let it end, or run at the target: ", sql) if self.pids else None
+        return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)
+
+
+def blockers_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Blockers]:
+    """Return the rows of `blockers_sql` by their subjects. Pure."""
+    return {row["subject"]: Blockers(row["sessions"], tuple(row["pids"] or ())) for row in rows}

@@ -1,1 +1,0 @@
-"""Memory: which changes are durable, and the bookkeeping tables in the target."""

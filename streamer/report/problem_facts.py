@@ -1,0 +1,189 @@
+"""The facts from which `streamer.report.problems` finds problems. Pure.
+
+A running process holds these facts in memory, and `status --json` prints them as fields. Both
+become the same objects, so every view judges alike.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.errors.remedies import Remedy
+from streamer.mapping.rules import SourceLabel
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedTarget:
+    """The state of the target. ``error``: None while it accepts writes."""
+
+    name: str
+    state: str
+    error: ErrorReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LackingDefinition:
+    """A definition that the target lacks. ``reason``: why streamer stopped trying, or None.
+
+    ``statements``: those that create the definition. Where an operator has to write different SQL,
+    ``sql`` is the model.
+    """
+
+    label: str
+    sql: str
+    reason: str | None = None
+    is_given_up: bool = False
+    statements: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSequence:
+    """A sequence of a source. ``error``: why that of the target cannot follow."""
+
+    source: str
+    target: str
+    error: str | None = None
+    remedy: Remedy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedTable:
+    """A table of a source. ``is_braked``: `max_deleted_rows` paused it."""
+
+    name: str
+    state: str
+    error: ErrorReport | None = None
+    wait: TableWait | None = None
+    needs_resync: bool = False
+    is_braked: bool = False
+    quarantined: int = 0
+    identity: str | None = None
+    differing_rows: int | None = None
+    verification_error: str | None = None
+    seconds_left: float | None = None
+    definitions: tuple[LackingDefinition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedBacklog:
+    """The WAL that a source retains, by the level of `max_retained_wal`.
+
+    ``obstacle``: why streamer leaves the slot alone at the limit; ``journal``: why streamer cannot
+    write the journal.
+    """
+
+    level: str = "ok"
+    retained_bytes: int = 0
+    limit_bytes: int | None = None
+    obstacle: ErrorReport | None = None
+    journal: ErrorReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSource:
+    """A source and its tables.
+
+    ``own``: state and error in the reporting process, where the bookkeeping holds those of a second
+    process.
+    """
+
+    database: str
+    sid: str | None
+    state: str
+    error: ErrorReport | None = None
+    own: tuple[str, ErrorReport] | None = None
+    waiting_for: str | None = None
+    backlog: ReportedBacklog = ReportedBacklog()
+    heartbeat_seconds: float | None = None
+    tables: tuple[ReportedTable, ...] = ()
+    sequences: tuple[ReportedSequence, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return SourceLabel(self.database, self.sid)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFacts:
+    """The facts of a source that a process reads from the bookkeeping, by table."""
+
+    identities: dict[str, str] = field(default_factory=dict)
+    definitions: dict[str, list[LackingDefinition]] = field(default_factory=dict)
+    sequences: list[ReportedSequence] = field(default_factory=list)
+
+
+Row = Mapping[str, Any]
+
+
+def error_of_row(row: Row) -> ErrorReport | None:
+    """Return the error of an object of `status --json`: see `error_fields`.
+
+    An error without a code leads to the runbook of its symptom.
+    """
+    if not row.get("error"):
+        return None
+    remedy = Remedy.from_json(row.get("remedy")) or Remedy.given(row.get("hint"))
+    return ErrorReport(row["error"], row.get("error_code") or "", remedy)
+
+
+def target_of_row(row: Row) -> ReportedTarget:
+    return ReportedTarget(row.get("name", "target"), row["state"], error_of_row(row))
+
+
+def source_of_row(row: Row) -> ReportedSource:
+    """Return the facts of a source in `status --json`. Fields may be missing."""
+    own_state = row.get("own")
+    own_error = error_of_row(own_state) if own_state else None
+    return ReportedSource(
+        row["database"],
+        row["sid"],
+        row["state"],
+        error_of_row(row),
+        (own_state["state"], own_error) if own_state and own_error else None,
+        row.get("waiting_for"),
+        _backlog(row.get("backlog") or {}),
+        row.get("heartbeat_seconds"),
+        tuple(_table(table) for table in row["tables"]),
+        tuple(_sequence(sequence) for sequence in row.get("sequences", ())),
+    )
+
+
+def _backlog(row: Row) -> ReportedBacklog:
+    return ReportedBacklog(
+        row.get("state") or "ok",
+        row.get("retained_bytes") or 0,
+        row.get("limit_bytes"),
+        error_of_row(row.get("obstacle") or {}),
+        error_of_row(row.get("journal") or {}),
+    )
+
+
+def _table(row: Row) -> ReportedTable:
+    waiting_for = row.get("waiting_for")
+    wait = TableWait.from_json(row.get("wait")) or (TableWait(waiting_for) if waiting_for else None)
+    return ReportedTable(
+        row["source"],
+        row["state"],
+        error_of_row(row),
+        wait,
+        bool(row.get("needs_resync")),
+        bool(row.get("waits_before")),
+        row.get("quarantined") or 0,
+        row.get("identity"),
+        row.get("differing_rows"),
+        row.get("verification_error"),
+        row.get("seconds_left"),
+        tuple(_definition(definition) for definition in row.get("definitions", ())),
+    )
+
+
+def _definition(row: Row) -> LackingDefinition:
+    label = f'{row["kind"]} "{row["name"]}"'
+    is_given_up, statements = row["state"] in ("failed", "unmade"), tuple(row["statements"])
+    return LackingDefinition(label, row["sql"], row["reason"], is_given_up, statements)
+
+
+def _sequence(row: Row) -> ReportedSequence:
+    remedy = Remedy.from_json(row.get("remedy"))
+    return ReportedSequence(row["source"], row["target"], row["error"], remedy)

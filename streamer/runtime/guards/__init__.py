@@ -1,0 +1,1 @@
+"""Guards of a source: slot, publications, renamed and dropped tables, timeline."""

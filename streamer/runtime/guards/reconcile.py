@@ -1,0 +1,609 @@
+"""Decides the fate of each table, from facts of the source and of the bookkeeping. Pure.
+
+`run` executes the plan (`streamer.runtime.guards.publications`), and `check` prints the plan. The
+plan has a case for each table that does not continue as before:
+
+- *keep*, without a case: no change is missing. A plain table may change its key: the stream shows
+  the new key in order.
+- *copy*: the table can become ready again, but only after a copy. The table gained a replica
+  identity, or identities of partitions changed, whose order is unknown. Or the application dropped
+  and re-created the table during its copy, or its column list lacked a column.
+- *copy at a point*: a copy of a table that keeps its past. The target applies the table's changes
+  up to that copy's point.
+- *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
+  table whose updates can no longer be published leaves the publication of updates, so that the
+  application's own statements work.
+- *block*: streamer cannot publish a table that is not ready. Its copy begins as soon as streamer
+  can publish the table.
+- *renamed*: the source's table has a new name, and the source captures renames.
+- *dropped*: the source's table is gone, and its relation need not stop.
+- *replaced*: the source's table is gone, and a new table has the name. The relation stays unchanged
+  until the target has the last changes of the former table.
+"""
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamer.control.resync_options import after_loss, has_own_past
+from streamer.errors.error_classes import (
+    IdentityLostError,
+    SourceDivergedError,
+    StreamerError,
+    TableGoneError,
+    UnpublishedError,
+)
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Command, Remedy, resync_source, run
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import OnTableDropped
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.source.replica_identity import NONE, RelationIdentity
+from streamer.source.slot_and_publications.column_lists import ColumnLists, column_lists, unlisted
+from streamer.source.slot_and_publications.publication import (
+    Publication,
+    PublicationChanges,
+    PublicationFault,
+    WantedMembers,
+    concerns,
+    interrupted_error,
+    membership_fingerprint,
+    publication_changes,
+    publication_faults,
+    unlogged_error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """The facts of a source, all read at one moment, because tables may exchange their names."""
+
+    publications: Mapping[str, Publication]
+    identities: Mapping[RelationName, RelationIdentity]
+    """Of the mapped tables, and of renamed tables under their new names."""
+    oids: Collection[int]
+    """The OIDs of missing and replaced tables that still exist."""
+    version: int
+    captures: bool = False
+    """The source reports changes of definitions in its stream."""
+
+    def root(self, name: RelationName) -> int | None:
+        """Return the OID of the table *name*."""
+        identity = self.identities.get(name)
+        return None if identity is None else identity.root.oid
+
+
+@dataclass(frozen=True, slots=True)
+class LastPublished:
+    """The stored facts of a table that streamer published last."""
+
+    mark: str | None = None
+    """The fingerprint of the membership. None accepts any fingerprint."""
+    identity: str | None = None
+    oid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTable:
+    """A mapped table: its facts in the bookkeeping and in the running process."""
+
+    mapping: RelationMapping
+    last: LastPublished = field(default_factory=LastPublished)
+    oid: int | None = None
+    """The OID of the source's table that the target has, or that its copy reads."""
+    seen_oid: int | None = None
+    """The OID of the table that had the name when streamer last read the catalogs."""
+    is_in_sync: bool = False
+    """The table needs no further copy."""
+    is_set_aside: bool = False
+    """The table has stopped, and waits for an operator's request."""
+    is_being_copied: bool = False
+    is_renewed: bool = False
+    """The table is not in sync, and streamer has published the table for its next copy."""
+    has_past: bool = False
+    """The target has a past of the table that a copy of all rows would interrupt."""
+    has_returned: bool = False
+    """The mapping has the table again: streamer itself removed the table from the publication."""
+    is_bare: bool = False
+    """The target has no row of the table, and a pattern added the table."""
+
+    @property
+    def name(self) -> RelationName:
+        return self.mapping.source
+
+
+class Fate(enum.StrEnum):
+    """The fate of a table, see the module."""
+
+    COPY = "copy"
+    COPY_AT_POINT = "copy at a point"
+    STOP = "stop"
+    BLOCK = "block"
+    RENAMED = "renamed"
+    DROPPED = "dropped"
+    REPLACED = "replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The consequence for a table."""
+
+    fate: Fate
+    reason: str = ""
+    """Why a copy is due, for the log."""
+    error: ErrorReport | None = None
+    """Why the table stops, or why its copy cannot begin yet."""
+    columns: tuple[str, ...] | None = None
+    """The target's columns to copy at a point; None for all columns."""
+    name: RelationName | None = None
+    """The new name of a renamed table."""
+    successor: RelationName | None = None
+    """The relation under which the table streamed that replaced another table."""
+    fault: PublicationFault | None = None
+    """The reason of `error`, if a publication keeps changes of the table back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationPlan:
+    """The consequences for tables, and the wanted members of our publications."""
+
+    cases: Mapping[RelationName, Case]
+    tables: tuple[MappedTable, ...]
+    """The tables that have their names, as of this plan."""
+    state: SourceState
+    """The facts behind the plan."""
+    wanted: WantedMembers = field(default_factory=WantedMembers)
+    unmarked: frozenset[RelationName] = frozenset()
+    """The tables whose fingerprint streamer itself changes with their column list."""
+    memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
+    """The facts to store once the publications are as wanted."""
+    is_unsettled: bool = False
+    """Tables disappeared while streamer read the catalogs; the next plan decides."""
+
+
+def needs_copy(former: str | None, identity: RelationIdentity) -> bool:
+    """Whether a relation whose replica identity was *before* needs a copy.
+
+    Without an identity only inserts were published. Identities of partitions change in turn, and in
+    between the stream sends old rows that fit neither identity.
+    """
+    if former is None or former == identity.published or not identity.is_usable:
+        return False
+    return former == NONE or identity.is_partitioned
+
+
+def renamed(
+    marks: Mapping[RelationName, str | None], publications: Iterable[Publication]
+) -> dict[RelationName, RelationName]:
+    """Return the new names of tables by their former names, which new tables may bear now.
+
+    *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
+    """
+    members = members_by_mark(publications)
+    moves = {former: members[mark][0] for former, mark in marks.items() if mark in members}
+    return {former: now for former, now in moves.items() if now != former}
+
+
+MembersByMark = Mapping[str | None, tuple[RelationName, int | None]]
+
+
+def members_by_mark(publications: Iterable[Publication]) -> MembersByMark:
+    """Return the names and OIDs of members, by the fingerprints of their memberships."""
+    return {
+        f"{publication.mark}/{member.mark}": (name, member.relid)
+        for publication in publications
+        for name, member in publication.members.items()
+    }
+
+
+def oid_of(last: LastPublished, members: MembersByMark, *, is_in_sync: bool) -> int | None:
+    """Return the OID of the table that *last* describes, under any name."""
+    if last.mark in members:
+        return members[last.mark][1]
+    return last.oid if is_in_sync else None
+
+
+# ---- before the publications change ------------------------------------------------------------
+
+
+def reconcile(
+    state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
+) -> PublicationPlan:
+    """Return the plan for *tables*, as far as the plan does not depend on changed publications.
+
+    Raises SourceDivergedError when a publication in use is gone.
+    """
+    tables = list(tables)
+    _require_publications(state, tables, source)
+    away = _find_away(state, tables)
+    staying = tuple(table for table in tables if table.name not in away)
+    names = [table.name for table in staying if table.name in state.identities]
+    identities = {name: state.identities[name] for name in names}
+    publications = state.publications.values()
+    mappings = [table.mapping for table in staying]
+    lists = column_lists(mappings, identities.values(), publications, state.version)
+    cases, relisted = dict(away), set()
+    for table in staying:
+        identity = identities.get(table.name)
+        case = _judge_membership(table, state, identity, source)
+        if identity is not None:
+            lacking = None
+            if case is None or case.fate is Fate.COPY:
+                lacking = _find_unlisted(table, identity, publications, lists)
+            if lacking is not None:
+                relisted.add(table.name)
+            if lacking and case is None:
+                columns = ", ".join(f'"{name}"' for name in sorted(lacking))
+                reason = f"its publication did not send column {columns}"
+                case = _copy(table, reason, table.mapping.columns_from(lacking))
+            case = _judge_lost_identity(table, case, identity, source)
+        if case is not None:
+            cases[table.name] = case
+    copied = {name for name, case in cases.items() if case.fate is Fate.COPY}
+    unmarked = frozenset(relisted - copied)
+    marks = {table.last.mark for table in tables if table.name not in unmarked} - {None}
+    fresh = [t.name for t in staying if not (t.is_in_sync or t.is_set_aside or t.is_renewed)]
+    members = WantedMembers(
+        _find_members(state, staying, cases),
+        mappings,
+        lists,
+        frozenset(fresh),
+        frozenset(relisted),
+        frozenset(mark for mark in marks if mark is not None and state.captures),
+    )
+    is_unsettled = any(case.successor is not None for case in away.values())
+    return PublicationPlan(
+        cases, staying, state, members, unmarked=unmarked, is_unsettled=is_unsettled
+    )
+
+
+def _find_members(
+    state: SourceState, tables: Iterable[MappedTable], cases: Mapping[RelationName, Case]
+) -> list[RelationIdentity]:
+    """Return the tables to publish: tables that stay, and renamed tables under their new names.
+
+    A table that a session removed from a publication does not return at once.
+    """
+    names = dict.fromkeys(case.name for case in cases.values() if case.name is not None)
+    for table in tables:
+        is_stopped = table.name in cases and cases[table.name].fate is Fate.STOP
+        if not (is_stopped or table.is_set_aside) or any(
+            publication.has(table.name) for publication in state.publications.values()
+        ):
+            names[table.name] = None
+    return [state.identities[name] for name in names if name in state.identities]
+
+
+def _require_publications(
+    state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
+) -> None:
+    """Refuse to stream without a publication: the slot needs the publication to decode the WAL."""
+    oids = {publication.oid for publication in state.publications.values()}
+    lost = [
+        table
+        for table in tables
+        if table.is_in_sync
+        and table.last.mark is not None
+        and table.last.mark.partition(".")[0] not in oids
+    ]
+    if lost:
+        raise SourceDivergedError(
+            f'publications of source "{source.label}" were dropped by another session, '
+            "so changes may be missing",
+            hint=resync_source(
+                [table.name for table in lost],
+                *after_loss(table.mapping.type for table in lost),
+                database=source.database,
+                sid=source.sid,
+            ),
+        )
+
+
+def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
+    """Return the cases of tables that were dropped or renamed."""
+    marks = {table.name: table.last.mark for table in tables}
+    moves = renamed(marks, state.publications.values()) if state.captures else {}
+    cases = {former: Case(Fate.RENAMED, name=now) for former, now in moves.items()}
+    for table in tables:
+        if table.name in moves:
+            continue
+        if table.name not in state.identities:
+            if table.is_bare or _is_let_go(table, state):
+                cases[table.name] = Case(Fate.DROPPED)
+        elif _is_replaced(table, state):
+            cases[table.name] = Case(Fate.REPLACED)
+    for former, now in moves.items():
+        if now in cases and cases[now].fate is Fate.REPLACED:
+            # The relation of that name copies the table, or stops.
+            cases[now] = Case(Fate.REPLACED, successor=former)
+            cases[former] = Case(Fate.DROPPED)
+    return cases
+
+
+def _is_let_go(table: MappedTable, state: SourceState) -> bool:
+    """Whether `on_table_dropped` ends a missing table: neither its OID nor its membership exists.
+
+    A renamed table has both.
+    """
+    if table.mapping.rule.on_table_dropped is OnTableDropped.STOP or table.oid in state.oids:
+        return False
+    members = {m.mark for p in state.publications.values() for m in p.members.values()}
+    return (table.last.mark or "").partition("/")[2] not in members
+
+
+def _is_replaced(table: MappedTable, state: SourceState) -> bool:
+    """Whether the table of a relation in sync was dropped, and a new table has its name."""
+    return (
+        table.is_in_sync
+        and not table.has_returned
+        and not table.is_being_copied
+        and table.oid not in (None, state.root(table.name))
+        and table.oid not in state.oids
+    )
+
+
+def _judge_membership(
+    table: MappedTable,
+    state: SourceState,
+    identity: RelationIdentity | None,
+    source: SourceMapping,
+) -> Case | None:
+    """Return the case of a relation in sync whose changes may be missing."""
+    error: StreamerError
+    if not table.is_in_sync:
+        return None
+    if identity is None:
+        error = TableGoneError(
+            f'table "{table.name}" is no longer in the source: a session dropped '
+            "or renamed it; if it is gone for good, give it `on_table_dropped: keep`"
+        )
+    else:
+        mark = membership_fingerprint(state.publications.values(), identity)
+        if table.last.mark in (None, mark) or needs_copy(table.last.identity, identity):
+            return None
+        error = interrupted_error(table.name)
+    if table.has_returned:
+        return Case(Fate.COPY, "it was not published while the mapping lacked it")
+    if _is_of_former_table(table, identity) and not table.has_past:
+        return Case(Fate.COPY, "the application replaced it during its copy")
+    return stop(table.mapping, error, source)
+
+
+def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:
+    """Whether a new table got the name of *table* during the copy of *table*.
+
+    The copy may be over by now, and may have read the new table.
+    """
+    if identity is None:
+        return table.is_being_copied
+    if table.seen_oid in (None, identity.root.oid):
+        return False
+    return table.is_being_copied or table.oid == identity.root.oid
+
+
+def _find_unlisted(
+    table: MappedTable,
+    identity: RelationIdentity,
+    publications: Iterable[Publication],
+    lists: ColumnLists,
+) -> frozenset[str] | None:
+    """Return the columns that a column list lacks; None if no list has to change at once.
+
+    A list that lacks columns requires a new copy, even while a copy runs: the stream sent changes
+    without the columns.
+    """
+    if table.is_set_aside or not (table.is_in_sync or table.is_renewed or table.is_being_copied):
+        return None  # its copy begins later
+    return unlisted(table.mapping, identity, publications, lists)
+
+
+def _copy(table: MappedTable, reason: str, columns: Iterable[str] | None = None) -> Case:
+    """Copy *table*, or only *columns* of the target if the table keeps its past."""
+    if table.has_past:
+        return Case(Fate.COPY_AT_POINT, reason, columns=None if columns is None else tuple(columns))
+    return Case(Fate.COPY, reason)
+
+
+def _judge_lost_identity(
+    table: MappedTable, case: Case | None, identity: RelationIdentity, source: SourceMapping
+) -> Case | None:
+    """Stop a table in sync whose updates can no longer be published."""
+    is_kept = case is None or case.fate is Fate.COPY_AT_POINT
+    has_lost = table.last.identity not in (None, NONE) and not identity.is_usable
+    if not (is_kept and has_lost and table.is_in_sync):
+        return case
+    return Case(Fate.STOP, error=ErrorReport.of(_identity_lost(table.mapping, identity, source)))
+
+
+def _identity_lost(
+    mapping: RelationMapping, identity: RelationIdentity, source: SourceMapping
+) -> IdentityLostError:
+    then = "` prints; streamer then copies the table again. To continue with inserts only, run: "
+    if has_own_past(mapping.type):
+        then = "` prints; then run: "
+    again = _resync_command(mapping, source)
+    return IdentityLostError(
+        f'table "{mapping.source}": {identity.obstacle}, so its updates and '
+        "deletes are no longer published",
+        hint=Remedy.of("run the statements that `", run("check"), then, again),
+    )
+
+
+# ---- once the publications have changed --------------------------------------------------------
+
+
+def conclude(
+    plan: PublicationPlan,
+    state: SourceState,
+    tables: Iterable[MappedTable],
+    refused: Mapping[RelationName, StreamerError],
+    source: SourceMapping,
+) -> PublicationPlan:
+    """Return *plan* with the cases and memberships that follow from the changed publications.
+
+    *tables*: the current state of the plan's tables. *refused*: why publishing a table failed.
+    """
+    settled = []
+    for table in tables:
+        former_oid = plan.state.root(table.name)
+        # A name that lost its table meanwhile needs a new plan: a different table may have the
+        # name.
+        if former_oid in (None, state.root(table.name)):
+            settled.append(table)
+    faults = find_faults(state, settled, plan.wanted.lists, source)
+    refused = {**refused, **plan.wanted.lists.refused}
+    cases = dict(plan.cases)
+    memberships = {}
+    for table in settled:
+        identity = state.identities.get(table.name)
+        case = cases.get(table.name)
+        reason = _find_reason(table, state, identity, refused.get(table.name), faults)
+        case = _judge_reason(table, case, reason, source)
+        if identity is not None:
+            case = _judge_identity(table, case, identity, source)
+            memberships[table.name] = _membership(plan, state, table, case, identity)
+        if case is not None:
+            cases[table.name] = case
+    return replace(
+        plan,
+        cases=cases,
+        memberships=memberships,
+        is_unsettled=plan.is_unsettled or len(settled) < len(plan.tables),
+    )
+
+
+def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:
+    """Return the outcome of `conclude` for *plan*, if streamer may change its publications."""
+    existing, version = plan.state.publications, plan.state.version
+    changes = publication_changes(source, plan.wanted, existing, version)
+    foreign = {name: p for name, p in existing.items() if not p.is_owned}
+    if any(changes.publications[name] != publication for name, publication in foreign.items()):
+        changes = planned_changes(plan, source)
+    later = replace(plan.state, publications=changes.publications)
+    return conclude(plan, later, plan.tables, {}, source)
+
+
+def planned_changes(plan: PublicationPlan, source: SourceMapping) -> PublicationChanges:
+    """Return the statements without which the tables of *plan* are not published."""
+    members, state = plan.wanted.as_they_are(), plan.state
+    return publication_changes(source, members, state.publications, state.version)
+
+
+def find_faults(
+    state: SourceState, tables: Iterable[MappedTable], lists: ColumnLists, source: SourceMapping
+) -> list[PublicationFault]:
+    """Return the faults of the publications for *tables*."""
+    tables = list(tables)
+    identities = [state.identities[t.name] for t in tables if t.name in state.identities]
+    filtered = {table.name for table in tables if table.mapping.rule.filter is not None}
+    return publication_faults(
+        source, state.publications, identities, filtered, state.version, lists
+    )
+
+
+def _find_reason(
+    table: MappedTable,
+    state: SourceState,
+    identity: RelationIdentity | None,
+    refusal: StreamerError | None,
+    faults: Iterable[PublicationFault],
+) -> StreamerError | PublicationFault | None:
+    """Return the reason why some or all changes of *table* are not published."""
+    if identity is None:
+        return TableGoneError(
+            f'table "{table.name}" is not in the source',
+            hint="create it there, correct its name in `tables`, or take it out of there",
+        )
+    if (error := unlogged_error(identity) or refusal) is not None:
+        return error
+    concerning = [f for f in faults if concerns(f, state.publications[f.publication], identity)]
+    return concerning[-1] if concerning else None
+
+
+def _judge_reason(
+    table: MappedTable,
+    case: Case | None,
+    reason: StreamerError | PublicationFault | None,
+    source: SourceMapping,
+) -> Case | None:
+    if reason is None or table.is_set_aside:
+        return case
+    fault = reason if isinstance(reason, PublicationFault) else None
+    error = reason.error() if isinstance(reason, PublicationFault) else reason
+    if case is not None and case.fate is Fate.COPY:
+        return replace(case, error=ErrorReport.of(error), fault=fault)
+    if case is not None and case.fate is Fate.STOP and not isinstance(error, UnpublishedError):
+        return case
+    # if the table stops anyway, the error is the reason why changes are missing
+    if table.is_in_sync:
+        return replace(stop(table.mapping, error, source), fault=fault)
+    return Case(Fate.BLOCK, error=ErrorReport.of(error), fault=fault)
+
+
+def _judge_identity(
+    table: MappedTable, case: Case | None, identity: RelationIdentity, source: SourceMapping
+) -> Case | None:
+    if case is not None and case.fate is not Fate.COPY_AT_POINT:
+        return case
+    former = table.last.identity
+    if table.is_in_sync:
+        if needs_copy(former, identity):
+            return _copy(table, "its replica identity has changed")
+        return _judge_lost_identity(table, case, identity, source)
+    if table.is_set_aside and former == NONE and identity.is_usable:
+        if has_own_past(table.mapping.type):
+            return case  # an operator decides on the gap
+        return Case(Fate.COPY, "it has a replica identity again")
+    return case
+
+
+def _is_followed(table: MappedTable, case: Case | None) -> bool:
+    """Whether the stream has the changes of *table* from now on, or a copy comes first."""
+    if case is not None and case.fate is Fate.STOP:
+        return False
+    return not table.is_set_aside or (case is not None and case.fate is Fate.COPY)
+
+
+def _membership(
+    plan: PublicationPlan,
+    state: SourceState,
+    table: MappedTable,
+    case: Case | None,
+    identity: RelationIdentity,
+) -> LastPublished:
+    """Return the facts of *table* to store.
+
+    A table that stops keeps its former facts, except a lost identity: to gain one helps.
+    """
+    if _is_followed(table, case):
+        mark = membership_fingerprint(state.publications.values(), identity)
+        return LastPublished(mark, identity.published, identity.root.oid)
+    former = plan.state.identities.get(table.name)
+    if (former is None or former.is_usable) and identity.is_usable:
+        return table.last
+    return replace(table.last, identity=NONE)
+
+
+# ---- errors ------------------------------------------------------------------------------------
+
+
+def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
+    """Return the case of a table that lacks changes because of *error*."""
+    first = error.remedy or "see to it that it is there and published"
+    again = _resync_command(mapping, source)
+    remedy = Remedy.of(first, "; changes may be missing, so then run: ", again)
+    report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
+    return Case(Fate.STOP, error=report)
+
+
+def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:
+    """Return the case of a table under whose name the stream sends a different table."""
+    name = mapping.source
+    error = TableGoneError(f'another table of the source has the name "{name}" now')
+    return stop(mapping, error, source)
+
+
+def _resync_command(mapping: RelationMapping, source: SourceMapping) -> Command:
+    options = after_loss([mapping.type])
+    name = str(mapping.source)
+    return run("resync", name, *options, database=source.database, sid=source.sid)

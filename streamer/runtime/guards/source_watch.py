@@ -1,0 +1,116 @@
+"""Guards the preconditions of a source: its slot, its publications, replica identities.
+
+The guard has its own connection, reads only catalogs and waits for no lock on a user's table. Mere
+observations (partitions, heartbeats) use a second connection and a second task, see
+`streamer.runtime.session.source_survey`. So a locked table cannot hide a lost slot.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from streamer.bookkeeping.sources import set_source_state
+from streamer.errors.error_reports import ErrorReport
+from streamer.runtime.guards.table_cases import TableCases
+from streamer.runtime.services import Health, Services
+from streamer.runtime.tables.table_events import TableEvents
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, connection, translating
+from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.slot_and_publications.guard_query import GuardFacts, read_guard_facts
+from streamer.source.slot_and_publications.slot import Slot, check_slot
+from streamer.source.slot_and_publications.standbys import find_standby_wait
+
+log = structlog.get_logger()
+
+STANDBY_SECONDS: Final = 4.0
+"""How long changes may stay with the source before the guard asks why."""
+GUARD_SECONDS: Final = 2.0
+PAUSE_TIMES: Final = 20
+"""After a check the guard pauses at least this many times as long as the check took."""
+_TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
+
+
+class SourceWatch:
+    """The guard of one attempt to stream a source."""
+
+    def __init__(
+        self,
+        server: SourceServer,
+        services: Services,
+        tables: TableEvents,
+        cases: TableCases,
+        health: Health,
+    ) -> None:
+        """*cases*: of the source's tables, which the guard creates and completes."""
+        self.cases = cases
+        self._server = server
+        self._bookkeeping = services.bookkeeping
+        self._tables = tables
+        self._health = health
+        self._standby_wait: ErrorReport | None = None
+        self._knows_slot = False
+
+    def know_slot(self, slot: Slot) -> None:
+        """Report the slot, which a task of this source has just read and checked."""
+        self._knows_slot = True
+        self._health.restart_lsn, self._health.safe_wal_bytes = (
+            slot.restart_lsn,
+            slot.safe_wal_bytes,
+        )
+
+    async def run(self, looked: Callable[[], None]) -> None:
+        """Guard until cancelled; *looked* is called after each check.
+
+        Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
+        """
+        digest: str | None = None
+        source, relations, cases = self._tables.source, self._tables.relations, self.cases
+        if self._knows_slot and not cases.are_open:
+            await asyncio.sleep(GUARD_SECONDS)  # the start has just checked all facts
+        async with connection(source) as plain:
+            await plain.execute(_TIMEOUTS_SQL)
+            await check_same_server_plainly(plain, self._server)
+            while True:
+                began = time.monotonic()
+                with translating(source.label):
+                    names = [mapped.mapping.source for mapped in relations]
+                    seen = await read_guard_facts(plain, source, names, self._server.version)
+                    took = time.monotonic() - began  # without the occasional cost of changes
+                    self._check_slot(seen)
+                    relations.clock.measured(seen.clock_seconds, began, time.monotonic())
+                    self._tables.lag.saw_end(seen.flush_lsn, began)
+                    await self._tell_standby_wait(plain)
+                    await cases.leave_replaced(plain)
+                    cases.expect_missing()
+                    if seen.digest != digest or cases.is_unsettled:
+                        await cases.settle(plain)
+                        digest = seen.digest  # read before: the next check sees later changes
+                    await cases.let_go(plain)
+                looked()
+                await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
+
+    def _check_slot(self, seen: GuardFacts) -> None:
+        self._health.wal_end_lsn = max(self._health.wal_end_lsn, seen.flush_lsn)
+        check_slot(seen.slot, self._tables.source.slot, self._server.database)
+        assert seen.slot is not None
+        self.know_slot(seen.slot)
+
+    async def _tell_standby_wait(self, plain: Connection) -> None:
+        """Show that the source holds changes back until its standbys have them."""
+        source, since = self._tables.source, self._tables.lag.undelivered_since
+        error = None
+        if since is not None and time.monotonic() - since > STANDBY_SECONDS:
+            error = await find_standby_wait(plain, source)
+        report = None if error is None else ErrorReport.of(error)
+        if report == self._standby_wait:
+            return
+        self._standby_wait = report
+        state = "streaming" if report is None else "waiting"
+        self._health.state, self._health.error = state, report
+        if error is not None:
+            log.warning(str(error), source=source.label, **error.log_fields)
+        await set_source_state(self._bookkeeping, self._tables.claim.source_id, state, report)

@@ -1,0 +1,71 @@
+"""Finds new tables at a source that match one of its patterns.
+
+At an interval, the task compares the names of the source's tables with the mapped tables. The task
+compares at once when the stream sends the definition of a table that is not mapped (`ddl:
+capture`). The process then adds the tables, as when an operator changes the rules.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from streamer.errors.error_classes import MappingError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import find_rules
+from streamer.runtime.tables.table_events import TableEvents
+from streamer.source.catalog import read_relation_names
+from streamer.source.connection import Connection, translating
+from streamer.util.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+PAUSE_SECONDS: Final = 1.0
+"""Between two checks, however many definitions the stream sends."""
+
+
+class Discovery:
+    """See the module. For one attempt to stream a source."""
+
+    def __init__(
+        self, tables: TableEvents, interval: float, appeared: Callable[[str], None]
+    ) -> None:
+        """*interval*: in seconds; 0: none. *appeared* is called with the label of a source."""
+        self._tables = tables
+        self._interval = interval or None
+        self._appeared = appeared
+        self._problem: str | None = None
+
+    async def run(self, plain: Connection) -> None:
+        """Check until cancelled. Raises SourceConnectionError."""
+        relations = self._tables.relations
+        while True:
+            await wait_for_event(relations.met_another, self._interval)
+            relations.met_another.clear()
+            if any(rule.pattern.is_pattern for rule in self._tables.source.rules):
+                with translating(self._tables.source.label):
+                    names = await read_relation_names(plain)
+                if new := self._new(names):
+                    log.info(
+                        "tables appeared",
+                        source=self._tables.source.label,
+                        tables=", ".join(map(str, new)),
+                    )
+                    self._appeared(self._tables.source.label)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def _new(self, names: list[RelationName]) -> list[RelationName]:
+        """Return those of *names* that match a rule and are not mapped yet."""
+        try:
+            ruled = find_rules(self._tables.source, names)
+        except MappingError as exc:
+            if self._problem != str(exc):
+                self._problem = str(exc)
+                log.warning(
+                    "new tables cannot join", source=self._tables.source.label, error=str(exc)
+                )
+            return []
+        self._problem = None
+        present = {mapped.mapping.source for mapped in self._tables.relations}
+        return sorted(ruled.keys() - present)

@@ -1,0 +1,1 @@
+"""The health of the process: gauges, readiness, logs of problems and waits."""

@@ -1,0 +1,70 @@
+"""Logs each problem when it appears, and when it has gone, in the words of every other view."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.stored_problems import read_stored_facts
+from streamer.errors.error_classes import TargetError
+from streamer.report.problems import Problem, ProblemKind, Severity, Subject, needs_operator
+from streamer.runtime.target_health import TargetHealth
+
+if TYPE_CHECKING:
+    from streamer.report.problem_facts import StoredFacts
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 10.0
+
+
+class ProblemLog:
+    """Stores the facts that only the bookkeeping has (``stored``), and logs problems."""
+
+    def __init__(self, read_problems: Callable[[], Sequence[Problem]]) -> None:
+        self.stored: dict[str, StoredFacts] = {}
+        self._read_problems = read_problems
+        self._told: dict[tuple[ProblemKind, Subject], Problem] = {}
+
+    async def run(self, bookkeeping: Bookkeeping, target: TargetHealth) -> None:
+        """Check until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if target.is_well:
+                await self.read(bookkeeping)
+            self.tell(self._read_problems())
+
+    async def read(self, bookkeeping: Bookkeeping) -> None:
+        """Read the stored facts; after a failure, the former ones stay."""
+        try:
+            self.stored = await read_stored_facts(bookkeeping)
+        except TargetError as exc:  # the state of the target shows the failure
+            log.debug("the stored problems cannot be read", reason=str(exc))
+
+    def tell(self, problems: Sequence[Problem]) -> None:
+        """Log new problems, and problems that have gone."""
+        current = {problem.key: problem for problem in needs_operator(problems)}
+        for key, problem in current.items():
+            former = self._told.get(key)
+            if former is None or former.code != problem.code:
+                write = log.error if problem.severity is Severity.ERROR else log.warning
+                write("problem", **log_fields(problem))
+        for key in self._told.keys() - current.keys():
+            problem = self._told[key]
+            log.info("problem gone", subject=str(problem.subject), kind=problem.kind.value)
+        self._told = current
+
+
+def log_fields(problem: Problem) -> dict[str, str]:
+    """Return a problem as the fields of its line."""
+    fields = {
+        "subject": str(problem.subject),
+        "kind": problem.kind.value,
+        "problem": problem.text,
+        "hint": "" if problem.remedy is None else str(problem.remedy),
+        "code": problem.code or "",
+        "runbook": problem.runbook,
+    }
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,1 @@
+"""The long-running process: the engine, and tasks for all sources."""

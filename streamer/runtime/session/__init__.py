@@ -1,0 +1,1 @@
+"""One source while it streams: its session, its pipeline, and the supervisor of both."""

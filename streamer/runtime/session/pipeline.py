@@ -1,0 +1,494 @@
+"""One source's way to the target: start reading here.
+
+    reader        source/stream/replication_stream.py  frames in, in bursts
+      → assembler decode/transactions.py               transactions, or pieces of large ones
+      → dispatch  runtime/session/dispatcher.py        each lane gets its changes, in commit order
+      → worker    apply/write/worker.py                windows, and target transactions
+        or drainer drain/drainer.py                    the same for lanes that are held
+      → events    runtime/tables/table_events.py       a lane reports what it has committed
+      → tracker   control/progress_tracker.py          the durable LSN before the first gap
+      → position  runtime/session/stored_position.py   stored in the target
+      → feedback  source/stream/feedback.py            and then acknowledged to the source
+
+A pipeline waits for the lock of its source, opens a session (`streamer.runtime.session.session`),
+and runs the tasks that stream. The pipeline ends when the source is lost, after an error for an
+operator, or on request. An ordered stop ends the reader first, waits until dispatched changes are
+durable, and then tells the source how far the target is.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from streamer.apply.lanes.lane import until_idle
+from streamer.bookkeeping.sources import set_source_state
+from streamer.errors.error_classes import (
+    DefectError,
+    SlotInUseError,
+    SourceLimitError,
+    StreamerError,
+)
+from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.rules import SourceMapping
+from streamer.runtime.guards.table_discovery import Discovery
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.services import Health, Services
+from streamer.runtime.session.dispatcher import AnotherHistory, Dispatched, ScriptsReached
+from streamer.runtime.session.operator_requests import Requests
+from streamer.runtime.session.reload_mapping import change_rules
+from streamer.runtime.session.sequence_follower import SequenceFollower
+from streamer.runtime.session.session import Attempt, Session, open_session
+from streamer.runtime.session.source_survey import look
+from streamer.runtime.session.write_status import report_status
+from streamer.runtime.shutdown import endless, finishes_before
+from streamer.runtime.tables.table_events import TableEvents
+from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
+from streamer.source.catalog import flush_wal
+from streamer.source.connection import connection
+from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.stream.large_rows import name_large_row
+from streamer.target.write_claim import Claim
+from streamer.util.containment import END_SECONDS, ending
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+QUIET_SECONDS: Final = 1.0
+"""How often a position that moves without changes of mapped tables is stored.
+
+Storing the position writes WAL: where source and target are one server, this moves the position
+again.
+"""
+IDLE_SECONDS: Final = 5.0
+"""How often the pipeline checks a position that does not move: for many sources, each check costs a
+wake-up and a status update.
+"""
+GATHER_SECONDS: Final = 0.005
+"""Under load, reading pauses this long, which costs both sides less than many wake-ups.
+
+The walsender sends each message by itself. While the reader keeps TCP's window closed, the kernel
+joins messages to large segments, and a message costs the walsender half as much.
+"""
+REST_SECONDS: Final = 0.015
+"""Without load, reading pauses this long. Workers commit no more often by default, so the pause
+costs no delay, and a trickle of transactions has few wake-ups. A transaction after silence is read
+at once.
+"""
+LOAD_MESSAGES: Final = 200
+"""So many messages at once are load."""
+DRAIN_SECONDS: Final = 7.0
+CLOSE_SECONDS: Final = 2 * END_SECONDS
+LOCK_RETRY_SECONDS: Final = 1.0
+
+
+class Pipeline:
+    """Streams one source, for one attempt; `run` returns when asked to stop."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        services: Services,
+        guard: BacklogGuard,
+        binary_obstacle: str | None = None,
+        stop_lsn: Lsn | None = None,
+    ) -> None:
+        """*stop_lsn*: stop once all changes up to this LSN are durable and every table is ready."""
+        self.health = Health()
+        self.heartbeat = Heartbeat(source, services)
+        self.stop = asyncio.Event()
+        self.requested = asyncio.Event()
+        self._source = source
+        self._services = services
+        self._guard = guard
+        self._binary_obstacle = binary_obstacle
+        self._stop_lsn = stop_lsn
+        self._stored = asyncio.Event()
+        self._failure: StreamerError | None = None
+        self._has_failed = asyncio.Event()
+        self._session: Session | None = None
+        """The open session while the source streams."""
+
+    async def run(self) -> None:
+        """Stream until `stop` is set. Raises StreamerError for an error that ends this attempt."""
+        if (claim := await self._wait_for_lock()) is None:
+            return
+        try:
+            # From here on every connection to the target has to reach the server of the lock.
+            services = self._services.under(claim)
+            session = await finishes_before(self.stop, self._open(services, claim))
+            if session is not None:
+                try:
+                    await self._stream(session)
+                finally:
+                    await self._close(session)
+            await set_source_state(services.bookkeeping, claim.source_id, "stopped")
+        finally:
+            await self._services.locks.release(claim)
+
+    async def _open(self, services: Services, claim: Claim) -> Session:
+        """Open a session when this source's turn to start has come."""
+        tables = TableEvents(self._source, claim, services, self.health, self.heartbeat, self._fail)
+        async with services.starts.place() as leave:
+            attempt = Attempt(
+                self._source,
+                services,
+                claim,
+                self._guard,
+                self.health,
+                self.heartbeat,
+                self._binary_obstacle,
+                self._stop_lsn,
+                leave,
+            )
+            return await open_session(attempt, tables)
+
+    async def _wait_for_lock(self) -> Claim | None:
+        """Take the source's lock; return None if asked to stop before."""
+        is_logged = False
+        while not self.stop.is_set():
+            holder = await self._services.locks.acquire(self._source)
+            self.health.holder = None if isinstance(holder, Claim) else holder
+            if isinstance(holder, Claim):
+                return holder
+            waits = ErrorReport(_held_by(holder), SlotInUseError.code)
+            self.health.state, self.health.error = "waiting", waits
+            if not is_logged:
+                is_logged = True
+                log.warning(
+                    "another process runs this source", source=self._source.label, holder=holder
+                )
+            await wait_for_event(self.stop, LOCK_RETRY_SECONDS)
+        return None
+
+    # ---- running -------------------------------------------------------------------------------
+
+    async def _stream(self, session: Session) -> None:
+        """Run the tasks of *session* until `stop` is set, or a task fails.
+
+        The stream is open. So no slow step comes before the tasks: the source ends a silent stream.
+        """
+        source, bookkeeping = self._source, session.services.bookkeeping
+        session.begin_copies(session.relations, is_start=True)
+        await session.use_snapshot()
+        self.health.state, self.health.error = "streaming", None
+        self._session = session
+        self.requested.set()  # operators may have asked before
+        session.position.ask()
+        log.info(
+            "streaming",
+            source=source.label,
+            lsn=str(session.position.stored_lsn),
+            transport="binary" if session.transport.is_binary else "text",
+            reads="slot" if session.reads_slot else "journal",
+        )
+        with contextlib.ExitStack() as end:
+            async with asyncio.TaskGroup() as group:
+                running = {
+                    name: group.create_task(endless(run, name), name=f"{name} {source.label}")
+                    for name, run in self._tasks(session).items()
+                }
+                try:
+                    await set_source_state(bookkeeping, session.record.source_id, "streaming")
+                    await self.stop.wait()
+                    running["reader"].cancel()
+                    await asyncio.wait([running["reader"]])
+                    await self._stop_in_order(session, running["feedback"])
+                finally:
+                    end.enter_context(ending(f"streaming {source.label}", running.values()))
+                for task in running.values():
+                    task.cancel()
+
+    def _tasks(self, session: Session) -> dict[str, Callable[[], Awaitable[None]]]:
+        bookkeeping, record, tables = (
+            session.services.bookkeeping,
+            session.record,
+            session.tables,
+        )
+        requests = Requests(
+            bookkeeping,
+            record,
+            tables.relations,
+            session.coordinator,
+            session.watch.cases.publish,
+        )
+        follower = SequenceFollower(
+            self._source,
+            record,
+            bookkeeping,
+            tables.relations,
+            session.services.target_namespace,
+        )
+        services = session.services
+        discovery = Discovery(tables, services.discovery_interval, services.tables_appeared)
+        timeline_watch = session.timeline_watch
+        return {
+            "reader": lambda: self._read(session),
+            "progress": lambda: self._follow_progress(session),
+            "feedback": lambda: self._give_feedback(session),
+            "sync": session.coordinator.run,
+            "requests": lambda: requests.follow(self.requested),
+            "status": lambda: report_status(
+                session.services, record, tables.relations, tables.tracker, self.heartbeat
+            ),
+            "failure": self._await_failure,
+            "lock": lambda: services.locks.guard(session.claim),
+            "watch": lambda: self._guard_source(session),
+            "looking": lambda: look(
+                self._source,
+                session.server,
+                record,
+                bookkeeping,
+                tables.relations,
+                self.heartbeat,
+                follower,
+                session.position,
+                tables.tracker,
+                self._guard,
+                discovery,
+                self._services.target,
+            ),
+            **({} if timeline_watch is None else {"timeline": timeline_watch.run}),
+        }
+
+    async def _stop_in_order(self, session: Session, feedback: "asyncio.Task[None]") -> None:
+        """Wait until dispatched changes are durable, and tell the source."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                for lane in session.relations.lanes():
+                    await until_idle(lane)
+                feedback.cancel()
+                await asyncio.wait([feedback])
+                session.position.is_wanted = True
+                await _store_progress(session)
+                await session.stream.stop(session.position.stored_lsn)
+
+    async def _close(self, session: Session) -> None:
+        """Close *session*. Raises DefectError if that takes too long.
+
+        The session's tasks can do no harm then: they no longer have the right to the source.
+        """
+        self._session = None
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                # First: while the target is away, the other steps take long.
+                await session.stream.close()
+                if session.timeline_watch is not None:
+                    await session.timeline_watch.close()
+                await session.coordinator.close()
+                await session.tables.close()
+        except TimeoutError:
+            log.error("the end of an attempt takes too long", source=self._source.label)
+            raise DefectError("the former attempt did not end in time") from None
+        finally:
+            session.dispatcher.reset()
+
+    def source_failed(self, error: StreamerError) -> None:
+        """End this attempt: no lane can continue before the next attempt."""
+        if self._session is None:
+            self._fail(error)
+        else:
+            self._session.tables.source_failed(error)
+
+    def _fail(self, error: StreamerError) -> None:
+        self._failure = self._failure or error
+        self._has_failed.set()
+
+    async def _await_failure(self) -> None:
+        await self._has_failed.wait()
+        assert self._failure is not None
+        raise self._failure
+
+    # ---- reading and dispatching ---------------------------------------------------------------
+
+    async def _read(self, session: Session) -> None:
+        stream, dispatcher, tables = session.stream, session.dispatcher, session.tables
+        budget = session.services.budget
+        while True:
+            try:
+                burst = stream.read()
+            except SourceLimitError as exc:
+                mappings = [mapped.mapping for mapped in tables.relations]
+                raise await name_large_row(self._source, mappings, exc) from exc
+            count = len(burst.payloads)
+            if session.timeline_watch is not None and (count or burst.wal_end_lsn is not None):
+                await session.timeline_watch.look()  # before a position behind a fork counts
+            try:
+                await self._dispatch(session, burst.payloads)
+                # frees the burst while libpq delivers the next large message
+                burst.payloads.clear()
+                failpoint("reader.dispatched")
+                if dispatcher.has_passed_stop:
+                    tables.advanced.set()
+                    break
+                if burst.wal_end_lsn is not None:
+                    self._take_keepalive(session, burst.wal_end_lsn)
+            except AnotherHistory:
+                raise session.slot_check.another_history() from None
+            if session.feedback.answer(burst):
+                # The source may be shutting down, and waits until the target has all changes.
+                session.position.ask()
+                tables.advanced.set()
+            if not budget.has_room(tables):
+                await budget.wait_for_room(tables)
+            elif burst.has_more:
+                await asyncio.sleep(0)
+            elif count:
+                may_rest = count < LOAD_MESSAGES and not session.position.is_awaited
+                await asyncio.sleep(REST_SECONDS if may_rest else GATHER_SECONDS)
+            else:
+                await stream.wait_readable()
+        await asyncio.Event().wait()  # until cancelled
+
+    async def _dispatch(self, session: Session, payloads: list[bytes]) -> None:
+        """Give each lane its parts of the transactions that *payloads* complete."""
+        for dispatched in session.dispatcher.feed(payloads):
+            if isinstance(dispatched, ScriptsReached):
+                await session.scripts.run(dispatched)
+                continue
+            for lane, part in dispatched.parts.items():
+                lane.dispatch(part)
+            if dispatched.end_lsn is None:
+                await asyncio.sleep(0)
+            elif dispatched.is_new:
+                self._note_commit(session, dispatched, dispatched.end_lsn)
+                if not dispatched.parts:
+                    self._note_move(session)
+
+    def _note_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
+        session.lag.received(dispatched.commit_time)
+        self.heartbeat.look(session.tracker)
+        if end_lsn > self.health.wal_end_lsn:
+            self.health.wal_end_lsn = end_lsn
+
+    def _take_keepalive(self, session: Session, wal_end_lsn: Lsn) -> None:
+        self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
+        if not session.dispatcher.keepalive(wal_end_lsn):
+            return
+        self.heartbeat.look(session.tracker)
+        self._note_move(session)
+
+    def _note_move(self, session: Session) -> None:
+        """Store a position that has moved without changes of mapped tables."""
+        position = session.position
+        is_due = time.monotonic() - position.tried_at >= QUIET_SECONDS
+        if is_due or position.is_due_soon:
+            session.tables.advanced.set()
+
+    # ---- acknowledging -------------------------------------------------------------------------
+
+    async def _follow_progress(self, session: Session) -> None:
+        """Store every durable advance, however long the target takes to store the position."""
+        advanced, dispatcher = session.tables.advanced, session.dispatcher
+        while True:
+            await wait_for_event(
+                advanced, IDLE_SECONDS if dispatcher.stop_lsn is None else QUIET_SECONDS
+            )
+            advanced.clear()
+            await _store_progress(session)
+            self._stored.set()
+            await session.position.pause()
+
+    async def _give_feedback(self, session: Session) -> None:
+        """Acknowledge stored positions, often enough to keep the source's connection alive."""
+
+        def sent() -> None:
+            failpoint("acknowledge.after_send")
+            self._check_reached_stop(session)
+
+        await session.feedback.run(self._stored, sent)
+
+    def _check_reached_stop(self, session: Session) -> None:
+        if session.dispatcher.stop_lsn is None:
+            return
+        session.position.is_wanted = True
+        has_reached = session.dispatcher.has_reached_stop(session.position.stored_lsn)
+        if has_reached and session.relations.are_ready:
+            self.stop.set()
+
+    async def _guard_source(self, session: Session) -> None:
+        if session.dispatcher.stop_lsn == EVERYTHING:
+            async with connection(self._source) as plain:
+                await check_same_server_plainly(plain, session.server)
+                session.dispatcher.stop_lsn = await flush_wal(plain)
+        await session.watch.run(lambda: self._check_reached_stop(session))
+
+    # ---- for the supervisor --------------------------------------------------------------------
+
+    async def change(self, source: SourceMapping) -> bool:
+        """Apply changed rules; return False if the rules need a new attempt.
+
+        Raises StreamerError, and then no rule has changed.
+        """
+        return self._session is not None and await change_rules(self._session, source)
+
+    def store_position(self, *, of_tables: bool) -> None:
+        """Store the durable position, and the next positions as soon as they move."""
+        if (session := self._session) is None:
+            return
+        if of_tables:
+            session.relations.positions_wanted.set()
+        session.position.ask()
+        session.tables.advanced.set()
+
+    @property
+    def session(self) -> Session | None:
+        """The open session; None unless the source streams."""
+        return self._session
+
+    @property
+    def is_streaming(self) -> bool:
+        return self._session is not None
+
+    @property
+    def is_copying(self) -> bool:
+        return self._session is not None and self._session.coordinator.is_copying
+
+    @property
+    def stored_lsn(self) -> Lsn:
+        """The stored LSN up to which all changes are durable in the target."""
+        return NOTHING if self._session is None else self._session.position.stored_lsn
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the last message of the source; 0 while reading is paused."""
+        session = self._session
+        if session is None or not session.services.budget.has_room(session.tables):
+            return 0.0
+        return time.monotonic() - session.stream.last_message_at
+
+    @property
+    def lag_bytes(self) -> int:
+        if self._session is None:
+            return 0
+        return max(0, self.health.wal_end_lsn - self._session.tracker.flush_lsn)
+
+    def lag_seconds(self) -> float:
+        return 0.0 if self._session is None else self._session.lag.seconds(time.monotonic())
+
+    def table_lags(self) -> dict[str, float]:
+        return {} if self._session is None else self._session.relations.lags()
+
+
+async def _store_progress(session: Session) -> None:
+    # A journal can be deleted as soon as the target has all of its changes.
+    if session.tables.has_progress or not session.reads_slot:
+        session.tables.has_progress = False
+        session.position.is_wanted = True
+    await session.position.store(session.lag.visible_at)
+
+
+def _held_by(holder: str) -> str:
+    """Name the process that has the lock of a source; *holder* is its host and pid."""
+    host, _, pid = holder.rpartition(":")
+    if not pid.isdecimal():
+        return f"held by {holder}, which runs this source; this process waits to take over"
+    return (
+        f"held by {holder}: that process runs this source, and this one waits to take over; "
+        f"to end it, run on {host}: kill {pid}"
+    )

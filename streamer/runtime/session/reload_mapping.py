@@ -1,0 +1,165 @@
+"""Applies a changed mapping to a source while its stream runs.
+
+Tables that stay continue without a break, unless they share a lane with a table that changes. All
+remaining changes need a new attempt to stream the source.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.registered_relations import (
+    brings_columns,
+    forget_relation,
+    register_relations,
+)
+from streamer.errors.error_classes import StreamerError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlCapture, Initial
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.runtime.session.session import Session, remove_relation
+from streamer.runtime.tables.relations import Relations, forget_unmapped, resolve_at
+from streamer.source.catalog import SourceRelation
+from streamer.source.connection import connection
+from streamer.source.server.timeline import check_same_server_plainly
+from streamer.util.failpoints import failpoint
+
+
+async def change_rules(session: Session, source: SourceMapping) -> bool:
+    """Apply the rules of *source*; return False if the rules need a new attempt.
+
+    A table that is missing or cannot be published stops alone, as at a start. Raises StreamerError,
+    and then no rule has changed.
+    """
+    relations, publishing = session.relations, session.publishing
+    bookkeeping = session.services.bookkeeping
+    async with connection(source) as plain:
+        await check_same_server_plainly(plain, session.server)
+        mappings, definitions = await resolve_at(
+            plain,
+            source,
+            session.services.target_namespace,
+            [mapped.mapping.source for mapped in relations],
+        )
+        is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have exchanged their names
+        if is_captured or any(mapped.mapping.source not in definitions for mapped in relations):
+            await session.watch.cases.settle(plain)
+        if session.watch.cases.has_renamed:
+            return False  # the next start lets the relations follow
+        by_name = {mapping.source: mapping for mapping in mappings}
+        removed = [
+            m for m in relations if not _stays(m, by_name.get(m.mapping.source), definitions)
+        ]
+        groups = await relations.read_groups(mappings)
+        may_change = _may_change(relations, by_name, removed, session.coordinator.is_at)
+        if not may_change or not relations.fits(groups):
+            return False
+        relations.set_groups(groups)
+        present = {mapped.mapping.source for mapped in relations}
+        added = await session.register(
+            [m for m in mappings if m.source not in present], definitions
+        )
+        if added:
+            failpoint("join.registered")
+        try:
+            publishing.change(source)
+            await session.watch.cases.begin(plain)
+            if added:
+                failpoint("join.published")
+        except StreamerError:
+            publishing.change(session.tables.source)
+            for mapped in added:
+                await _remove(session, mapped)
+                await forget_relation(bookkeeping, mapped.relation_id)
+            raise
+        session.tables.source = source
+        for mapped in removed:
+            await _remove(session, mapped)
+        recomputed = _recomputed(relations, by_name)
+        records = await register_relations(
+            bookkeeping,
+            session.record.source_id,
+            [by_name[mapped.mapping.source] for mapped in recomputed],
+            definitions=definitions,
+        )
+        for mapped in relations:
+            relations.replace_mapping(mapped, by_name[mapped.mapping.source])
+        # A copy of these relations may have begun by the old rules, perhaps a copy of all rows.
+        if any(session.coordinator.is_at(mapped) for mapped in recomputed) or any(
+            record.snapshot_lsn is None for record in records
+        ):
+            return False
+        await forget_unmapped(bookkeeping, session.record.source_id, mappings)
+        refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
+        if refilled:
+            added += await session.register(refilled, definitions)
+        await session.watch.cases.begin(plain)  # unpublishes removed tables
+    session.begin_copies(added)
+    return True
+
+
+def _stays(
+    mapped: MappedRelation,
+    mapping: RelationMapping | None,
+    definitions: dict[RelationName, SourceRelation],
+) -> bool:
+    """Whether *mapped* stays under *mapping* without a copy of all its rows."""
+    relation = definitions.get(mapped.mapping.source)
+    alone = mapping is not None and relation is not None and brings_columns(mapping, relation)
+    return mapped.fills_like(mapping, relation.column_names if relation and alone else None)
+
+
+def _recomputed(
+    relations: Relations, by_name: dict[RelationName, RelationMapping]
+) -> list[MappedRelation]:
+    """Return the relations with columns that `set` now computes differently."""
+    return [
+        mapped
+        for mapped in relations
+        if by_name[mapped.mapping.source].rule.expressions_mark
+        != mapped.mapping.rule.expressions_mark
+    ]
+
+
+def _may_change(
+    relations: Relations,
+    mappings: dict[RelationName, RelationMapping],
+    removed: list[MappedRelation],
+    is_copied: Callable[[MappedRelation], bool],
+) -> bool:
+    """Return whether the running stream can switch to *mappings*, without the relations *removed*.
+
+    *removed* relations leave, or get a new copy. A single relation cannot leave a shared lane, and
+    a copy continues by the rule with which it began. A table without a new copy, or a table that
+    keeps its past, would lose the changes that its lane holds.
+    """
+    changed = [m for m in relations if not _is_alike(m.mapping, mappings.get(m.mapping.source))]
+    return not (
+        any(relations.shares_home(mapped) for mapped in removed)
+        or any(is_copied(mapped) for mapped in changed)
+        or any(
+            mapped.mapping.source in mappings
+            and _needs_its_changes(mapped.mapping, mappings[mapped.mapping.source])
+            for mapped in removed
+        )
+    )
+
+
+def _needs_its_changes(now: RelationMapping, mapping: RelationMapping) -> bool:
+    """Whether no copy replaces the changes that the lane of a relation holds."""
+    has_past = mapping.rule.keeps_past and mapping.type is now.type
+    return mapping.rule.initial is Initial.NONE or has_past
+
+
+def _is_alike(former: RelationMapping, new: RelationMapping | None) -> bool:
+    """Whether two mappings differ only in the order of copies."""
+    if new is None:
+        return False
+    return former == replace(new, rule=replace(new.rule, priority=former.rule.priority))
+
+
+async def _remove(session: Session, mapped: MappedRelation) -> None:
+    """Remove a relation from the stream, unless the source's guard has done so."""
+    if mapped not in session.relations:
+        return
+    await remove_relation(mapped, session.services, session.tables, session.dispatcher)

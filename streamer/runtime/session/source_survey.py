@@ -1,0 +1,121 @@
+"""Periodic checks that never stop a stream: heartbeats, sequences, new tables, partitions with
+rows, and the backlog's size.
+
+The checks may wait for a lock of a user's session, though not for long. No guard waits with them,
+see `streamer.runtime.guards.source_watch`.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_definitions import read_definitions
+from streamer.bookkeeping.sources import SourceRecord
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.copy.attached_rows import AttachedRows
+from streamer.copy.gap_reports import look_at_leaves
+from streamer.errors.error_classes import SourceContentionError
+from streamer.mapping.rule_options import DdlCapture, DdlKind, OnDdl
+from streamer.mapping.rules import SourceMapping
+from streamer.runtime.guards.table_discovery import Discovery
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.session.sequence_follower import SequenceFollower
+from streamer.runtime.session.stored_position import StoredPosition
+from streamer.runtime.tables.relations import Relations
+from streamer.runtime.tables.table_obstacles import Obstacles
+from streamer.runtime.target_health import TargetHealth
+from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
+from streamer.source.capture.ddl_capture import read_capture, send_baseline
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, connection, fetch_one, translating
+from streamer.source.server.primary_of_standby import writable
+from streamer.source.synchronous_commit import LISTED_SQL
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 5.0
+_PATIENCE_SQL: Final = "set lock_timeout = '1s'"
+_COMMITS_WAIT_SQL: Final = f"select {LISTED_SQL} as is_listed"
+
+
+async def look(
+    source: SourceMapping,
+    server: SourceServer,
+    record: SourceRecord,
+    bookkeeping: Bookkeeping,
+    relations: Relations,
+    heartbeat: Heartbeat,
+    follower: SequenceFollower,
+    position: StoredPosition,
+    tracker: ProgressTracker,
+    guard: BacklogGuard,
+    discovery: Discovery,
+    target: TargetHealth,
+) -> None:
+    """Check until cancelled. Raises SourceConnectionError."""
+    async with connection(source) as plain:
+        await plain.execute(_PATIENCE_SQL)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(
+                heartbeat.run(plain, server, tracker), name=f"heartbeat {source.label}"
+            )
+            group.create_task(follower.run(plain), name=f"sequences {source.label}")
+            group.create_task(discovery.run(plain), name=f"discovery {source.label}")
+            attached = AttachedRows()
+            obstacles = Obstacles(source, bookkeeping, relations)
+            while True:
+                await obstacles.look_at_target(target.unlogged)
+                await _look_at_partitions(plain, source, bookkeeping, relations, attached)
+                await _settle_doubts(plain, source, bookkeeping, relations)
+                await guard.store(bookkeeping, record.source_id)
+                with translating(source.label):
+                    waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
+                position.is_awaited = bool(waits)
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+async def _look_at_partitions(
+    plain: Connection,
+    source: SourceMapping,
+    bookkeeping: Bookkeeping,
+    relations: Relations,
+    attached: AttachedRows,
+) -> None:
+    try:
+        with translating(source.label):
+            captures = source.ddl is DdlCapture.CAPTURE and (
+                (await read_capture(plain, source)).token is not None
+            )
+            brings = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
+            await look_at_leaves(
+                bookkeeping,
+                plain,
+                relations.in_step(),
+                columns_too=not captures,
+                attached=attached if brings else None,
+            )
+    except SourceContentionError as exc:
+        log.debug("the next survey looks at partitions", source=source.label, reason=str(exc))
+
+
+async def _settle_doubts(
+    plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
+) -> None:
+    """Request the definitions that are in doubt.
+
+    A message about such a table was lost, or its transaction missed a change of a second table.
+    """
+    doubtful = [mapped for mapped in relations if mapped.is_doubtful]
+    if not doubtful:
+        return
+    async with bookkeeping.connection() as connection:
+        stored = await read_definitions(connection, [mapped.relation_id for mapped in doubtful])
+    for mapped in doubtful:
+        mapped.is_doubtful = False
+    with translating(source.label):
+        async with writable(source, plain) as writing:
+            await send_baseline(
+                writing, source, {m.mapping.source: stored.get(m.relation_id) for m in doubtful}
+            )

@@ -1,0 +1,128 @@
+"""The position that streamer may acknowledge to a source: stored in the target first.
+
+streamer acknowledges only stored positions, so a slot is never ahead of the target. If a slot is
+ahead, a different program moved the slot, or the target went back in time.
+"""
+
+import asyncio
+import time
+from typing import Final
+
+from streamer.bookkeeping.positions import AcknowledgedPosition, AcknowledgedPositions
+from streamer.bookkeeping.sources import SourceRecord
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.source.history_check import HistoryCheck
+from streamer.target.write_claim import Claim
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import Lsn
+from streamer.util.waiting import wait_for_event
+
+STORE_SECONDS: Final = 15.0
+"""The interval for storing a position that moved a little, without changes of mapped tables.
+
+Otherwise an idle target would have a commit for each heartbeat.
+"""
+SMALL_BYTES: Final = 64 * 1024
+"""Less WAL than this is little."""
+PAUSE_SECONDS: Final = 0.1
+"""The pause between two positions, unless a client waits for the next.
+
+Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
+"""
+
+ASKED_SECONDS: Final = 1.5
+"""How long a request for positions holds; a client that waits repeats the request every second.
+
+The awaited position may come after further positions, and only with the next keepalive.
+"""
+
+
+class StoredPosition:
+    """The stored position of a source, for one attempt to stream the source."""
+
+    def __init__(
+        self,
+        positions: AcknowledgedPositions,
+        claim: Claim,
+        record: SourceRecord,
+        tracker: ProgressTracker,
+        history: HistoryCheck,
+        heartbeat: Heartbeat,
+    ) -> None:
+        self.stored_lsn = tracker.flush_lsn
+        """The position that streamer may acknowledge now."""
+        self.tried_at = 0.0
+        """When storing last began, in `time.monotonic`'s terms."""
+        self.stored_at = 0.0
+        """When storing last ended, in `time.monotonic`'s terms."""
+        self.is_wanted = False
+        """A table has advanced, or the pipeline needs the position."""
+        self.is_urgent = asyncio.Event()
+        """An operator or the source waits for the position."""
+        self.is_awaited = False
+        """Commits at the source wait for every position, see `streamer.source.synchronous_commit`.
+        """
+        self._positions = positions
+        self._claim = claim
+        self._tracker = tracker
+        self._history = history
+        self._heartbeat = heartbeat
+        self._acknowledged_lsn = record.acknowledged_lsn
+        """The position in the bookkeeping; certain, because a lost answer ends the attempt."""
+        self._visible_at: float | None = None
+        self._storing = asyncio.Lock()
+        self._asked_until = 0.0
+
+    async def store(self, visible_at: float | None) -> None:
+        """Store the position that streamer may acknowledge.
+
+        *visible_at*: commits before that moment of `time.monotonic` are visible; None if unknown.
+        Raises TargetConnectionError, TargetFencedError.
+        """
+        async with self._storing:  # at the end, two tasks may store
+            flush_lsn = self._history.position_through(self._tracker.flush_lsn)
+            if not self._is_worth_storing(flush_lsn, visible_at):
+                return
+            failpoint("acknowledge.before_store")
+            self.tried_at = time.monotonic()
+            acknowledged_lsn = max(flush_lsn, self._acknowledged_lsn)
+            position = AcknowledgedPosition(
+                self._acknowledged_lsn,
+                acknowledged_lsn,
+                None if visible_at is None else max(0.0, self.tried_at - visible_at),
+                self._history.newest_through(acknowledged_lsn),
+                self._heartbeat.arrived_seconds,
+            )
+            await self._positions.acknowledge(self._claim, position)
+            self._acknowledged_lsn = acknowledged_lsn
+            self.stored_at = time.monotonic()
+            self.is_wanted = False
+            failpoint("acknowledge.after_store")
+            self.stored_lsn = max(self.stored_lsn, flush_lsn)
+            self._visible_at = visible_at
+
+    def ask(self) -> None:
+        """Store the next positions at once: an operator or the source waits for a position."""
+        self.is_wanted = True
+        self._asked_until = time.monotonic() + ASKED_SECONDS
+        self.is_urgent.set()
+
+    @property
+    def is_due_soon(self) -> bool:
+        """Whether to store a position that has moved without changes of mapped tables."""
+        return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
+
+    async def pause(self) -> None:
+        """Gather positions for a while; an urgent position ends the pause."""
+        seconds = self.stored_at + PAUSE_SECONDS - time.monotonic()
+        if seconds > 0 and not self.is_awaited:
+            await wait_for_event(self.is_urgent, seconds)
+        self.is_urgent.clear()
+
+    def _is_worth_storing(self, flush_lsn: Lsn, visible_at: float | None) -> bool:
+        if flush_lsn <= self.stored_lsn and visible_at == self._visible_at:
+            return False
+        is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
+        is_asked = time.monotonic() < self._asked_until
+        return self.is_wanted or is_asked or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES

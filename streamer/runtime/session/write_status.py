@@ -1,0 +1,165 @@
+"""Writes the facts that only this process knows to the target, for `streamer status`.
+
+The facts: how many changes each table holds, since when it lags, which sessions it waits for, and
+whether a heartbeat is overdue. A round every two seconds writes only the values that have changed.
+The first round writes all values, because the rows of a process that died are stale.
+"""
+
+import time
+from typing import Final
+
+from streamer.apply.lanes.lane import Hold, MappedRelation
+from streamer.bookkeeping.held_changes import HeldRecord, set_held
+from streamer.bookkeeping.lagging_tables import read_blockers
+from streamer.bookkeeping.positions import set_visible
+from streamer.bookkeeping.relation_states import set_lags
+from streamer.bookkeeping.sources import SourceRecord, set_heartbeat_overdue
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.drain.drainer import CONCURRENT_MAX
+from streamer.errors.error_classes import RIGHT_LOST, TargetError
+from streamer.errors.error_reports import TableWait
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.services import Services
+from streamer.runtime.tables.relations import Relations
+from streamer.util.lsn import Lsn
+from streamer.util.waiting import wait_for_event
+
+REPORT_SECONDS: Final = 2.0
+_QUEUE: Final = TableWait(
+    f"one of the {CONCURRENT_MAX} connections for held tables: other held tables use all of them"
+)
+LAG_SECONDS_MIN: Final = 2.0
+"""A smaller lag is not reported: otherwise every busy table would cause a write all the time."""
+
+
+async def report_status(
+    services: Services,
+    source: SourceRecord,
+    relations: Relations,
+    tracker: ProgressTracker,
+    heartbeat: Heartbeat,
+) -> None:
+    """Write a source's status every `REPORT_SECONDS` until cancelled.
+
+    The process writes the positions of its tables whenever an operator waits for these positions.
+    """
+    requested = relations.positions_wanted
+    report = _StatusReport(services, source, relations, heartbeat)
+    visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
+    while True:
+        try:
+            await set_visible(
+                services.bookkeeping, visible
+            )  # first clears the positions of an earlier attempt
+            await report.write()
+        except RIGHT_LOST:
+            raise
+        except TargetError as exc:  # written later: the error is no reason to stop a stream
+            services.metrics.count_error(exc, source.database, source.sid)
+        visible = {}
+        if await wait_for_event(requested, REPORT_SECONDS):
+            requested.clear()
+            visible = _visible(relations, tracker)
+
+
+class _StatusReport:
+    """Stores the last written values of a source."""
+
+    def __init__(
+        self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
+    ) -> None:
+        self._bookkeeping = services.bookkeeping
+        self._source_id = source.source_id
+        self._relations = relations
+        self._heartbeat = heartbeat
+        self._held: list[HeldRecord] | None = None
+        self._was_overdue: bool | None = None
+        self._lag_from: dict[int, int | None] = {}
+        """The oldest commit times of relations that lag; None for relations without lag."""
+        self._waiting = {  # perhaps: a process that died may have written so
+            mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
+        }
+
+    async def write(self) -> None:
+        """Write the values that have changed."""
+        held, overdue = _held(self._relations), self._heartbeat.overdue_seconds
+        if held != self._held:
+            await set_held(self._bookkeeping, self._source_id, held)
+            self._held = held
+        if self._was_overdue is not (overdue is not None):
+            await set_heartbeat_overdue(self._bookkeeping, self._source_id, overdue)
+            self._was_overdue = overdue is not None
+        await self._write_lag()
+        await self._write_waiting()
+
+    async def _write_lag(self) -> None:
+        lag_from = {m.relation_id: _lag_from(self._relations, m) for m in self._relations}
+        missing = object()
+        changed = {
+            m.relation_id: None
+            if lag_from[m.relation_id] is None
+            else self._relations.lag_seconds(m)
+            for m in self._relations
+            if self._lag_from.get(m.relation_id, missing) != lag_from[m.relation_id]
+        }
+        if changed:
+            await set_lags(self._bookkeeping, changed)
+        self._lag_from = lag_from
+
+    async def _write_waiting(self) -> None:
+        """Name the sessions at the target that block a drainer, and the tables that wait for it.
+
+        Between two attempts a drainer waits for no session, and the last report stands.
+        """
+        busy: dict[int, MappedRelation] = {}
+        waits: dict[MappedRelation, TableWait | None] = {}
+        now = time.monotonic()
+        for mapped in self._relations:
+            lane = self._relations.lane(mapped)
+            if lane.backend_pid is not None:
+                busy[lane.backend_pid] = mapped
+            elif lane.queues_since is not None and now - lane.queues_since > REPORT_SECONDS:
+                waits[mapped] = _QUEUE
+            elif not _may_wait(lane.hold):
+                waits[mapped] = None
+        blockers = await read_blockers(self._bookkeeping, list(busy)) if busy else {}
+        for pid, mapped in busy.items():
+            sessions = blockers.get(pid)
+            waits[mapped] = None if sessions is None else sessions.wait_for(mapped.mapping.target)
+        for wait in dict.fromkeys(waits.values()):
+            waiting = {mapped for mapped, reason in waits.items() if reason == wait}
+            if wait is not None:
+                self._waiting |= waiting
+            elif waiting := waiting & self._waiting:
+                self._waiting -= waiting
+            if waiting:
+                await self._relations.tell_waiting(waiting, wait)
+
+
+def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:
+    visible: dict[int, Lsn | None] = {}
+    for mapped in relations:
+        behind = relations.lane(mapped).pending.flush_lsn_max
+        visible[mapped.relation_id] = tracker.newest_lsn if behind is None else behind
+    return visible
+
+
+def _may_wait(hold: Hold) -> bool:
+    return bool(hold & (Hold.BUSY | Hold.LARGE | Hold.ERROR | Hold.QUARANTINE))
+
+
+def _lag_from(relations: Relations, mapped: MappedRelation) -> int | None:
+    if relations.lag_seconds(mapped) < LAG_SECONDS_MIN:
+        return None
+    return relations.lane(mapped).pending.oldest_time
+
+
+def _held(relations: Relations) -> list[HeldRecord]:
+    records = []
+    for mapped in relations:
+        lane = relations.lane(mapped)
+        changes, size = lane.held(mapped)
+        if changes:
+            behind = lane.pending.flush_lsn_max
+            records.append(HeldRecord(mapped.relation_id, changes, size, behind))
+    return records

@@ -1,0 +1,73 @@
+"""The age of the oldest committed change that is not visible at the target. Pure.
+
+Moments are those of `time.monotonic`. A keepalive has the time of another machine, and comes also
+while the server sends no changes. So only positions tell how far the stream is. The guard sees
+where the source's WAL ends at a moment, and the lag grows until the stream reaches that position.
+"""
+
+from collections import deque
+from typing import Final
+
+from streamer.apply.lanes.lane import Lane
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.source.server.source_clock import SourceClock
+from streamer.util.lsn import Lsn
+
+SIGHTS_MAX: Final = 512
+
+
+class Lag:
+    """The lag of a source, for one attempt to stream the source."""
+
+    def __init__(self, tracker: ProgressTracker, clock: SourceClock) -> None:
+        self._tracker = tracker
+        self._clock = clock
+        self._delivered_at: float | None = None
+        self._sights: deque[tuple[Lsn, float]] = deque()
+        """Ends of the source's WAL that the stream has not reached, with the moments of their
+        checks.
+        """
+
+    def saw_end(self, lsn: Lsn, moment: float) -> None:
+        """Record that all commits before *moment* end at *lsn* or before."""
+        if len(self._sights) == SIGHTS_MAX:
+            self._sights = deque(list(self._sights)[::2])
+        self._sights.append((lsn, moment))
+        self._settle()
+
+    def received(self, commit_time: int) -> None:
+        """Record that the stream has delivered a commit, and all earlier commits."""
+        self._delivered(self._clock.moment_of(commit_time))
+
+    def _delivered(self, moment: float | None) -> None:
+        if moment is not None:
+            self._delivered_at = max(moment, self._delivered_at or moment)
+
+    def _settle(self) -> None:
+        while self._sights and self._sights[0][0] <= self._tracker.newest_lsn:
+            self._delivered(self._sights.popleft()[1])
+
+    @property
+    def undelivered_since(self) -> float | None:
+        """Since when the source has undelivered WAL; None without such WAL."""
+        self._settle()
+        return self._sights[0][1] if self._sights else None
+
+    @property
+    def visible_at(self) -> float | None:
+        """Commits at the source before this moment are visible; None if unknown."""
+        self._settle()
+        oldest = self._tracker.oldest_time
+        return self._delivered_at if oldest is None else self._clock.moment_of(oldest)
+
+    def seconds(self, now: float) -> float:
+        """Return the age of the oldest committed change that is not visible."""
+        oldest = self._clock.moment_of(self._tracker.oldest_time or 0)
+        since = [moment for moment in (oldest, self.undelivered_since) if moment is not None]
+        return max(0.0, now - min(since)) if since else 0.0
+
+
+def lane_lag_seconds(lane: Lane, clock: SourceClock, now: float) -> float:
+    """Return the lag of the tables of a lane, from the changes that have arrived."""
+    oldest = clock.moment_of(lane.pending.oldest_time or 0)
+    return 0.0 if oldest is None else max(0.0, now - oldest)

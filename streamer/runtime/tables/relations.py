@@ -1,0 +1,433 @@
+"""The mapped relations of one source while it streams: their states and their lanes.
+
+With ``consistency: table`` every relation has its own lane. With ``consistency: transaction``,
+relations in sync share a lane, and a relation in copy has its own lane until then. Relations whose
+target tables are connected by foreign keys share a lane, too, where the role cannot disable the
+keys.
+"""
+
+import asyncio
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from streamer.apply.lanes.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource, holds
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.registered_relations import forget_relation
+from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.relation_states import set_waiting
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.control.table_state import TO_POINT, Need, State, TableState
+from streamer.decode.pgoutput import Relation
+from streamer.decode.text_conversion import TextConversion
+from streamer.errors.error_classes import MappingError
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import OnTableDropped
+from streamer.mapping.rules import RelationMapping, SourceMapping, former_names, resolve
+from streamer.runtime.services import Health, Services
+from streamer.runtime.tables.lag import lane_lag_seconds
+from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
+from streamer.source.connection import Connection
+from streamer.source.server.source_clock import SourceClock
+from streamer.target.foreign_key_groups import Groups, read_groups
+from streamer.target.write_claim import Claim
+from streamer.util.lsn import EVERYTHING, Lsn
+
+
+def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
+    """Return the worker of a lane: the same in every process, as the seed of `hash` is not."""
+    return zlib.crc32(f"{source_label}\0{lane_name}".encode()) % worker_count
+
+
+class Relations:
+    """See the module. Owned by a pipeline, which also owns the lanes."""
+
+    def __init__(
+        self,
+        label: str,
+        services: Services,
+        owner: LaneOwner,
+        health: Health,
+        tracker: ProgressTracker,
+    ) -> None:
+        self._label = label
+        self._services = services
+        self._owner = owner
+        self._health = health
+        self._tracker = tracker
+        self.clock = SourceClock()
+        """The source's clock, measured against the clock of this machine."""
+        self.missing: set[MappedRelation] = set()
+        """Relations that the source lacked when their copy began."""
+        self._by_id: dict[int, MappedRelation] = {}
+        self._by_name: dict[RelationName, MappedRelation] = {}
+        self._by_relid: dict[int, tuple[Relation, MappedRelation | None]] = {}
+        self._lanes: dict[MappedRelation, Lane] = {}
+        self._shared_lanes: dict[RelationName | None, Lane] = {}
+        """Lanes of several relations, by the first table of their group; None for all."""
+        self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
+        """The former lane of a relation, and the end of the relation's changes there."""
+        self._groups: Groups = {}
+        self.met_another = asyncio.Event()
+        """The stream has sent the definition of a table that is not mapped."""
+        self.positions_wanted = asyncio.Event()
+        """An operator waits for tables, so the process has to store their positions."""
+        self.asked: set[int] = set()
+        """The ids of relations whose states tell the outcomes of operators' requests."""
+        self.requested = asyncio.Event()
+        """Set when a request, or the outcome of a request, may exist."""
+
+    @property
+    def source(self) -> SourceMapping:
+        """The source, with the current rules."""
+        return self._owner.source
+
+    def __iter__(self) -> Iterator[MappedRelation]:
+        return iter(list(self._by_id.values()))
+
+    def __contains__(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped* still belongs to these relations: any await may remove a relation."""
+        return self._by_id.get(mapped.relation_id) is mapped
+
+    def lags(self) -> dict[str, float]:
+        """Return the lag of each table in seconds, by table name."""
+        return {str(mapped.mapping.source): self.lag_seconds(mapped) for mapped in self}
+
+    def lag_seconds(self, mapped: MappedRelation) -> float:
+        return lane_lag_seconds(self.lane(mapped), self.clock, time.monotonic())
+
+    def get(self, relation_id: int) -> MappedRelation | None:
+        return self._by_id.get(relation_id)
+
+    def find(self, relation: Relation) -> MappedRelation | None:
+        """Return the relation that a RELATION message describes, if the relation is mapped."""
+        cached = self._by_relid.get(relation.relid)
+        if cached is not None and cached[0] is relation:
+            return cached[1]
+        mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
+        if mapped is None or mapped.relid != relation.relid:
+            # A session has renamed the table since, or is about to in the stream.
+            renamed = (item for item in self._by_id.values() if item.relid == relation.relid)
+            mapped = next(renamed, mapped)
+        if mapped is None or mapped.relid is not None:  # a later table may have the OID
+            self._by_relid[relation.relid] = (relation, mapped)
+        return mapped
+
+    def meets_unmapped(self) -> None:
+        self.met_another.set()
+
+    # ---- states --------------------------------------------------------------------------------
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether every relation is in sync."""
+        return all(mapped.state.shown is State.READY for mapped in self)
+
+    def in_step(self) -> list[MappedRelation]:
+        """Return the relations in state READY."""
+        return [mapped for mapped in self if mapped.state.shown is State.READY]
+
+    def become(self, mapped: MappedRelation, state: TableState) -> None:
+        """Give *state* to *mapped*: show the state, and hold its lane as the state says.
+
+        The caller stores the state.
+        """
+        former, former_lane = mapped.state, self._lanes.get(mapped)
+        mapped.become(state)
+        if mapped.relation_id in self.asked:
+            self.requested.set()
+        self._show(mapped)
+        if state.need is Need.NOTHING:
+            lane = former_lane or self._home_lane(mapped)
+        else:
+            lane = self._own_lane(mapped)
+        self._lanes[mapped] = lane
+        if state.need is not Need.PART:
+            self._followed.pop(mapped, None)
+        elif former_lane not in (None, lane):
+            assert former_lane is not None
+            self._followed[mapped] = (former_lane, self._tracker.newest_lsn)
+        if reasons := holds(state) & ~Hold.POINT:
+            lane.keep(reasons)
+        self._hold_to_point(mapped)
+        if former_lane is lane:
+            self._release(lane, holds(former) & ~holds(state))
+        elif former_lane is not None:
+            self._release(former_lane, holds(former))
+
+    async def settle(self, mapped: MappedRelation, state: TableState) -> None:
+        """Give *state* to *mapped*; wait until no earlier change is in flight."""
+        former_lane, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
+        self.become(mapped, state)
+        former_lane.changed.set()  # a drainer gives up a large, incomplete transaction
+        await until_applied(former_lane, newest_lsn)
+
+    def lose(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        """Drop the changes of *mapped* from now on, so that they retain no WAL at the source."""
+        self.become(mapped, mapped.state.lost(error))
+        self._lanes[mapped].release(Hold.ERROR)
+
+    def _show(self, mapped: MappedRelation) -> None:
+        table, state = str(mapped.mapping.source), mapped.state
+        self._health.table_states[table] = state.shown
+        if state.error is None:
+            self._health.table_errors.pop(table, None)
+        else:
+            self._health.table_errors[table] = state.error
+
+    def _hold_to_point(self, mapped: MappedRelation) -> None:
+        """Let the lane apply exactly the changes before the point of a copy at a point."""
+        if mapped.state.need in TO_POINT:
+            is_behind = self.followed(mapped) is not None
+            self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
+
+    def _release(self, lane: Lane, reasons: Hold) -> None:
+        """Release *lane* from *reasons*, except reasons of a further relation in the lane."""
+        if reasons and lane.table is None:
+            for relation in self.in_lane(lane):
+                reasons &= ~holds(relation.state)
+        if reasons:
+            lane.release(reasons)
+
+    async def tell_waiting(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        """Show and store why *relations* wait; None if the wait is over."""
+        relations = list(relations)
+        for mapped in relations:
+            table = str(mapped.mapping.source)
+            if wait is None:
+                self._health.table_waits.pop(table, None)
+            else:
+                self._health.table_waits[table] = wait
+        ids = [mapped.relation_id for mapped in relations]
+        await set_waiting(self._services.bookkeeping, ids, wait)
+
+    # ---- lanes ---------------------------------------------------------------------------------
+
+    def lane(self, mapped: MappedRelation) -> Lane:
+        return self._lanes[mapped]
+
+    def lane_now(self, mapped: MappedRelation) -> Lane | None:
+        """Return the lane of a relation, even of a relation that left the mapping."""
+        return self._lanes.get(mapped)
+
+    def lanes(self) -> set[Lane]:
+        """Return all lanes."""
+        return {*self._lanes.values(), *self._shared_lanes.values()}
+
+    def in_lane(self, lane: Lane) -> list[MappedRelation]:
+        return [mapped for mapped, home in self._lanes.items() if home is lane]
+
+    def add(
+        self, mapped: MappedRelation, record: RelationRecord, *, is_to_declare: bool = False
+    ) -> None:
+        """Add a relation in the state of its record, and hold its lane as the state says."""
+        self._by_id[mapped.relation_id] = mapped
+        self._by_name[mapped.mapping.source] = mapped
+        self._by_relid.clear()
+        state = replace(record.table_state, is_to_declare=is_to_declare)
+        mapped.quarantine.forget(record.quarantined)
+        self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
+        self.become(mapped, state)
+        if state.need is not Need.NOTHING:
+            return
+        lane = self._lanes[mapped]
+        if record.quarantined:
+            lane.keep(Hold.QUARANTINE)
+        if state.shown is State.ERROR:
+            lane.keep(Hold.ERROR, record.error and record.error.text)
+        elif state.shown is State.CATCHING_UP:
+            lane.keep(Hold.BUSY)  # drained at once, and ready
+
+    def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
+        """Apply *mapped* by a new rule from the next plan on; source and target stay the same."""
+        if mapped.mapping != mapping:
+            mapped.mapping = mapping
+            mapped.plan = None
+
+    def shares_home(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped* shares a lane with further relations once the relation is in sync."""
+        return self._services.by_transaction or mapped.mapping.target in self._groups
+
+    def remove(self, mapped: MappedRelation) -> Lane:
+        """Remove a relation from the stream; return its lane, which may still hold changes."""
+        mapped.skip_through_lsn = EVERYTHING
+        del self._by_id[mapped.relation_id]
+        del self._by_name[mapped.mapping.source]
+        self._by_relid.clear()
+        self._followed.pop(mapped, None)
+        table = str(mapped.mapping.source)
+        self._health.table_waits.pop(table, None)
+        self._health.table_states.pop(table, None)
+        self._health.table_errors.pop(table, None)
+        self._health.quarantined.pop(table, None)
+        return self._lanes.pop(mapped)
+
+    def awaits_copy(self, mapped: MappedRelation) -> bool:
+        """Whether *mapped* needs a copy, or to be marked as synced, and is not paused."""
+        needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.state.follows
+        return needs_copy and not mapped.state.is_paused
+
+    def moved_on(self, lane: Lane) -> None:
+        """Release relations that have left *lane*, after *lane* has applied some changes."""
+        followers = [item for item, (former, _) in self._followed.items() if former is lane]
+        for mapped in followers:
+            self.followed(mapped)
+
+    def is_behind(self, mapped: MappedRelation, lsn: Lsn) -> bool:
+        """Whether the stream has changes of *mapped* to apply that committed before *lsn*.
+
+        A relation that waits for a copy of all rows drops its changes, and the copy's snapshot is
+        newer than all these changes. So the relation is not behind; otherwise both could wait for
+        ever.
+        """
+        if mapped.skip_through_lsn == EVERYTHING:
+            return False
+        former_lane = self.followed(mapped)
+        lanes = [self._lanes[mapped], *([] if former_lane is None else [former_lane])]
+        return any(lane.is_behind(lsn) for lane in lanes)
+
+    def may_follow_chunks(self, mapped: MappedRelation) -> bool:
+        """Whether changes of some rows may be left out: foreign keys could refer to these rows."""
+        return mapped.mapping.target not in self._groups
+
+    def followed(self, mapped: MappedRelation) -> Lane | None:
+        """Return the former lane of *mapped* until that lane has applied the relation's changes."""
+        if mapped not in self._followed:
+            return None
+        lane, through_lsn = self._followed[mapped]
+        behind = lane.pending.flush_lsn_max
+        if behind is not None and behind < through_lsn:
+            return lane
+        del self._followed[mapped]
+        self._hold_to_point(mapped)
+        return None
+
+    def _own_lane(self, mapped: MappedRelation) -> Lane:
+        lane = self._lanes.get(mapped)
+        if lane is None or lane in self._shared_lanes.values():
+            lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
+        return lane
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        """Hold or release the lanes of *mapped* after a change of its quarantined rows."""
+        lane = self._lanes.get(mapped)
+        if lane is None:
+            return
+        self._health.quarantined[str(mapped.mapping.source)] = mapped.quarantine.count
+        for affected in {lane, self._home_lane(mapped)}:
+            if any(relation.quarantine.count for relation in self.in_lane(affected)):
+                affected.keep(Hold.QUARANTINE)
+            else:
+                affected.release(Hold.QUARANTINE)
+
+    def may_go_home(self, lane: Lane) -> None:
+        """Release a lane with quarantined rows whose relations belong in a different lane."""
+        for mapped in self.in_lane(lane):
+            home = self._home_lane(mapped)
+            if home is not lane and Hold.QUARANTINE in lane.hold:
+                home.keep(Hold.QUARANTINE)
+                lane.release(Hold.QUARANTINE)
+
+    def go_home(self, lane: Lane) -> None:
+        """Put the relations of the empty *lane* into the lanes where they belong."""
+        for mapped in self.in_lane(lane):
+            self._lanes[mapped] = self._home_lane(mapped)
+
+    def _home_lane(self, mapped: MappedRelation) -> Lane:
+        """Return the lane where *mapped* belongs once the relation is in sync."""
+        group = self._groups.get(mapped.mapping.target)
+        if not self._services.by_transaction and group is None:
+            lane = self._lanes.get(mapped)
+            return lane or self._new_lane(str(mapped.mapping.source))
+        key = None if self._services.by_transaction else group
+        if key not in self._shared_lanes:
+            self._shared_lanes[key] = self._new_lane(None, key)
+        return self._shared_lanes[key]
+
+    async def read_groups(self, mappings: Iterable[RelationMapping]) -> Groups:
+        """Return the tables of *mappings* that need a common lane because of foreign keys."""
+        async with self._services.bookkeeping.connection() as target:
+            return await read_groups(target, [mapping.target for mapping in mappings])
+
+    def set_groups(self, groups: Groups) -> None:
+        """Set the groups that share lanes, before the first relation is added."""
+        self._groups = groups
+
+    def fits(self, groups: Groups) -> bool:
+        """Whether the present relations can keep their lanes under *groups*."""
+        targets = [mapped.mapping.target for mapped in self]
+        return all(groups.get(name) == self._groups.get(name) for name in targets)
+
+    def _new_lane(self, table: str | None, group: RelationName | None = None) -> Lane:
+        """Create a lane, for a single table, for a group of tables or for all tables."""
+        workers, name = self._services.workers, table or str(group or self._label)
+        number = worker_number(self._label, name, len(workers))
+        return Lane(
+            f"{self._label} {name}",
+            workers[number],
+            self._owner,
+            self._services.spools.lane_spool,
+            table=table,
+        )
+
+
+async def forget_unmapped(
+    bookkeeping: Bookkeeping, source_id: int, mappings: Iterable[RelationMapping]
+) -> None:
+    """Delete the progress of relations that are no longer mapped."""
+    expected_tables = {str(mapping.source) for mapping in mappings}
+    for record in await read_relation_records(bookkeeping, source_id):
+        if record.source not in expected_tables:
+            await forget_relation(bookkeeping, record.relation_id)
+
+
+async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
+    """Wait until no change of transactions up to *through_lsn* is in flight."""
+    while lane.is_applying(through_lsn):
+        lane.changed.clear()
+        await lane.changed.wait()
+
+
+async def resolve_at(
+    plain: Connection,
+    source: SourceMapping,
+    target_namespace: str,
+    stored_names: Iterable[RelationName] = (),
+) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
+    """Apply the rules of *source* to its relations. Raises MappingError.
+
+    Tables that rules name and the source lacks are mapped too, without a definition, so that the
+    remaining tables are not disturbed. So are *stored_names*, whose rows the target has: the loss
+    of a table has to show, see `on_table_dropped`.
+    """
+    names = await read_relation_names(plain)
+    missing = {
+        name
+        for name, rule in source.exact_names.items()
+        if rule.on_table_dropped is OnTableDropped.STOP
+    }
+    if missing := missing.union(stored_names) - set(names):
+        names += missing - former_names(source, names, target_namespace)
+    mappings = resolve(source, names, target_namespace)
+    if not mappings:
+        raise MappingError(
+            f'no table of source "{source.label}" matches its rules',
+            hint="correct `tables` in the configuration",
+        )
+    return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
+
+
+def relation_source(
+    source: SourceMapping,
+    relation: SourceRelation | None,
+    binary_types: frozenset[int],
+    claim: Claim,
+    conversion: TextConversion | None = None,
+) -> RelationSource:
+    """Return the facts that applying a relation needs; few, if the source lacks the relation."""
+    facts = RelationSource(source.database, source.sid, claim, binary_types, conversion=conversion)
+    return facts if relation is None else facts.with_definition(relation)

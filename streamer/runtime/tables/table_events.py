@@ -1,0 +1,410 @@
+"""Reports of workers, drainers and copies about the tables of a source.
+
+A worker or drainer reports a lane, the coordinator a copy. `TableEvents` moves the durable
+position, stores the states of the tables, and wakes the task that stores the position. Each attempt
+to stream the source has its own `TableEvents`, which owns the lanes.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from streamer.apply.lanes.lane import Hold, Lane, MappedRelation, until_changed
+from streamer.apply.lanes.lane_transaction import LaneTransaction
+from streamer.apply.write.commit_counts import count_shares
+from streamer.apply.write.conflicts import Conflict, note_conflicts
+from streamer.bookkeeping.relation_states import (
+    request_still_unfilled,
+    set_brake,
+    set_streaming_state,
+)
+from streamer.control.chunked_copy import ChunkedCopy
+from streamer.control.mass_delete import MassDelete
+from streamer.control.progress_tracker import ProgressTracker
+from streamer.control.resync_options import after_loss, has_own_past
+from streamer.control.table_state import Need, State, TableState
+from streamer.decode.pgoutput import to_datetime
+from streamer.errors.error_classes import (
+    RIGHT_LOST,
+    MappingError,
+    MassDeleteError,
+    StreamerError,
+    SyncError,
+    TargetError,
+)
+from streamer.errors.error_reports import ErrorReport, TableWait
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.services import Health, Services
+from streamer.runtime.tables.lag import Lag
+from streamer.runtime.tables.relations import Relations
+from streamer.target.connection import transaction
+from streamer.target.write_claim import Claim
+from streamer.util.backoff import Backoff
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+
+log = structlog.get_logger()
+
+REACH_SECONDS: Final = 0.1
+"""How often a copy checks whether the stream has reached its point; a keepalive wakes no lane."""
+
+
+class TableEvents:
+    """Implements `LaneOwner` and `SyncEvents` for one attempt to stream a source."""
+
+    def __init__(
+        self,
+        source: SourceMapping,
+        claim: Claim,
+        services: Services,
+        health: Health,
+        heartbeat: Heartbeat,
+        fail: Callable[[StreamerError], None],
+    ) -> None:
+        """*services*: for the holder of *claim*. *fail* ends the attempt."""
+        self.source = source
+        self.claim = claim
+        self.tracker = ProgressTracker(NOTHING)
+        self.relations = Relations(source.label, services, self, health, self.tracker)
+        self.lag = Lag(self.tracker, self.relations.clock)
+        self.advanced = asyncio.Event()
+        """Set when the durable position may have moved."""
+        self.has_progress = False
+        """A table has advanced since the last stored position."""
+        self._to_ask: set[MappedRelation] = set()
+        """Relations that may request a copy again: the obstacle of the last copy is gone."""
+        self._unreached: set[MappedRelation] = set()
+        """Relations whose copy fails because of changes that the target rejects."""
+        self._services = services
+        self._heartbeat = heartbeat
+        self._fail = fail
+
+    async def close(self) -> None:
+        """Discard all unapplied changes: the source will send these changes again."""
+        lanes = self.relations.lanes()
+        for lane in lanes:
+            lane.is_ending = True  # a worker that fails now must not hand the lane to a drainer
+            lane.changed.set()
+        try:
+            for worker in self._services.all_workers:
+                await worker.drop(lanes)
+            await self._services.drainer.forget(lanes)
+        finally:
+            for lane in lanes:
+                lane.close()
+
+    # ---- lanes (LaneOwner) ---------------------------------------------------------------------
+
+    @property
+    def has_other_lanes(self) -> bool:
+        return len(self.relations.lanes()) > 1
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None:
+        for mapped in self.relations:
+            if mapped.mapping.source == name:
+                return mapped.mapping
+        try:  # a table that is about to join
+            rule = find_rules(self.source, [name]).get(name)
+            if rule is None:
+                return None
+            target = target_of(self.source, rule, name, self._services.target_namespace)
+        except MappingError:  # reported where tables join
+            return None
+        return RelationMapping(name, target, rule)
+
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
+        for mapped in self.relations:
+            if mapped.mapping.source == name:
+                return self.relations.is_behind(mapped, lsn)
+        return False
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        return self.tracker.newest_lsn >= lsn
+
+    def lane_held(self, lane: Lane) -> None:
+        self._services.drainer.held(lane)
+
+    def lane_live(self, lane: Lane) -> None:
+        for mapped in self.relations.in_lane(lane):
+            if mapped.former_labels:  # the fast way to read rows suffices for the current labels
+                mapped.former_labels, mapped.plan = {}, None
+        self.relations.go_home(lane)
+
+    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
+        last = shares[-1]
+        assert last.end_lsn is not None
+        self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
+        self.relations.moved_on(lane)
+        self._heartbeat.look(self.tracker)
+        count_shares(self._services.metrics, self.source, shares)
+        lane.changed.set()
+        self.has_progress = True
+        self.advanced.set()
+
+    async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
+        for mapped in self._relations_of(lane, error):
+            if mapped.state.chunks_obstacle is not None:
+                continue  # another copy follows
+            if mapped.state.shown is not State.ERROR:
+                log.error(
+                    "table stopped",
+                    source=self.source.label,
+                    table=str(mapped.mapping.source),
+                    error=str(error),
+                    **error.log_fields,
+                    **({} if error.lsn is None else {"lsn": error.lsn}),
+                )
+            if (way := mapped.way_past_changes) is not None:
+                error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", way)
+            report = ErrorReport.with_notes(error)
+            await self._store_streaming_state(mapped, mapped.state.failing(report))
+            if mapped.state.follows:  # the state is that of the copy
+                await self.lane_waits(lane, error.message)
+            if isinstance(error.conflict, Conflict):
+                await self._store_conflict(mapped, error.conflict)
+
+    async def _store_conflict(self, mapped: MappedRelation, conflict: Conflict) -> None:
+        """Store why a table stops. Each retry stores the reason again, to no further effect."""
+
+        async def store() -> None:
+            async with self._services.bookkeeping.connection() as target, transaction(target):
+                limit = self._services.conflicts_kept
+                await note_conflicts(target, mapped.relation_id, [conflict], limit)
+
+        await self._store(store)
+
+    async def lane_waits(self, lane: Lane, reason: str | None) -> None:
+        text = f"the target to take changes again: {reason}"
+        wait = None if reason is None else TableWait(text)
+        with contextlib.suppress(TargetError):  # a full disk may refuse this statement, too
+            await self.relations.tell_waiting(self.relations.in_lane(lane), wait)
+
+    def has_brake(self, lane: Lane) -> bool:
+        relations = self.relations.in_lane(lane)
+        return any(mapped.mapping.rule.max_deleted_rows is not None for mapped in relations)
+
+    async def lane_braked(
+        self, lane: Lane, mapped: MappedRelation, mass_delete: MassDelete
+    ) -> None:
+        error = _mass_delete_error(mapped, mass_delete)
+        report = ErrorReport.of(error)
+        lane.keep(Hold.PAUSED)  # perhaps a lane that the relation has left
+        self.relations.become(mapped, mapped.state.paused(report))
+        log.error(
+            "table paused before a mass delete",
+            source=self.source.label,
+            table=str(mapped.mapping.source),
+            error=str(error),
+            lsn=str(mass_delete.lsn),
+            **error.log_fields,
+        )
+        bookkeeping = self._services.bookkeeping
+        failpoint("brake.found")
+        await self._store(lambda: set_brake(bookkeeping, mapped.relation_id, mass_delete, report))
+        failpoint("brake.stored")
+
+    async def lane_recovered(self, lane: Lane) -> None:
+        for mapped in self._relations_of(lane):
+            mapped.way_past_changes = None
+            if mapped.state.follows:
+                await self.lane_waits(lane, None)
+            if mapped.state.shown is State.ERROR:
+                log.info(
+                    "table recovered", source=self.source.label, table=str(mapped.mapping.source)
+                )
+                await self._store_streaming_state(mapped, mapped.state.recovered())
+            await self._request_still_unfilled(mapped)
+
+    async def lane_drained(self, lane: Lane) -> None:
+        for mapped in self._relations_of(lane):
+            if mapped in self._to_ask:
+                self._to_ask.discard(mapped)
+                await self._request_still_unfilled(mapped)
+            if mapped.state.drained() != mapped.state:
+                await self._store_streaming_state(mapped, mapped.state.drained())
+                failpoint("sync.drained")
+        self.relations.may_go_home(lane)
+        self.advanced.set()
+
+    def lane_of(self, mapped: MappedRelation) -> Lane | None:
+        return self.relations.lane_now(mapped)
+
+    def quarantine_changed(self, mapped: MappedRelation) -> None:
+        self.relations.quarantine_changed(mapped)
+        if not mapped.quarantine.count:
+            self._to_ask.add(mapped)
+
+    def source_failed(self, error: StreamerError) -> None:
+        for lane in self.relations.lanes():
+            lane.is_ending = True  # the next attempt receives later changes again
+        self._fail(error)
+
+    def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:
+        if error is not None and isinstance(error.subject, MappedRelation):
+            is_there = self.relations.get(error.subject.relation_id) is error.subject
+            return [error.subject] if is_there else []
+        return self.relations.in_lane(lane)
+
+    async def _store_streaming_state(self, mapped: MappedRelation, state: TableState) -> None:
+        """Apply and store *state*, the outcome of applying changes."""
+        if not mapped.state.is_of_stream:
+            return  # a copy or a pause owns the state
+        if mapped.obstacle is not None and state.error is None:
+            return
+        self.relations.become(mapped, state)
+
+        async def store() -> None:
+            now = mapped.state  # the target may have been away for a while
+            if now.is_of_stream:
+                bookkeeping, key = self._services.bookkeeping, mapped.relation_id
+                await set_streaming_state(bookkeeping, key, now.shown, now.error)
+
+        await self._store(store)
+
+    async def _request_still_unfilled(self, mapped: MappedRelation) -> None:
+        bookkeeping = self._services.bookkeeping
+        await self._store(lambda: request_still_unfilled(bookkeeping, mapped.relation_id))
+
+    async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
+        """Run *store*, and retry until the target answers.
+
+        Without the right to the source, this attempt ends; the next one meets the same conflict.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                await store()
+                return
+            except RIGHT_LOST as exc:
+                self.source_failed(exc)
+                return
+            except TargetError as exc:
+                self._services.metrics.count_error(exc, self.source.database, self.source.sid)
+                await backoff.wait()
+
+    # ---- copies (SyncEvents) -------------------------------------------------------------------
+
+    def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
+        self.relations.become(mapped, mapped.state.copy_began(consistent_point))
+        if mapped.state.need is Need.ROWS:  # the copy has the rows of all earlier changes
+            self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
+            self.has_progress = True
+            self.advanced.set()
+
+    async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
+        lane = self.relations.lane(mapped)
+        while True:
+            if not mapped.state.follows or self.relations.lane_now(mapped) is not lane:
+                raise SyncError("the copy was given up meanwhile")
+            former_lane = self.relations.followed(mapped)
+            for blocked in (lane, former_lane):
+                if blocked is not None and Hold.ERROR in blocked.hold:
+                    raise self._cannot_reach(mapped, blocked)
+            if Hold.PAUSED in lane.hold:
+                again = "resume it" if mapped.state.resync.columns else "resume it, and ask again"
+                raise SyncError("the table was paused", hint=again)
+            if (state := mapped.state.reached_for(point)) != mapped.state:
+                self.relations.become(mapped, state)
+            is_read = mapped.state.is_read
+            is_there = lane.is_at_point if is_read else not lane.is_behind(point)
+            if former_lane is None and is_there and self.has_delivered(point):
+                return
+            await until_changed(lane, REACH_SECONDS)
+
+    def _cannot_reach(self, mapped: MappedRelation, lane: Lane) -> SyncError:
+        """Return the error of a copy when the target refuses a change from before its point."""
+        count, _ = lane.held(mapped)
+        oldest = lane.pending.oldest_time
+        since = f" since {to_datetime(oldest):%Y-%m-%d %H:%M:%S} UTC" if oldest else ""
+        source, kind = mapped.source, mapped.mapping.type
+        again = run(
+            "resync",
+            str(mapped.mapping.source),
+            *after_loss([kind]),
+            database=source.database,
+            sid=source.sid,
+        )
+        lost = ", with a gap in its past" if has_own_past(kind) else ""
+        waiting = f"{count} changes{since}"
+        self._unreached.add(mapped)
+        mapped.way_past_changes = Remedy.of(
+            f"to copy the table without its {waiting}{lost}, run: ", again
+        )
+        return SyncError(
+            f"{waiting} from before the copy cannot be applied: {lane.error}",
+            hint=Remedy.of("remove the cause; ", mapped.way_past_changes),
+        )
+
+    def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
+        return self.relations.may_follow_chunks(mapped)
+
+    def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
+        if mapped in self.relations:
+            self.relations.become(mapped, event(mapped.state))
+
+    def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
+        for mapped in relations:
+            self.relations.become(mapped, mapped.state.snapshot_passes(lsn))
+        for mapped in self.relations:
+            state = mapped.state
+            has_copy = state.need is Need.ROWS and not state.is_to_declare
+            if has_copy and mapped.skip_through_lsn == EVERYTHING:
+                self.tracker.durable(self.relations.lane(mapped).pending, lsn)
+        self.has_progress = True
+        self.advanced.set()
+
+    def handed_over(
+        self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
+    ) -> None:
+        mapped.handed_over(chunks, consistent_point)
+        self.relations.become(mapped, mapped.state.handed_over(chunks, consistent_point))
+        self.relations.quarantine_changed(mapped)
+        self.has_progress = True
+        self.advanced.set()
+
+    async def copy_begins_again(self, mapped: MappedRelation) -> None:
+        await self.relations.settle(mapped, mapped.state.to_copy_again())
+        self.relations.lane(mapped).release(Hold.ERROR)
+
+    async def copies_wait(
+        self, relations: Iterable[MappedRelation], wait: TableWait | None
+    ) -> None:
+        await self.relations.tell_waiting(relations, wait)
+
+    def table_missing(self, mapped: MappedRelation) -> None:
+        self.relations.become(mapped, mapped.state.without_table())
+        self.relations.missing.add(mapped)
+
+    def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
+        continues_on_resume = mapped.state.follows and mapped.state.is_paused
+        is_in_chunks = mapped.state.chunks is not None
+        if mapped in self._unreached:  # asked again once the lane has applied its changes
+            self._to_ask.add(mapped)
+        self._unreached.discard(mapped)
+        self.relations.become(mapped, mapped.state.copy_failed(error))
+        if is_in_chunks and continues_on_resume:
+            return
+        log.error(
+            "table cannot be copied",
+            source=self.source.label,
+            table=str(mapped.mapping.source),
+            error=error.text,
+            **error.log_fields,
+        )
+
+
+def _mass_delete_error(mapped: MappedRelation, mass_delete: MassDelete) -> MassDeleteError:
+    table, source = str(mapped.mapping.source), mapped.source
+    resume = run("resume", table, database=source.database, sid=source.sid)
+    skip = run("resume", table, "--skip-deletes", database=source.database, sid=source.sid)
+    limit = mapped.mapping.rule.max_deleted_rows
+    return MassDeleteError(
+        f'table "{table}" is paused, because max_deleted_rows is {limit}: {mass_delete}',
+        hint=Remedy.of("to apply it, run: ", resume, "; to leave its deletes out, run: ", skip),
+    )

@@ -1,0 +1,297 @@
+"""The state of the target, for readiness, page, status and metrics.
+
+One connection only asks the target whether it answers and accepts writes, and listens for
+operators' requests. The state therefore does not depend on changes in flight: idle and busy sources
+learn of an outage at the same time. An answer that takes longer than `ANSWER_SECONDS` counts as an
+outage, so a network that swallows packets is an outage as well.
+
+States: `starting` until the first answer, then `reachable`, `unreachable` (no connection, or no
+answer in time), `refused` (authentication or privileges), `read-only`, `error`.
+"""
+
+import asyncio
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+
+from streamer.bookkeeping.requests import has_requests
+from streamer.errors.error_classes import (
+    StreamerError,
+    TargetConnectionError,
+    TargetError,
+    TargetReadOnlyError,
+    TargetRejectedError,
+)
+from streamer.errors.error_reports import ErrorReport, error_fields
+from streamer.errors.remedies import Remedy
+from streamer.postgres.conninfo import reach_hint, server_name
+from streamer.target.catalog import Unlogged, read_unlogged
+from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.standby_target import standby_error
+from streamer.util.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+# An outage is known after both at the latest. The page adds the interval at which it reads states
+# and the time for which it waits for a status. Together that stays below 12 s.
+LOOK_SECONDS: Final = 2.0
+ANSWER_SECONDS: Final = 5.0
+REQUEST_POLL_SECONDS: Final = 5.0
+"""The task also polls for requests, because a lost connection loses its notifications."""
+
+# default_transaction_read_only is no obstacle: each of our sessions sets it to off.
+_IS_READ_ONLY_SQL: Final = "select pg_catalog.pg_is_in_recovery()"
+
+
+class TargetState(enum.StrEnum):
+    STARTING = "starting"
+    REACHABLE = "reachable"
+    UNREACHABLE = "unreachable"
+    REFUSED = "refused"
+    READ_ONLY = "read-only"
+    ERROR = "error"
+
+
+@dataclass(slots=True)
+class TargetHealth:
+    """One process's view of the target. ``confirmed_at``: the monotonic time of the last answer."""
+
+    name: str = "target"
+    state: TargetState = TargetState.STARTING
+    error: str | None = None
+    error_code: str | None = None
+    remedy: Remedy | None = None
+    since: datetime | None = None
+    """When the state began; None if the state began before this process."""
+    confirmed_at: float | None = None
+    unlogged: Unlogged = field(default_factory=dict)
+
+    @property
+    def is_well(self) -> bool:
+        return self.state is TargetState.REACHABLE
+
+    @property
+    def is_read_only(self) -> bool:
+        """Whether the target accepts reads but no writes."""
+        return self.state is TargetState.READ_ONLY
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the target last confirmed that it accepts writes; 0 while it does."""
+        if self.is_well or self.confirmed_at is None:
+            return 0.0
+        return time.monotonic() - self.confirmed_at
+
+    @property
+    def hint(self) -> str | None:
+        return None if self.remedy is None else str(self.remedy)
+
+    @property
+    def report(self) -> ErrorReport | None:
+        """The error with its remedy; None while the target accepts writes."""
+        if self.error is None:
+            return None
+        return ErrorReport(self.error, self.error_code or TargetError.code, self.remedy)
+
+    def confirm(self) -> None:
+        self.confirmed_at = time.monotonic()
+        self._enter(TargetState.REACHABLE, None)
+
+    def judge(self, error: StreamerError, address: TargetAddress) -> None:
+        """Enter the state for *error*, with the operator's next step."""
+        match error:
+            case TargetConnectionError():
+                state = TargetState.UNREACHABLE
+            case TargetRejectedError():
+                state = TargetState.REFUSED
+            case TargetReadOnlyError():
+                state = TargetState.READ_ONLY
+            case _:
+                state = TargetState.ERROR
+        self.remedy = error.remedy
+        if state is TargetState.UNREACHABLE and error.remedy is None:
+            self.remedy = reach_hint(address.dsn.reveal())
+        self.error_code = error.code
+        self._enter(state, error.message)
+
+    def _enter(self, state: TargetState, error: str | None) -> None:
+        if state is TargetState.REACHABLE:
+            self.error_code, self.remedy = None, None
+        if state is not self.state:
+            self.since = datetime.now(UTC)
+        self.state, self.error = state, error
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state for status, readiness and page."""
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            **error_fields(self.report),
+            "hint": self.hint,
+            "commands": [] if self.remedy is None else [c.line for c in self.remedy.commands],
+            "since": self.since and self.since.isoformat(timespec="seconds"),
+        }
+
+
+class NoAnswerError(TargetConnectionError):
+    """The target does not answer on an open connection, so a new connection would not help."""
+
+
+async def ask(connection: TargetConnection) -> None:
+    """Raise TargetError unless the target answers in time and accepts writes."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            is_read_only = await connection.fetch_value(_IS_READ_ONLY_SQL)
+    except TimeoutError:
+        connection.terminate()
+        raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
+    if is_read_only:
+        raise standby_error()
+
+
+async def look_once(address: TargetAddress, application_name: str) -> TargetHealth:
+    """Connect, check once and return the state: for commands outside the process."""
+    health = TargetHealth(server_name(address.dsn.reveal()))
+    try:
+        connection = await _connect(address, application_name)
+        try:
+            await ask(connection)
+        finally:
+            await connection.close(ANSWER_SECONDS)
+        health.confirm()
+    except StreamerError as exc:
+        health.judge(exc, address)
+    health.since = None
+    return health
+
+
+class TargetWatch:
+    """Keeps a `TargetHealth` current, and passes operators' requests on."""
+
+    def __init__(
+        self,
+        address: TargetAddress,
+        channel: str,
+        is_request: Callable[[str], bool],
+        on_request: Callable[[bool], None],
+        on_error: Callable[[StreamerError], None],
+    ) -> None:
+        """*on_request* is called with True after a notification that *is_request*, with False when
+        a poll finds requests.
+        """
+        self.health = TargetHealth(server_name(address.dsn.reveal()))
+        self._address = address
+        self._channel = channel
+        self._is_request = is_request
+        self._on_request = on_request
+        self._on_error = on_error
+        self._woken = asyncio.Event()
+        self._was_asked = False
+        self._connection: TargetConnection | None = None
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        polled_at = time.monotonic()
+        try:
+            while True:
+                await self._look()
+                await wait_for_event(self._woken, LOOK_SECONDS)
+                self._woken.clear()
+                was_asked, self._was_asked = self._was_asked, False
+                is_due = time.monotonic() - polled_at >= REQUEST_POLL_SECONDS
+                if is_due:
+                    polled_at = time.monotonic()
+                if was_asked or (is_due and await self._poll()):
+                    self._on_request(was_asked)
+        finally:
+            if self._connection is not None:
+                await self._connection.close()
+
+    async def _poll(self) -> bool:
+        """Read the unlogged tables, and return whether requests exist; False without an answer."""
+        connection = self._connection
+        if connection is None or connection.is_closed or not self.health.is_well:
+            return False
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                self.health.unlogged = await read_unlogged(connection)
+                return await has_requests(connection)
+        except (StreamerError, TimeoutError):
+            connection.terminate()  # the next check reports the reason
+            return False
+
+    async def _look(self) -> None:
+        former = self.health.state
+        try:
+            try:
+                # A single deadline for the whole check, so that the times of its parts do not add
+                # up.
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._reach()
+            except TimeoutError:
+                if self._connection is not None:
+                    self._connection.terminate()
+                raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
+            self.health.confirm()
+        except StreamerError as exc:
+            self.health.judge(exc, self._address)
+            self._on_error(exc)
+        if self.health.state is not former:
+            self._log(former)
+
+    async def _reach(self) -> None:
+        if self._connection is None or not await self._still_answers(self._connection):
+            self._connection = await _connect(self._address, "streamer listener")
+            # The pipelines lose their connections as well: the target's state has to be the first
+            # cause.
+            self._connection.on_lost(self._woken.set)
+            await self._connection.listen(self._channel, self._notified)
+            await ask(self._connection)
+
+    def _notified(self, payload: str) -> None:
+        if self._is_request(payload):
+            self._was_asked = True
+            self._woken.set()
+
+    async def _still_answers(self, connection: TargetConnection) -> bool:
+        """Return False for a lost connection: the loss alone does not show the server's state."""
+        if connection.is_closed:
+            return False
+        if connection.is_outdated:
+            await connection.close()
+            return False
+        try:
+            await ask(connection)
+        except NoAnswerError:
+            raise
+        except TargetConnectionError:
+            if not connection.is_closed:
+                connection.terminate()
+            return False
+        return True
+
+    def _log(self, former: TargetState) -> None:
+        health = self.health
+        if not health.is_well:
+            log.error(
+                "target not available",
+                target=health.name,
+                state=health.state.value,
+                error=health.error,
+                hint=health.hint,
+            )
+        elif former is not TargetState.STARTING:
+            log.info("target reachable again", target=health.name, was=former.value)
+
+
+async def _connect(address: TargetAddress, application_name: str) -> TargetConnection:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await TargetConnection.connect(address, application_name)
+    except TimeoutError:
+        raise TargetConnectionError(f"target: no answer for {ANSWER_SECONDS:g} s") from None

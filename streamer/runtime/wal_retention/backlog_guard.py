@@ -1,0 +1,374 @@
+"""Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
+
+The guard measures at the source alone, over its own connection, so it works while the target is
+away. At half of ``max_retained_wal`` the guard warns, at 80 % it slows copies down. The policy acts
+at the limit: warn; spool, which reads the slot into a journal
+(`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
+tables need a resync.
+"""
+
+import asyncio
+import enum
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.sources import set_source
+from streamer.errors.error_classes import SourceError, SourceTakenError, StreamerError
+from streamer.errors.error_reports import ErrorReport, error_fields
+from streamer.mapping.rule_options import OnMaxRetainedWal
+from streamer.mapping.rules import SourceMapping
+from streamer.report.problem_facts import ReportedBacklog
+from streamer.runtime.slot_owner import SlotOwner
+from streamer.runtime.wal_retention.journaling import Journaling
+from streamer.source.connection import Connection, connection
+from streamer.source.slot_and_publications.retained_wal import Retained, read_retained
+from streamer.source.slot_and_publications.slot import drop_slot
+from streamer.util.backoff import Backoff
+from streamer.util.containment import enduring
+from streamer.util.failpoints import failpoint
+from streamer.util.lsn import Lsn
+from streamer.util.waiting import wait_for_event
+
+log = structlog.get_logger()
+
+MEASURE_SECONDS: Final = 2.0
+FINISH_SECONDS: Final = 60.0
+"""How long the pipeline may take to read the end of a journal before writing continues."""
+FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
+FAILED_SECONDS: Final = 60.0
+
+
+class Level(enum.StrEnum):
+    """The severity of a backlog."""
+
+    OK = "ok"
+    WARNING = "warning"
+    THROTTLED = "throttled"
+    OVER = "over"
+
+
+_BEGINS_AT: Final = {Level.OVER: 1.0, Level.THROTTLED: 0.8, Level.WARNING: 0.5}
+_HYSTERESIS: Final = 0.1
+
+
+def level_of(ratio: float, former: Level = Level.OK) -> Level:
+    """Return the level for a share of the limit. Pure.
+
+    A level ends a little below its beginning, so that the level does not switch back and forth.
+    """
+    order = list(Level)
+    for level, begins_at in _BEGINS_AT.items():
+        reached = order.index(former) >= order.index(level)
+        if ratio >= begins_at - (_HYSTERESIS if reached else 0):
+            return level
+    return Level.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The backlog of a source for operators. ``spooled_bytes``: of its journal."""
+
+    limit_bytes: int | None
+    retained_bytes: int
+    state: Level
+    policy: str
+    spooled_bytes: int
+
+    @classmethod
+    def of(
+        cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
+    ) -> "Backlog | None":
+        """Return the backlog by the new measurement *retained* and the earlier backlog *stored*."""
+        spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
+        if source.max_retained_wal_bytes is None and not spooled_bytes:
+            return None
+        former = Level.OK if stored is None else Level(stored["state"])
+        return cls.measured(source, retained, spooled_bytes, former)
+
+    @classmethod
+    def measured(
+        cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, former: Level
+    ) -> "Backlog":
+        """Return the backlog of a source whose earlier level was *former*."""
+        limit = source.max_retained_wal_bytes
+        size = 0 if retained is None else retained.retained_bytes
+        level = level_of(size / limit, former) if limit else Level.OK
+        return cls(limit, size, level, source.on_max_retained_wal.value, spooled_bytes)
+
+    @property
+    def ratio(self) -> float:
+        return self.retained_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Runner(Protocol):
+    """The reader of the source: its supervisor."""
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the pipeline runs, and so has exclusive use of the source."""
+        ...
+
+    @property
+    def waits_for_another(self) -> bool:
+        """Whether another process runs the source."""
+        ...
+
+    @property
+    def is_copying(self) -> bool: ...
+
+    @property
+    def stored_lsn(self) -> Lsn:
+        """The target has all changes up to this LSN, and has stored the LSN."""
+        ...
+
+    def begin_anew(self) -> None:
+        """End the pipeline in order, and restart it."""
+        ...
+
+    def let_stream(self, may: bool) -> None:
+        """Allow or forbid new attempts."""
+        ...
+
+
+class BacklogGuard:
+    """Guards a source. The owner runs `run`, also during an outage of the target."""
+
+    def __init__(
+        self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool
+    ) -> None:
+        """*is_lasting*: the files of the directory *spools* survive a restart of the machine."""
+        self.source = source
+        self.owner = owner
+        self.journaling = Journaling(source, spools, owner, is_lasting=is_lasting)
+        self.runner: Runner | None = None
+        self.backlog: Backlog | None = None
+        """The last measurement; None without a limit or journal."""
+        self.given_up: str | None = None
+        """The reason why the guard dropped the slot, while no slot exists."""
+        self.obstacle: ErrorReport | None = None
+        """Why the guard does not act at the limit: the slot may be another installation's."""
+        self._changed = asyncio.Event()
+        self._stored: str | None = "nothing yet"
+        self._was_active = True
+        self._finish_by: float | None = None
+        self._not_before = 0.0
+        self._told_open_transaction = False
+
+    def change(self, source: SourceMapping) -> None:
+        """Use new settings from now on."""
+        self.source = source
+        self.journaling.change(source)
+        self._changed.set()
+
+    @property
+    def facts(self) -> ReportedBacklog:
+        """The WAL that the source keeps, and why the guard does not bound the WAL."""
+        backlog, journaling = self.backlog, self.journaling
+        return ReportedBacklog(
+            Level.OK.value if backlog is None else backlog.state.value,
+            0 if backlog is None else backlog.retained_bytes,
+            None if backlog is None else backlog.limit_bytes,
+            self.obstacle,
+            journaling.error if journaling.is_wanted else None,
+        )
+
+    @property
+    def is_throttling(self) -> bool:
+        """Whether copies are to go slower."""
+        return self.backlog is not None and self.backlog.state in (Level.THROTTLED, Level.OVER)
+
+    async def run(self) -> None:
+        """Guard until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name, run in (("journaling", self.journaling.run), ("backlog", self._watch)):
+                work = f"{name} {self.source.label}"
+                group.create_task(enduring(work, run), name=work)
+
+    @property
+    def _is_needed(self) -> bool:
+        """Whether this process has to keep a limit, or has a journal."""
+        is_elsewhere = self.runner is not None and self.runner.waits_for_another
+        has_limit = self.source.max_retained_wal_bytes is not None and not is_elsewhere
+        return has_limit or self.journaling.journal is not None
+
+    async def _watch(self) -> None:
+        backoff = Backoff(first=MEASURE_SECONDS)
+        while True:
+            self._changed.clear()
+            if not self._is_needed:
+                self.backlog = None
+                await self._pause(MEASURE_SECONDS)
+                continue
+            try:
+                async with connection(self.source) as plain:
+                    while self._is_needed and not self._changed.is_set():
+                        retained = await read_retained(plain, self.source)
+                        await self._judge(plain, retained)
+                        backoff = Backoff(first=MEASURE_SECONDS)
+                        await self._pause(MEASURE_SECONDS)
+            except SourceError as exc:
+                backoff.log(log, f'the backlog of "{self.source.label}" cannot be measured', exc)
+                await self._pause(backoff.next_seconds())
+
+    async def _pause(self, seconds: float) -> None:
+        await wait_for_event(self._changed, seconds)
+
+    async def _judge(self, plain: Connection, retained: Retained | None) -> None:
+        limit = self.source.max_retained_wal_bytes
+        former = self.backlog.state if self.backlog is not None else Level.OK
+        self.backlog = backlog = Backlog.measured(
+            self.source, retained, self.journaling.size_bytes, former
+        )
+        size, level = backlog.retained_bytes, backlog.state
+        if level is not former:
+            tell = log.info if level is Level.OK else log.warning
+            tell(
+                "WAL kept by the source",
+                source=self.source.label,
+                state=level.value,
+                retained_bytes=size,
+                max_retained_wal=limit,
+            )
+        if retained is None:
+            return
+        self.given_up = None
+        if self.journaling.is_wanted or self.journaling.journal is not None:
+            await self._see_to_the_end(retained.unconfirmed_bytes)
+        elif limit is not None and size >= limit:
+            await self._act(plain, retained, limit)
+        else:
+            self.obstacle = None
+        self._was_active = retained.is_active
+
+    # ---- at the limit --------------------------------------------------------------------------
+
+    def _may_take_over(self, retained: Retained) -> bool:
+        if self.runner is not None and self.runner.is_streaming:
+            return True
+        is_idle = not retained.is_active and not self._was_active
+        return is_idle and not (self.runner is not None and self.runner.waits_for_another)
+
+    async def _is_ours(self, plain: Connection) -> bool:
+        """Prove that the slot belongs to this installation; log a reason against it once."""
+        try:
+            await self.owner.prove(plain, self.source)
+        except SourceTakenError as exc:
+            report = ErrorReport.of(exc)
+            if self.obstacle != report:
+                self.obstacle = report
+                log.error(
+                    "retained WAL is over its limit, and streamer may not act on the slot",
+                    source=self.source.label,
+                    error=report.text,
+                    **report.log_fields,
+                )
+            return False
+        self.obstacle = None
+        return True
+
+    async def _act(self, plain: Connection, retained: Retained, limit: int) -> None:
+        policy = self.source.on_max_retained_wal
+        if policy is OnMaxRetainedWal.WARN or not self._may_take_over(retained):
+            return
+        if 2 * retained.unconfirmed_bytes < limit:
+            # Neither a journal nor a new slot would let the source remove this WAL.
+            if not self._told_open_transaction:
+                self._told_open_transaction = True
+                log.warning(
+                    "the source retains most of its WAL for an open transaction or for a copy",
+                    source=self.source.label,
+                )
+            return
+        self._told_open_transaction = False
+        if not await self._is_ours(plain):
+            return
+        if policy is OnMaxRetainedWal.DROP:
+            await self._give_up(retained, limit)
+            return
+        now = asyncio.get_running_loop().time()
+        if now < self._not_before:
+            return
+        try:
+            await self.journaling.prepare()
+        except StreamerError as exc:
+            self._not_before = now + FAILED_SECONDS
+            log.error("streamer cannot write a journal", source=self.source.label, error=str(exc))
+            return
+        self.journaling.begin()
+        if self.runner is not None:
+            self.runner.begin_anew()
+
+    async def _give_up(self, retained: Retained, limit: int) -> None:
+        """Drop the slot; the pipeline then learns of the loss."""
+        self.given_up = (
+            f'streamer gave up replication slot "{self.source.slot}": the source kept '
+            f"{retained.retained_bytes} bytes of WAL for it, and max_retained_wal is {limit}"
+        )
+        log.error("streamer drops the slot", source=self.source.label, error=self.given_up)
+        runner = self.runner
+        if runner is not None:
+            runner.let_stream(False)
+            runner.begin_anew()
+        try:
+            async with connection(self.source) as plain:
+                await drop_slot(plain, self.source.slot)
+        except SourceError as exc:
+            self.given_up = None
+            log.error("the slot cannot be dropped", source=self.source.label, error=str(exc))
+        finally:
+            if runner is not None:
+                runner.let_stream(True)
+
+    # ---- when the target has caught up ---------------------------------------------------------
+
+    async def _see_to_the_end(self, unconfirmed_bytes: int) -> None:
+        """Stop writing the journal when little of it is left; return to the slot at its end."""
+        journal, runner = self.journaling.journal, self.runner
+        if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
+            if self._finish_by is not None:
+                self._go_on_writing()
+            return
+        if self._finish_by is None:
+            most = min(FINISH_BYTES_MAX, (self.source.max_retained_wal_bytes or 1 << 40) // 4)
+            if max(unconfirmed_bytes, journal.end_lsn - runner.stored_lsn) > most:
+                return
+            await self.journaling.stop_writing()
+            self._finish_by = asyncio.get_running_loop().time() + FINISH_SECONDS
+        while runner.stored_lsn < journal.end_lsn and runner.is_streaming:
+            if asyncio.get_running_loop().time() > self._finish_by:
+                self._go_on_writing()
+                return
+            await asyncio.sleep(0.1)
+        self._finish_by = None
+        failpoint("journal.finished")
+        if runner.is_streaming:
+            runner.begin_anew()
+
+    def _go_on_writing(self) -> None:
+        self._finish_by = None
+        self.journaling.begin()
+
+    # ---- reports to the target ------------------------------------------------------------------
+
+    async def store(self, bookkeeping: Bookkeeping, source_id: int) -> None:
+        """Store the backlog for operators and copies, if the backlog has changed."""
+        backlog, facts = self.backlog, self.facts
+        text = None if backlog is None else repr((backlog, facts))
+        if text != self._stored:
+            shown = None
+            if backlog is not None:
+                shown = {
+                    **backlog.to_json(),
+                    "throttled": self.is_throttling,
+                    "obstacle": error_fields(facts.obstacle),
+                    "journal": error_fields(facts.journal),
+                }
+            await set_source(bookkeeping, source_id, backlog=shown)
+            self._stored = text

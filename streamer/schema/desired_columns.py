@@ -1,0 +1,219 @@
+"""The columns that a target table is to have for a source's table, and their SQL. Pure.
+
+`desired_columns` is the definition of a new table, and `at_target` the rule for one column.
+
+Publications leave out generated columns, so the target computes its own. Virtual columns
+(PostgreSQL 18) are stored columns there. Values come from the source, so a new table needs no
+default and no identity.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.rule_options import METADATA_TYPES, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import (
+    HISTORY_BEGIN,
+    HISTORY_ID,
+    HISTORY_OPEN,
+    HISTORY_TYPES,
+    SID,
+)
+from streamer.postgres.quoting import quote_columns, quote_identifier
+from streamer.schema.columns_in_expressions import (
+    AbsentColumnError,
+    UnclearExpressionError,
+    over_columns,
+)
+from streamer.schema.source_definition import ColumnChange, DefinedColumn
+
+IDENTITIES: Final = {"a": "always", "d": "by default"}
+_HISTORY_DEFAULTS: Final = {
+    "kvsz_start": HISTORY_BEGIN,
+    "kvsz_end": HISTORY_OPEN,
+    "kvsz_deleted": "false",
+}
+HISTORY: Final = (
+    DefinedColumn(0, HISTORY_ID, "bigint", identity="d"),
+    *(
+        DefinedColumn(0, name, kind, not_null=True, default=_HISTORY_DEFAULTS[name])
+        for name, kind in HISTORY_TYPES.items()
+    ),
+)
+"""The columns that a history has beside those of its source."""
+NO_CHANGES: Final[Mapping[str, ColumnChange]] = MappingProxyType({})
+
+
+def desired_columns(
+    columns: Sequence[DefinedColumn],
+    mapping: RelationMapping,
+    *,
+    key: Collection[str] = (),
+    has_sid: bool = False,
+    computed_types: Mapping[str, str],
+) -> list[DefinedColumn]:
+    """Return the columns of a new target table for a source's table with *columns*.
+
+    *key*: the source's columns that identify its rows. *computed_types*: the types of `set`, by
+    target column. Raises TargetSchemaError for a generated column that the target cannot compute.
+    """
+    desired = [DefinedColumn(0, SID, "text", not_null=True)] if has_sid else []
+    names = names_at_target([column.name for column in columns], mapping, key=key)
+    for column in columns:
+        name = mapping.own_column(column.name, key=key)
+        if name is not None:
+            plain = DefinedColumn(
+                column.number, name, column.type, column.not_null, collation=column.collation
+            )
+            if column.generated:
+                text = generation_expression(column, names, mapping)
+                plain = replace(plain, generated="s", default=text)
+            desired.append(at_target(plain, mapping, name))
+    desired += [DefinedColumn(0, name, METADATA_TYPES[k]) for k, name in mapping.rule.metadata]
+    desired += [
+        DefinedColumn(0, name, computed_types.get(name, "text")) for name, _ in mapping.rule.set
+    ]
+    return desired + list(HISTORY if mapping.type is TableType.HISTORY else ())
+
+
+def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None) -> DefinedColumn:
+    """Return a source's *column* as column *name* of the target stores the values.
+
+    A hash is text. No literal of the column may reach the target. So rows from before a new column
+    get their hashes as if each row had a value of its own.
+    """
+    if name is None or mapping.hash_of(name) is None:
+        return column
+    has_values = column.default is not None or column.fill is not None or bool(column.identity)
+    return DefinedColumn(
+        column.number,
+        column.name,
+        "text",
+        column.not_null,
+        computed=column.computed,
+        of_domain=column.of_domain or has_values,
+    )
+
+
+def names_at_target(
+    columns: Iterable[str],
+    mapping: RelationMapping,
+    there: Collection[str] | None = None,
+    key: Collection[str] = (),
+) -> dict[str, str | None]:
+    """Return the target's names of the source's *columns*, for expressions over these.
+
+    None for a column that the target does not get, or gets as a hash. *there*: the target's
+    columns; None if the mapping alone tells. The target then gets the columns of *key*.
+    """
+    names: dict[str, str | None] = {}
+    for column in columns:
+        name = mapping.target_column(column)
+        if there is None:
+            is_there = not mapping.is_optional(column) or column in key
+        else:
+            is_there = name in there
+        is_plain = name is not None and mapping.hash_of(name) is None
+        names[column] = name if is_there and is_plain else None
+    return names
+
+
+def identity_of(identity: str, *, is_key: bool) -> str:
+    """Return the identity of a target's column, as `IDENTITIES` has them.
+
+    No UPDATE can write a column that is GENERATED ALWAYS. A changed key is deleted and inserted.
+    """
+    return identity if is_key else "d"
+
+
+def generation_expression(
+    column: DefinedColumn, names: Mapping[str, str | None], mapping: RelationMapping
+) -> str:
+    """Return the expression of a generated *column* over the target's columns.
+
+    *names*: see `names_at_target`, for all columns of the source. Raises TargetSchemaError if the
+    expression uses a column that the target does not get.
+    """
+    named = f'column "{column.name}" of source table "{mapping.source}" is generated'
+    hint = f'exclude "{column.name}", or create it in target table "{mapping.target}" yourself'
+    try:
+        return over_columns(column.default or "", names)
+    except AbsentColumnError as exc:
+        problem = f'from "{exc.column}", which target table "{mapping.target}" does not get'
+        raise TargetSchemaError(f"{named} {problem}", hint=hint) from None
+    except UnclearExpressionError as exc:
+        problem = f"{named}, and its expression is unclear: {exc}"
+        raise TargetSchemaError(problem, hint=hint) from None
+
+
+def columns_to_add(
+    mapping: RelationMapping,
+    missing: Iterable[tuple[str, str]],
+    types: Mapping[str, str],
+    changes: Mapping[str, ColumnChange] = NO_CHANGES,
+) -> list[DefinedColumn]:
+    """Return the columns that the target lacks, as a source without the capture shows these.
+
+    *missing*: their names here and there. *types*: by name at the source, as far as known.
+    *changes*: by that name, those that the catalogs of the source show since the last copy.
+    """
+    columns = []
+    for source, name in missing:
+        added = changes[source].after if source in changes else None
+        fill = None if added is None or mapping.is_computed(name) else added.fill
+        kind = mapping.type_of(name, types.get(source, "<its type>"))
+        columns.append(DefinedColumn(0, name, kind, fill=fill))
+    return columns
+
+
+def add_columns_sql(
+    table: str, columns: Iterable[DefinedColumn], *, if_not_exists: bool = False
+) -> list[str]:
+    """Return the statements that add columns to a quoted *table*, with their values in its rows.
+
+    Later values come from the source: a default of the target would hide that one is missing.
+    """
+    add = "add column if not exists" if if_not_exists else "add column"
+    adds, drops = [], []
+    for column in columns:
+        default = column.default if column.fill is None else column.constant
+        adds.append(f"{add} {column_clause(replace(column, default=default))}")
+        if column.fill is not None:
+            drops.append(f"alter column {quote_identifier(column.name)} drop default")
+    return [f"alter table {table} {', '.join(actions)}" for actions in (adds, drops) if actions]
+
+
+def type_clause(column: DefinedColumn) -> str:
+    """Return the type of a column with its collation."""
+    return column.type + (f" collate {column.collation}" if column.collation else "")
+
+
+def history_keys(key: Sequence[str], timing: str = "") -> tuple[str, str]:
+    """Return the columns of a history's primary key, and the SQL for one open version of a key.
+
+    That is the columns of a unique index or, with *timing*, a constraint that waits for the end.
+    """
+    primary = f"({quote_columns([*key, HISTORY_ID])})"
+    is_open = f"kvsz_end = {HISTORY_OPEN}"
+    if not timing:
+        return primary, f"({quote_columns(key)}) where {is_open}"
+    equal = ", ".join(f"{quote_identifier(name)} with =" for name in key)
+    # Of the constraints that can be deferred, only this one may be partial.
+    return primary, f"exclude using btree ({equal}) where ({is_open}){timing}"
+
+
+def column_clause(column: DefinedColumn) -> str:
+    """Return the clause of CREATE TABLE or ADD COLUMN for a column of the target."""
+    parts = [quote_identifier(column.name), type_clause(column)]
+    if column.generated:
+        parts.append(f"generated always as ({column.default}) stored")
+    elif column.identity:
+        parts.append(f"generated {IDENTITIES[column.identity]} as identity")
+    elif column.default is not None:
+        parts.append(f"default {column.default}")
+    if column.not_null:
+        parts.append("not null")
+    return " ".join(parts)

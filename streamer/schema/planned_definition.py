@@ -1,0 +1,107 @@
+"""A definition that a target table is to get, and the place of that table. Pure."""
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.quoting import quote_qualified
+from streamer.schema.target_relation import TargetRelation
+
+
+class ObjectKind(enum.StrEnum):
+    """The kind of a planned definition."""
+
+    COMMENT = "comment"
+    DEFAULT = "default"
+    NOT_NULL = "not null"
+    STATISTICS = "statistics"
+    EXTENDED_STATISTICS = "extended statistics"
+    PARTITIONING = "partitioning"
+    UNIQUE = "unique"
+    INDEX = "index"
+    EXCLUSION = "exclusion"
+    CHECK = "check"
+    FOREIGN_KEY = "foreign key"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlace:
+    """Where a source's table goes.
+
+    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the columns that
+    the target has; None while it is not there, and then the mapping alone tells.
+    ``is_partitioned``: the target is a partitioned table.
+    """
+
+    mapping: RelationMapping
+    has_sid: bool
+    columns: frozenset[str] | None = None
+    is_partitioned: bool = False
+
+    @classmethod
+    def at(cls, mapping: RelationMapping, sid: str | None, there: TargetRelation | None) -> Self:
+        """Return the place of a table that the target has as *there*; None if it lacks the table.
+
+        *sid*: of the source.
+        """
+        if there is None:
+            return cls(mapping, sid is not None)
+        has_sid = sid is not None and there.has_sid
+        return cls(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    def column(self, source_column: str) -> str | None:
+        """Return the target's name for a column; None if the target does not get it."""
+        name = self.mapping.target_column(source_column)
+        if name is None or (self.columns is None and self.mapping.is_optional(source_column)):
+            return None
+        return name if self.columns is None or name in self.columns else None
+
+    def key(self, columns: Iterable[str]) -> list[str] | None:
+        """Return the target's columns for a key of the source, the sid first; None if the target
+        does not get all of them.
+        """
+        names = [self.column(column) for column in columns]
+        key = [name for name in names if name is not None]
+        if len(key) < len(names):
+            return None
+        return [SID, *key] if key and self.has_sid else key
+
+
+Places = Callable[[RelationName], TargetPlace | None]
+"""Returns where another table of the same source goes; None if it is not replicated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A definition for the target, in two ways to make it.
+
+    ``statements`` are right while no other session uses the table; each runs in the same
+    transaction. ``online`` do the same without long locks; each runs in a transaction of its own,
+    because ``create index concurrently`` allows no other. ``name``: of the index, constraint or
+    column; the table's for its comment. ``index``: the index that ``online`` builds concurrently,
+    which a build that dies leaves invalid. ``reason``: why it cannot be made; then there are no
+    statements, and ``source_sql`` is all there is.
+    """
+
+    kind: ObjectKind
+    name: str
+    statements: tuple[str, ...] = ()
+    online: tuple[str, ...] = ()
+    index: str | None = None
+    source_sql: str = ""
+    reason: str | None = None
+    referenced: RelationName | None = None
+    """The target table that a foreign key refers to."""
+
+    @property
+    def sql(self) -> str:
+        """The SQL to show to a person."""
+        return "; ".join(self.online or self.statements) or self.source_sql

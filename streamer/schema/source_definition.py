@@ -1,0 +1,445 @@
+"""A table's definition at the source, and the difference between two of them.
+
+The capture at the source (`streamer.source.capture.ddl_capture`) sends the state of a table's
+catalog rows after each command. Two successive states tell the change without a parser for SQL: a
+column keeps its number for life, so a rename is exact. Several actions of one ALTER TABLE appear as
+several changes of one difference.
+
+Pure.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final, Self
+
+from streamer.mapping.relation_names import ordered_renames
+from streamer.mapping.rule_options import DdlKind
+from streamer.postgres.quoting import quote_qualified
+from streamer.schema.indexes_constraints_types import (
+    DefinedObject,
+    DefinedType,
+    ObjectChange,
+    TypeChange,
+    base_type,
+    is_another,
+    object_difference,
+    object_of,
+    replaced_types,
+    stored_object,
+    type_difference,
+    under_new_name,
+)
+from streamer.schema.partitions import Partition, PartitionChange, partition_difference
+
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedSequence:
+    """A sequence of a column. ``options``: the SQL of its bounds and its step. ``is_owned``: the
+    column owns the sequence; else its default merely uses it.
+    """
+
+    oid: int
+    namespace: str
+    name: str
+    type: str
+    options: str
+    is_owned: bool = True
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.namespace, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedColumn:
+    """A column of a table. Types, defaults and expressions are SQL with qualified names.
+
+    ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is its expression.
+    ``identity``: '' or 'a' (always) or 'd' (by default). ``fill``: the text of the value that ADD
+    COLUMN gave to rows from before, if they have one and the same. ``default_mark``: another one
+    when a default is set anew. ``sequence``: the one that its default uses or that the column owns.
+    ``computed``: rows have values that no statement gives them, as after ALTER COLUMN TYPE … USING.
+    ``of_domain``: its domain has a default, which is that of the column without its own.
+    ``may_be_toasted``: the server may store values out of line, and then omits unchanged ones.
+
+    Each reader fills the fields that it has. The text of a plain default comes from messages and
+    `streamer.schema_changes.read_definitions` only, because deparsing one locks its table.
+    """
+
+    number: int
+    name: str
+    type: str
+    not_null: bool = False
+    default: str | None = None
+    generated: str = ""
+    identity: str = ""
+    collation: str | None = None
+    fill: str | None = field(default=None, compare=False)
+    default_mark: str | None = None
+    sequence: DefinedSequence | None = None
+    computed: bool = field(default=False, compare=False)
+    of_domain: bool = field(default=False, compare=False)
+    type_oid: int = field(default=0, compare=False)
+    may_be_toasted: bool = field(default=False, compare=False)
+    statistics: int | None = field(default=None, compare=False)
+    comment: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Read a row of a catalog query, or the JSON of a message or a stored definition."""
+        sequence = values.get("sequence")
+        return cls(**{**values, "sequence": sequence and DefinedSequence(**sequence)})
+
+    @property
+    def fills_rows_one_by_one(self) -> bool:
+        """Whether rows from before ADD COLUMN may have values of their own."""
+        if self.generated:
+            return False
+        has_default = self.default is not None or self.default_mark is not None or self.of_domain
+        return self.constant is None and (has_default or bool(self.identity))
+
+    @property
+    def may_hide_values(self) -> bool:
+        """Whether rows from before ADD COLUMN may have values that the catalogs do not have.
+
+        A column that is NOT NULL may have lost its default since.
+        """
+        is_given = self.computed or (self.not_null and self.constant is None)
+        return is_given or self.fills_rows_one_by_one
+
+    @property
+    def constant(self) -> str | None:
+        """The SQL of the value that rows from before ADD COLUMN have, if it is one and the same."""
+        if self.fill is not None:
+            return "'" + self.fill.replace("'", "''") + f"'::{self.type}"
+        if self.default is not None and not self.generated and _LITERAL.fullmatch(self.default):
+            return self.default
+        return None
+
+    @property
+    def draws(self) -> bool:
+        """Whether its default takes values of a sequence."""
+        return self.default is not None and not self.generated and "nextval(" in self.default
+
+    @property
+    def own_default(self) -> str | None:
+        """The default that another server can compute; a sequence belongs to the source."""
+        if self.generated or self.draws:
+            return None
+        return self.default
+
+
+_STORED: Final = {each.name for each in fields(DefinedColumn) if each.compare} - {"default"}
+_LITERAL: Final = re.compile(
+    r"(?:'(?:[^']|'')*'(?:::[\w .\"(),\[\]]+)?|-?\d+(?:\.\d+)?|true|false|NULL(?:::[\w .\"]+)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDefinition:
+    """A table at the source: its columns in the order of their numbers, and what goes with them.
+
+    ``objects``: its indexes and constraints. ``types``: the types of its columns and the parts of
+    these, parts first; then former ones that the source still has. ``partitions``: the table itself
+    and its partitions, parents first; empty for a table without a partition key. None: not known.
+    ``oid``: of the table; numbers of columns count for that one only.
+    """
+
+    columns: tuple[DefinedColumn, ...]
+    objects: tuple[DefinedObject, ...] | None = None
+    types: tuple[DefinedType, ...] | None = None
+    partitions: tuple[Partition, ...] | None = None
+    oid: int | None = None
+
+    @property
+    def used_types(self) -> list[DefinedType]:
+        """The types that columns have, and the parts of these."""
+        names = {base_type(column.type) for column in self.columns}
+        for each in reversed(self.types or ()):
+            names |= each.parts if each.quoted in names else set()
+        return [each for each in self.types or () if each.quoted in names]
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The columns' numbers by name."""
+        return {column.name: column.number for column in self.columns}
+
+    @property
+    def identities(self) -> dict[str, list[int]]:
+        """The numbers of the columns, and the OIDs of what the table consists of."""
+        return {
+            "columns": [each.number for each in self.columns],
+            "objects": [each.oid for each in self.objects or ()],
+            "partitions": [each.oid for each in self.partitions or ()],
+        }
+
+    def column(self, name: str) -> DefinedColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` reads, without the texts that only a message has."""
+        columns = [
+            {name: value for name, value in asdict(column).items() if name in _STORED}
+            for column in self.columns
+        ]
+        stored: dict[str, Any] = {"format": FORMAT, "columns": columns, "oid": self.oid}
+        lists: dict[str, Sequence[Any] | None] = {
+            "types": self.types,
+            "partitions": self.partitions,
+        }
+        for name, known in lists.items():
+            if known is not None:
+                stored[name] = [asdict(each) for each in known]
+        if self.objects is not None:
+            stored["objects"] = [stored_object(each) for each in self.objects]
+        return json.dumps(stored)
+
+    @classmethod
+    def from_json(cls, text: str | None) -> "SourceDefinition | None":
+        """Read a stored definition; None for none, and for one of another version."""
+        stored = None if text is None else json.loads(text)
+        if stored is None or stored["format"] != FORMAT:
+            return None
+        return cls.of(stored)
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Self:
+        """Read the JSON of a message, or a stored definition."""
+        objects, types = values.get("objects"), values.get("types")
+        partitions = values.get("partitions")
+        columns = [DefinedColumn.of(each) for each in values["columns"]]
+        names = {column.number: column.name for column in columns}
+        return cls.of_columns(
+            columns,
+            None if objects is None else tuple(object_of(each, names) for each in objects),
+            None if types is None else tuple(map(DefinedType.of, types)),
+            None if partitions is None else tuple(Partition(**each) for each in partitions),
+            oid=values.get("oid"),
+        )
+
+    @classmethod
+    def of_columns(
+        cls,
+        columns: Iterable[DefinedColumn],
+        objects: tuple[DefinedObject, ...] | None = None,
+        types: tuple[DefinedType, ...] | None = None,
+        partitions: tuple[Partition, ...] | None = None,
+        oid: int | None = None,
+    ) -> Self:
+        in_order = tuple(sorted(columns, key=lambda column: column.number))
+        return cls(in_order, objects, types, partitions, oid)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all that a message of this version brings."""
+        return self.objects is not None and self.partitions is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnChange:
+    """One change of a column: its state before and after; None where it is not there."""
+
+    kind: DdlKind
+    before: DefinedColumn | None
+    after: DefinedColumn | None
+
+    @property
+    def column(self) -> str:
+        """The name of the column before, if it had one."""
+        column = self.before or self.after
+        assert column is not None
+        return column.name
+
+    def __str__(self) -> str:
+        if self.kind is DdlKind.RENAME_COLUMN:
+            assert self.after is not None
+            return f'{self.kind} "{self.column}" to "{self.after.name}"'
+        if self.kind in (DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE):
+            assert self.after is not None
+            return f'{self.kind} "{self.column}" to {self.after.type}'
+        return f'{self.kind} "{self.column}"'
+
+
+AnyChange = ColumnChange | ObjectChange | TypeChange | PartitionChange
+
+
+def all_differences(
+    before: SourceDefinition,
+    after: SourceDefinition,
+    *,
+    computes_values: bool = False,
+    dropped_types: Collection[int] = (),
+) -> list[AnyChange]:
+    """Return the changes of types, columns, objects and partitions, in an order to make them in.
+
+    *computes_values*: see `difference`. *dropped_types*: OIDs; an absence is no evidence.
+    """
+    before = _of_table(before, after)
+    objects: list[ObjectChange] = []
+    if before.objects is not None and after.objects is not None:
+        objects = object_difference(before.objects, after.objects)
+    types: list[TypeChange] = []
+    if before.types is not None and after.types is not None:
+        types = type_difference(before.types, after.types)
+    types[:0] = [
+        TypeChange(DdlKind.DROP_TYPE, e, e) for e in before.types or () if e.oid in dropped_types
+    ]
+    parts: list[PartitionChange] = []
+    if before.partitions is not None and after.partitions is not None:
+        parts = partition_difference(before.partitions, after.partitions)
+    dropped = [change for change in objects if change.after is None]
+    after = _of_other_types(before, after)
+    before = under_new_names(before, types)
+    columns = difference(before, after, computes_values=computes_values)
+    rest = [change for change in objects if change.after is not None]
+    return [*types, *dropped, *columns, *rest, *parts]
+
+
+def _of_table(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
+    """Return *before* with the numbers that columns of equal names have in another table.
+
+    A table that was dropped and created again under its name has numbers of its own.
+    """
+    if before.oid is None or after.oid is None or before.oid == after.oid:
+        return before
+    numbers = after.numbers
+    columns = [replace(c, number=numbers.get(c.name, -c.number)) for c in before.columns]
+    return replace(before, columns=tuple(columns))
+
+
+def _of_other_types(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
+    """Return *after* with those columns as computed whose type is another one than before.
+
+    The other one may have the name of the former one, which the source then dropped or renamed.
+    """
+    former = {each.quoted: each for each in before.types or ()}
+    present = {each.quoted: each for each in after.types or ()}
+    replaced = replaced_types(former.values(), present.values())
+    types = {column.number: former.get(base_type(column.type)) for column in before.columns}
+    computed = set()
+    for column in after.columns:
+        old, new = types.get(column.number), present.get(base_type(column.type))
+        if old is not None and new is not None and is_another(old, new, replaced):
+            computed.add(column.number)
+    columns = (replace(c, computed=c.computed or c.number in computed) for c in after.columns)
+    return replace(after, columns=tuple(columns)) if computed else after
+
+
+def under_new_names(
+    definition: SourceDefinition, changes: Iterable[TypeChange]
+) -> SourceDefinition:
+    """Return *definition* with the types of its columns as they are called after *changes*."""
+    names = {
+        change.before.quoted: change.after.quoted
+        for change in changes
+        if change.kind is DdlKind.RENAME_TYPE and change.before is not None
+    }
+    columns = [replace(c, type=under_new_name(c.type, names)) for c in definition.columns]
+    return replace(definition, columns=tuple(columns)) if names else definition
+
+
+def difference(
+    before: SourceDefinition, after: SourceDefinition, *, computes_values: bool = False
+) -> list[ColumnChange]:
+    """Return the changes that lead from one definition to another, in an order to make them in.
+
+    *computes_values*: the statement may have computed values of a column that got another type.
+    """
+    former = {column.number: column for column in before.columns}
+    present = {column.number: column for column in after.columns}
+    changes = [
+        ColumnChange(DdlKind.DROP_COLUMN, column, None)
+        for number, column in former.items()
+        if number not in present
+    ]
+    pairs = [(former[n], column) for n, column in present.items() if n in former]
+    changes += _renames(pairs)
+    for old, new in pairs:
+        changes += _changes_of(replace(old, name=new.name), new, computes_values=computes_values)
+    for number, column in present.items():
+        if number not in former:
+            changes.append(ColumnChange(DdlKind.ADD_COLUMN, None, column))
+    # An expression may use a column that is new.
+    return sorted(changes, key=lambda change: change.kind is DdlKind.SET_EXPRESSION)
+
+
+def _renames(pairs: Sequence[tuple[DefinedColumn, DefinedColumn]]) -> Iterable[ColumnChange]:
+    """Return the renames of columns, each to a name that is free by then."""
+    columns = {old.name: (old, new) for old, new in pairs}
+    names = {old.name: new.name for old, new in pairs if old.name != new.name}
+    for former, name in ordered_renames(names):
+        old, new = columns.pop(former)
+        moved = replace(new, name=name)
+        columns[name] = replace(old, name=name), new
+        yield ColumnChange(DdlKind.RENAME_COLUMN, old, moved)
+
+
+def columns_after(changes: Iterable[ColumnChange]) -> dict[str, DefinedColumn | None]:
+    """Return the columns after all *changes*, by their names before; None for a dropped one."""
+    after: dict[str, DefinedColumn | None] = {}
+    for change in changes:
+        if change.before is None:
+            continue
+        name = change.before.name
+        first = next((old for old, now in after.items() if now and now.name == name), name)
+        after[first] = change.after
+    return after
+
+
+def _changes_of(
+    old: DefinedColumn, new: DefinedColumn, *, computes_values: bool
+) -> Iterable[ColumnChange]:
+    if (old.type, old.collation) != (new.type, new.collation):
+        widened = widens(old.type, new.type) and not computes_values
+        kind = DdlKind.WIDEN_TYPE if widened else DdlKind.CHANGE_TYPE
+        yield ColumnChange(kind, old, new)
+    elif new.computed and not new.generated:
+        yield ColumnChange(DdlKind.CHANGE_TYPE, old, new)
+    if old.not_null != new.not_null:
+        kind = DdlKind.SET_NOT_NULL if new.not_null else DdlKind.DROP_NOT_NULL
+        yield ColumnChange(kind, old, new)
+    if (old.default_mark, old.generated) != (new.default_mark, new.generated):
+        is_expression = old.generated and new.generated
+        kind = DdlKind.SET_EXPRESSION if is_expression else DdlKind.SET_DEFAULT
+        yield ColumnChange(kind, old, new)
+    elif (old.identity, old.sequence) != (new.identity, new.sequence):
+        yield ColumnChange(DdlKind.SET_DEFAULT, old, new)
+
+
+_WIDER: Final[dict[str, frozenset[str]]] = {
+    "smallint": frozenset({"integer", "bigint", "numeric", "real", "double precision"}),
+    "integer": frozenset({"bigint", "numeric", "double precision"}),
+    "bigint": frozenset({"numeric"}),
+    "real": frozenset({"double precision"}),
+    "character varying": frozenset({"text"}),
+    "text": frozenset({"character varying"}),
+    "date": frozenset({"timestamp without time zone"}),
+}
+"""Types without a modifier that hold every value of another, by a cast without settings."""
+
+_TYPE: Final = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?( with(?:out)? time zone)?(\[\])?")
+
+
+def widens(before: str, after: str) -> bool:
+    """Return whether type *after* holds every value of type *before* unchanged."""
+    if before == after:
+        return True
+    old, new = _TYPE.fullmatch(before), _TYPE.fullmatch(after)
+    if old is None or new is None or old[5] != new[5]:
+        return False
+    old_name, new_name = old[1] + (old[4] or ""), new[1] + (new[4] or "")
+    if old_name != new_name:
+        return new[2] is None and new_name in _WIDER.get(old_name, frozenset())
+    if new[2] is None:
+        return old_name != "character"
+    if old[2] is None:
+        return False
+    if old_name == "numeric":
+        scale, wider = int(old[3] or 0), int(new[3] or 0)
+        return wider >= scale and int(new[2]) - wider >= int(old[2]) - scale
+    is_padded = old_name in ("character", "bit")
+    return int(new[2]) >= int(old[2]) and not is_padded

@@ -1,0 +1,123 @@
+"""A relation of the target, as far as applying changes depends on its definition. Pure."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from streamer.mapping.relation_names import RelationName
+from streamer.postgres.quoting import quote_qualified
+from streamer.schema.indexes_constraints_types import DefinedObject, IndexDefinition
+
+_BYTES_TELL: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
+"""OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid. A
+numeric is not among them: 1.0 equals 1.00.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of a target relation. ``type``: with its modifier and, if need be, its schema.
+
+    ``base_type``: the type without domains. ``equality``: the operator that indexes of the type
+    use.
+    """
+
+    name: str
+    type: str
+    base_type: str
+    equality: str
+    type_oid: int
+    not_null: bool
+    has_default: bool
+    generated: bool
+    identity_always: bool
+    base_oid: int = 0
+    plain_type: str = ""
+    """``base_type`` without its modifier."""
+    type_facts: str = ""
+    """OIDs of the type and collation, and the modifier, as ``streamer.require_facts`` has them."""
+    collation: str = ""
+    """The quoted name of a collation that is not deterministic: different texts may be equal."""
+
+    @property
+    def bytes_tell(self) -> bool:
+        """Whether two values are equal only if their bytes are, in text and in binary."""
+        return self.base_oid in _BYTES_TELL and not self.collation
+
+    @property
+    def staged_type(self) -> str:
+        """The type for staged values, which compare like values of the column."""
+        return f"{self.base_type} collate {self.collation}" if self.collation else self.base_type
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRelation:
+    """A table of the target that receives rows.
+
+    ``unique_keys``: the column sets of its valid, immediate, complete unique indexes over plain
+    columns, the primary key first. ``has_row_triggers``: triggers or rules that fire even for
+    replicated changes (ENABLE REPLICA or ALWAYS). ``is_referenced``: a foreign key points to the
+    table, so TRUNCATE fails. ``delete_acts``: such a key changes rows of its table at a DELETE.
+    ``references``: OIDs of tables that the foreign keys refer to. ``sequences``: quoted names of
+    the sequences that the columns own and the role may restart. ``history_sequence``: the quoted
+    name of the sequence of the identity column ``kvsz_id``, if its increment is 1 and the role may
+    use it. ``unlogged``: the tables, itself or partitions, whose rows a crash of the server
+    removes. ``facts``: a text of the facts that a plan depends on beside the columns, as in
+    ``streamer.require_facts``.
+    """
+
+    oid: int
+    name: RelationName
+    is_partitioned: bool
+    columns: dict[str, TargetColumn]
+    primary_key: tuple[str, ...]
+    unique_keys: tuple[tuple[str, ...], ...]
+    leading_index_columns: frozenset[str]
+    has_row_triggers: bool
+    is_referenced: bool
+    is_writable: bool
+    references: frozenset[int] = frozenset()
+    delete_acts: bool = False
+    sequences: tuple[str, ...] = ()
+    history_sequence: str | None = None
+    unlogged: tuple[RelationName, ...] = ()
+    facts: str = ""
+    objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
+    """The indexes and constraints, without texts."""
+
+    @property
+    def rows(self) -> str:
+        """The table in statements about existing rows, quoted.
+
+        Tables that inherit from the table are separate tables, as at the source.
+        """
+        quoted = quote_qualified(self.name.namespace, self.name.name)
+        return quoted if self.is_partitioned else f"only {quoted}"
+
+    @property
+    def indexes(self) -> list[IndexDefinition]:
+        """All indexes, with those of constraints."""
+        return [each.index for each in self.objects if each.index is not None]
+
+    @property
+    def object_names(self) -> frozenset[str]:
+        """The names of indexes and constraints."""
+        return frozenset(each.name for each in self.objects)
+
+    @property
+    def has_sid(self) -> bool:
+        return "sid" in self.columns
+
+    def is_unique(self, columns: frozenset[str]) -> bool:
+        """Whether at most one row has given values in *columns*, and an index finds this row."""
+        return any(columns >= set(key) for key in self.unique_keys)
+
+    def unfilled(self, filled: Collection[str | None]) -> list[TargetColumn]:
+        """Return the columns beside *filled* that refuse a row without a value for them."""
+        return [
+            column
+            for column in self.columns.values()
+            if column.not_null
+            and column.name not in filled
+            and not (column.has_default or column.generated)
+        ]

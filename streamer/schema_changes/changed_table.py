@@ -1,0 +1,64 @@
+"""A table whose definition changes, and the command at the source that changed the table."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.bookkeeping.ddl_records import DdlPlace
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.schema.definition_message import DefinitionMessage
+from streamer.schema.source_definition import SourceDefinition
+from streamer.target.connection import TargetConnection
+from streamer.target.missing_types import AskTypes
+from streamer.util.lsn import Lsn
+
+AskPresent = Callable[[], Awaitable[SourceDefinition | None]]
+"""Asks a source for the present definition of a table."""
+
+
+class Tables(Protocol):
+    """The tables of a source; see `streamer.apply.lanes.lane.LaneOwner`."""
+
+    def find_mapping(self, name: RelationName) -> RelationMapping | None: ...
+    def is_behind(self, name: RelationName, lsn: Lsn) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTable:
+    """A table whose definition changes, in the transaction of a session of the target.
+
+    ``tables``: of the source. ``ask_types``, ``ask_present``: ask the source.
+    """
+
+    session: TargetConnection
+    source: SourceMapping
+    tables: Tables
+    mapped: MappedRelation
+    ask_types: AskTypes
+    ask_present: AskPresent
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCommand:
+    """A command at the source that changed a table.
+
+    ``definition``: at the source, after ``message``. ``at``: the source's time of the change.
+    ``told``: words for the cause, as in an error; None for the statement of the message.
+    ``brings_rows``: a copy brings the values of all rows. ``is_late``: a new column may have the
+    name of a dropped column, so existing rows may have values of the dropped column.
+    """
+
+    place: DdlPlace
+    message: DefinitionMessage
+    definition: SourceDefinition
+    at: str
+    told: str | None = None
+    brings_rows: bool = False
+    is_late: bool = False
+
+    @property
+    def cause(self) -> str:
+        ran = self.message.query.strip() or self.message.tag
+        return self.told or f"the source ran: {ran}"

@@ -1,0 +1,259 @@
+"""Changes of definitions that a copy meets, where the source captures them (`ddl: capture`).
+
+A copy of all rows drops the messages of the stream in front of the consistent point. So the changes
+are made before the copy begins: the difference between the stored definition, which the target has,
+and the source's. `on_ddl` decides by kind, as in the stream.
+
+A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes:
+it applies the stream up to the present before the copy begins.
+
+The round reads the definition again under the snapshot. If the definition differs by then, the next
+round repeats this step.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final, Protocol
+
+import structlog
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.rows.make_plan import missing_columns
+from streamer.bookkeeping.ddl_records import place_of_copy, supersede
+from streamer.bookkeeping.deferred_indexes import restore_indexes
+from streamer.bookkeeping.relation_definitions import (
+    read_definition,
+    read_definitions,
+    read_others,
+    read_resync,
+    store_first_definitions,
+)
+from streamer.errors.error_classes import DefinitionStopError, SyncError, TargetContentionError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlKind
+from streamer.mapping.rules import SourceMapping
+from streamer.schema.definition_message import parts_of
+from streamer.schema.indexes_constraints_types import TypeChange
+from streamer.schema.source_definition import SourceDefinition, all_differences
+from streamer.schema_changes.changed_table import ChangedTable, SourceCommand, Tables
+from streamer.schema_changes.create_tables import published_relation
+from streamer.schema_changes.read_definitions import read_target_types
+from streamer.schema_changes.table_change import TableChange
+from streamer.schema_changes.translate.joining_source import part_of_target
+from streamer.source.capture.ddl_capture import read_present
+from streamer.source.catalog import SourceRelation, flush_wal, read_relations
+from streamer.source.connection import Connection
+from streamer.source.tables.user_defined_types import read_named_types
+from streamer.target.catalog import read_partitions, read_relation
+from streamer.target.connection import TargetConnection, transaction
+from streamer.util.lsn import Lsn
+
+log = structlog.get_logger()
+
+Pair = tuple[MappedRelation, SourceRelation]
+LOOK_SECONDS: Final = 0.05
+STREAM_SECONDS: Final = 2.0
+"""How long a copy waits for the stream before the next copy gets a turn."""
+LOOKS_MAX: Final = 5
+"""How often a copy looks for a definition that no longer changes."""
+
+
+_ALTERS_VALUES: Final = frozenset(
+    {
+        DdlKind.RENAME_ENUM_VALUE,
+        DdlKind.ADD_ATTRIBUTE,
+        DdlKind.DROP_ATTRIBUTE,
+        DdlKind.CHANGE_ATTRIBUTE,
+    }
+)
+
+
+def alters_values(former: SourceDefinition, after: SourceDefinition) -> bool:
+    """Whether a change of types alters the text of values. Pure."""
+    return any(change.kind in _ALTERS_VALUES for change in all_differences(former, after))
+
+
+class StreamOfCopy(Tables, Protocol):
+    """The stream beside a copy, as far as changed definitions depend on it."""
+
+    async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
+        """Apply the changes of *mapped* that commit before *point*. Raises SyncError."""
+        ...
+
+    def has_delivered(self, lsn: Lsn) -> bool:
+        """Whether the stream has brought all transactions that committed before *lsn*."""
+        ...
+
+
+class ChangedDefinitions:
+    """Gives target tables the definitions that copies of one source read."""
+
+    def __init__(self, source: SourceMapping, events: StreamOfCopy) -> None:
+        self._source = source
+        self._events = events
+
+    async def settle(
+        self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
+    ) -> list[Pair]:
+        """Prepare target tables for copies of *pairs*; return pairs with present definitions.
+
+        Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
+        """
+        definitions = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
+        settled = []
+        for mapped, relation in pairs:
+            if mapped.relation_id not in definitions and not mapped.state.follows:
+                await self._join_others(target, mapped, relation)
+                definitions = await read_definitions(target, [m.relation_id for m, _ in pairs])
+            if _differs(definitions.get(mapped.relation_id), relation):
+                settled.append((mapped, await self._settle(source, target, mapped, relation)))
+            else:
+                settled.append((mapped, relation))
+            if mapped.state.resync.columns is not None:  # a command may have renamed columns
+                stored = await read_resync(target, mapped.relation_id)
+                if stored is not None:
+                    mapped.become(mapped.state.with_options(stored))
+        return settled
+
+    async def _join_others(
+        self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
+    ) -> None:
+        """Store the part of the definition that the target has from other sources.
+
+        These sources may lack a column, an enum value or a partition of this source, or have
+        narrower types. The target gets missing parts as in the stream.
+        """
+        table = await read_relation(target, mapped.mapping.target)
+        if table is None or not table.has_sid:
+            return
+        if not await read_others(target, mapped.relation_id):
+            return
+        missing = missing_columns(published_relation(relation), mapped.mapping, table)
+        present = part_of_target(
+            relation.definition,
+            mapped.mapping,
+            table,
+            await read_target_types(target, table),
+            await read_partitions(target, table),
+            {name for name, _ in missing},
+        )
+        if present == relation.definition:
+            return
+        await store_first_definitions(target, {mapped.relation_id: present})
+
+    async def know(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
+        """Store the definitions that target tables fit, where no definition is stored yet.
+
+        A repeated copy then knows the difference. The lane of a relation in sync may be behind the
+        present definition, and reads definitions from the stream.
+        """
+        definitions = {
+            mapped.relation_id: relation.definition
+            for mapped, relation in pairs
+            if not mapped.state.follows
+        }
+        await store_first_definitions(target, definitions)
+        for mapped, relation in pairs:
+            if mapped.parts is not None or mapped.relation_id in definitions:
+                mapped.knows(parts_of(relation.definition, relation.name.namespace))
+
+    async def _settle(
+        self,
+        source: Connection,
+        target: TargetConnection,
+        mapped: MappedRelation,
+        relation: SourceRelation,
+    ) -> SourceRelation:
+        """Make the changes; the source may change the table again meanwhile."""
+        if await read_relation(target, mapped.mapping.target) is None:
+            return relation  # the copy creates it
+        for _ in range(LOOKS_MAX):
+            if mapped.state.follows:
+                await self._events.reach(mapped, await flush_wal(source))
+            else:
+                await self._take_in(source, target, mapped)
+            now = (await read_relations(source, [relation.name])).get(relation.name)
+            if now is None:
+                raise SyncError(f'table "{relation.name}" is not in the source')
+            relation = now
+            stored = await read_definition(target, mapped.relation_id)
+            if not _differs(stored, relation):
+                return relation
+        log.warning(
+            "the definition of a table is not the one that its stream brings",
+            source=self._source.label,
+            table=str(relation.name),
+        )
+        return relation
+
+    async def _wait_for_stream(self, lsn: Lsn) -> None:
+        """Wait until the stream has come to *lsn*, and shows which users of a type are behind.
+
+        Raises TargetContentionError if that takes long.
+        """
+        until = time.monotonic() + STREAM_SECONDS
+        while not self._events.has_delivered(lsn):
+            if time.monotonic() > until:
+                raise TargetContentionError(f"a type changes, and the stream has to come to {lsn}")
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _take_in(
+        self, source: Connection, target: TargetConnection, mapped: MappedRelation
+    ) -> None:
+        """Make the changes of which no message comes any more."""
+        message = await read_present(source, self._source, mapped.mapping.source)
+        definition = message.definition
+        assert definition is not None
+        lsn = await flush_wal(source)
+        stored = await read_definition(target, mapped.relation_id)
+        assert stored is not None
+        changes = all_differences(stored, definition)
+        if any(isinstance(change, TypeChange) for change in changes):
+            await self._wait_for_stream(lsn)
+        # Stored definitions of indexes have the former names of columns.
+        await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
+        table = ChangedTable(
+            target,
+            self._source,
+            self._events,
+            mapped,
+            ask_types=partial(read_named_types, source),
+            ask_present=partial(_present, source, mapped.mapping.source),
+        )
+        change = None
+        try:
+            async with transaction(target):
+                stored = await read_definition(target, mapped.relation_id)
+                assert stored is not None
+                changes = all_differences(stored, definition)
+                words = [str(difference) for difference in changes]
+                place = await place_of_copy(target, mapped.relation_id, words, lsn)
+                await supersede(target, place)
+                command = SourceCommand(
+                    place,
+                    message,
+                    definition,
+                    at=str(datetime.now(UTC)),
+                    told="the source changed the table, and a copy of it is due",
+                    brings_rows=True,
+                )
+                change = TableChange(table, command)
+                await change.make(changes)
+        except (DefinitionStopError, TargetContentionError):
+            if change is not None:
+                async with transaction(target):
+                    await supersede(target, place)
+                    await change.after_rollback()
+            raise
+
+
+async def _present(source: Connection, name: RelationName) -> SourceDefinition | None:
+    now = (await read_relations(source, [name])).get(name)
+    return None if now is None else now.definition
+
+
+def _differs(stored: SourceDefinition | None, relation: SourceRelation) -> bool:
+    return stored is not None and bool(all_differences(stored, relation.definition))

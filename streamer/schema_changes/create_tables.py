@@ -1,0 +1,288 @@
+"""Target tables: their required definition, and the creation of missing ones.
+
+streamer creates a table from the source's definition: columns with their exact types and NOT NULL,
+and generated columns with their expressions. The primary key, or the columns of the replica
+identity's index, follow the sid. Identity columns become plain ones, because values come from the
+source; defaults are not needed for the same reason. Partitioned tables become plain ones, unless
+the rule says `partitioned` and the target can have the partitions.
+
+A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
+three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
+one open version. A key that is deferrable at the source is deferrable here too.
+
+Building statements is pure; `create_tables` runs them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from streamer.apply.rows.make_plan import two_sids
+from streamer.bookkeeping.relation_definitions import store_created
+from streamer.decode.pgoutput import Column, Relation
+from streamer.errors.error_classes import StreamerError, TargetRejectedError, TargetSchemaError
+from streamer.errors.remedies import Remedy, at_target
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import Create, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import SID, TABLE_COLUMNS_MAX
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.schema.create_type import create_type_sql
+from streamer.schema.desired_columns import column_clause, desired_columns, history_keys
+from streamer.schema.indexes_constraints_types import DefinedType
+from streamer.schema.source_definition import DefinedColumn
+from streamer.schema.statistics_and_partitions import create_partitions_sql, obstacle_to_partitions
+from streamer.source.catalog import SourceRelation
+from streamer.target.connection import TargetConnection, transaction
+from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
+from streamer.target.missing_types import refuse_missing
+
+_DDL_LOCK: Final = 0x7461626C6573  # "tables"
+
+
+def published_relation(relation: SourceRelation) -> Relation:
+    """Return the RELATION message that pgoutput would send: without generated columns."""
+    return Relation(
+        relid=relation.oid,
+        namespace=relation.name.namespace,
+        name=relation.name.name,
+        replica_identity=relation.replica_identity,
+        columns=tuple(
+            Column(column.name, column.type_oid, -1, column.name in relation.key)
+            for column in relation.columns
+            if not column.generated
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NewTable:
+    """A target table to create: the definition that it is to have for a source's table.
+
+    ``computed_types``: the types of `set`, by target column; ``relation_id``: the relation that it
+    is for, if the bookkeeping has that. Pure.
+    """
+
+    relation: SourceRelation
+    mapping: RelationMapping
+    sid: str | None
+    computed_types: dict[str, str]
+    relation_id: int = 0
+
+    @property
+    def quoted(self) -> str:
+        return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
+
+    @property
+    def columns(self) -> list[DefinedColumn]:
+        """Raises TargetSchemaError for a generated column that the target cannot compute."""
+        return desired_columns(
+            self.relation.columns,
+            self.mapping,
+            key=self._source_key,
+            has_sid=self.sid is not None,
+            computed_types=self.computed_types,
+        )
+
+    @property
+    def _source_key(self) -> tuple[str, ...]:
+        return self.relation.key or self.relation.primary_key
+
+    @property
+    def key(self) -> list[str]:
+        """The columns by which it tells rows apart, the sid first."""
+        names = map(self.mapping.target_column, self._source_key)
+        key = [name for name in names if name is not None]
+        return [SID, *key] if key and self.sid is not None else key
+
+    @property
+    def timing(self) -> str:
+        """The clause of a key that is deferrable at the source."""
+        return "" if self.relation.key else self.relation.primary_key_timing
+
+    @property
+    def key_name(self) -> str | None:
+        """The name of the primary key, if it is to be another one than PostgreSQL's own."""
+        rule, relation = self.mapping.rule, self.relation
+        is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
+        if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
+            return None
+        names = [each.name for each in relation.objects if each.kind == "p"]
+        usual = f"{self.mapping.target.name}_pkey"
+        return next((name for name in names if name != usual), None)
+
+    @property
+    def statements(self) -> list[str]:
+        """The statements that create it; the table is the first. Raises TargetSchemaError."""
+        parts, key, after = [column_clause(column) for column in self.columns], self.key, []
+        if self.mapping.type is TableType.HISTORY:
+            primary, versions = history_keys(key, self.timing)
+            parts.append(f"primary key {primary}")
+            if key and self.timing:
+                parts.append(versions)
+            elif key:
+                after = [f"create unique index on {self.quoted} {versions}"]
+        elif key:
+            parts.append(f"primary key ({quote_columns(key)}){self.timing}")
+        clause, partitions = self._partitions
+        return [f"create table {self.quoted} ({', '.join(parts)}){clause}", *partitions, *after]
+
+    @property
+    def _partitions(self) -> tuple[str, list[str]]:
+        """The clause PARTITION BY and the statements for partitions, where the rule asks."""
+        tree, columns, key = self.relation.partitions, self.relation.column_names, self._source_key
+        if not self.mapping.rule.partitioned or not tree:
+            return "", []
+        if obstacle_to_partitions(tree, self.mapping, columns, key) is not None:
+            return "", []  # named by `streamer check` and in the bookkeeping
+        return create_partitions_sql(tree, self.mapping, columns, key)
+
+    def check(self) -> None:
+        """Refuse a table with more columns than there can be, or two called sid. Raises
+        TargetSchemaError.
+        """
+        names = map(self.mapping.target_column, self.relation.column_names)
+        if self.sid is not None and SID in names:
+            raise two_sids(self.mapping)
+        count = len(self.columns)
+        if count > TABLE_COLUMNS_MAX:
+            raise TargetSchemaError(
+                f'target table "{self.mapping.target}" would have {count} columns, with those that '
+                f"streamer adds, and PostgreSQL allows {TABLE_COLUMNS_MAX}",
+                hint=f"exclude {count - TABLE_COLUMNS_MAX} columns in the mapping",
+            )
+
+
+async def create_tables(
+    connection: TargetConnection, tables: Sequence[NewTable], types: list[DefinedType]
+) -> set[RelationName]:
+    """Create target tables, and *types*, unless they exist; return the created tables.
+
+    All are created or none, and the bookkeeping tells. Raises TargetSchemaError,
+    TargetRejectedError with the statements to run instead.
+    """
+    for table in tables:
+        table.check()
+    wanted = {table.mapping.target: table for table in tables}
+    named = ", ".join(f'"{name}"' for name in wanted)
+    statements: list[str] = []
+    role = quote_identifier(await connection.fetch_value("select current_user::text"))
+    try:
+        async with transaction(connection):
+            # Several sources may want the same table at the same time.
+            await connection.execute("select pg_advisory_xact_lock($1)", _DDL_LOCK)
+            there = await connection.fetch(
+                "select name from unnest($1::text[]) name where to_regclass(name) is not null",
+                [table.quoted for table in wanted.values()],
+            )
+            for row in there:
+                wanted = {n: table for n, table in wanted.items() if table.quoted != row["name"]}
+            if not wanted:
+                return set()
+            missing = await _read_missing(connection, types)
+            before = await _schemas_and_types(connection, wanted, missing)
+            statements = [*before, *(sql for each in wanted.values() for sql in each.statements)]
+            for statement in before:
+                await connection.execute(statement)
+            names = [kind.full_name for kind in missing]
+            _refuse(await read_calls(connection, [], names) if names else [], before)
+            await connection.execute("; ".join(statements[len(before) :]))
+            _refuse(await read_calls(connection, [t.quoted for t in wanted.values()]), statements)
+            for table in wanted.values():
+                await _name_primary_key(connection, table)
+            await store_created(
+                connection, {t.relation_id: t.relation.definition for t in wanted.values()}
+            )
+    except TargetRejectedError as exc:
+        look_up, write = _grants(wanted.values(), role)
+        # Without statements, the role could not even look whether the tables exist.
+        sql = [*statements, look_up, write] if statements else [look_up]
+        raise TargetRejectedError(
+            f"cannot create target table {named}: {exc.message}",
+            hint=Remedy.of("have an administrator run there: ", at_target(*sql)),
+        ) from exc
+    except StreamerError as exc:
+        exc.add_note(f"while creating target table {named}")
+        raise
+    return set(wanted)
+
+
+async def _name_primary_key(connection: TargetConnection, table: NewTable) -> None:
+    """Give the primary key its name at the source, where `create` asks for it and it is free.
+
+    Tables of several schemas may have equal names there, and meet in one schema here.
+    """
+    name = table.key_name
+    if name is None:
+        return
+    found = await connection.fetch_value(
+        "select conname from pg_catalog.pg_constraint where conrelid = pg_catalog.to_regclass($1)"
+        " and contype = 'p' and conname <> $2 and pg_catalog.to_regclass($3) is null",
+        table.quoted,
+        name,
+        quote_qualified(table.mapping.target.namespace, name),
+    )
+    if found is not None:
+        await connection.execute(
+            f"alter table {table.quoted} rename constraint {quote_identifier(found)}"
+            f" to {quote_identifier(name)}"
+        )
+
+
+def _grants(tables: Iterable[NewTable], role: str) -> tuple[str, str]:
+    """Return the statements by which *role* may look up *tables* of others, and may write them."""
+    own = list(tables)
+    schemas = sorted({quote_identifier(table.mapping.target.namespace) for table in own})
+    return (
+        f"grant usage on schema {', '.join(schemas)} to {role}",
+        f"grant all on {', '.join(table.quoted for table in own)} to {role}",
+    )
+
+
+def new_type_sql(kind: DefinedType) -> list[str]:
+    """Return the statements for a type that comes with a table.
+
+    Values come from the source. A domain's default may call a function that the target lacks.
+    """
+    return create_type_sql(replace(kind, default=None))
+
+
+def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
+    """Raise the error about *calls*, with the statements for an operator who has read them."""
+    if calls:
+        hint = Remedy.of("to allow this, run there: ", at_target(*statements))
+        raise TargetSchemaError(foreign_error(calls).message, hint=hint)
+
+
+async def _read_missing(
+    connection: TargetConnection, types: Sequence[DefinedType]
+) -> list[DefinedType]:
+    """Return those of *types* that the target lacks. Raises TargetSchemaError for one of an
+    extension.
+    """
+    absent = await connection.fetch(
+        "select (i - 1)::int4 as number"
+        " from unnest($1::text[], $2::text[]) with ordinality w (namespace, name, i)"
+        " where not exists (select from pg_catalog.pg_type t"
+        " join pg_catalog.pg_namespace n on n.oid = t.typnamespace"
+        " where n.nspname = w.namespace and t.typname = w.name) order by i",
+        [kind.namespace for kind in types],
+        [kind.name for kind in types],
+    )
+    missing = [types[row["number"]] for row in absent]
+    for kind in missing:
+        await refuse_missing(connection, kind)
+    return missing
+
+
+async def _schemas_and_types(
+    connection: TargetConnection, tables: Iterable[RelationName], missing: Sequence[DefinedType]
+) -> list[str]:
+    """Return the statements that create the schemas that *tables* and types lack, and the types."""
+    rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
+    needed = {name.namespace for name in tables} | {kind.namespace for kind in missing}
+    schemas = sorted(needed - {row["name"] for row in rows})
+    return [
+        *(f"create schema if not exists {quote_identifier(name)}" for name in schemas),
+        *(statement for kind in missing for statement in new_type_sql(kind)),
+    ]

@@ -1,0 +1,54 @@
+"""Creates the definitions of ready tables at the target, beside the stream.
+
+The task creates definitions in turn, on its own connection. A stored failure stops no table.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from streamer.errors.error_classes import StreamerError
+from streamer.mapping.rules import Mapping
+from streamer.observability.metrics import Metrics
+from streamer.schema_changes.target_definitions import make_online, note_made
+from streamer.target.connection import TargetAddress, target_connection
+from streamer.util.backoff import Backoff
+
+log = structlog.get_logger()
+
+LOOK_SECONDS: Final = 2.0
+LOOKS_AT_OTHERS: Final = 15
+"""Every check of that number also reads the definitions that an operator has to create."""
+
+
+class DefinitionBuilder:
+    """Checks from time to time for definitions to create. `run` until cancelled."""
+
+    def __init__(
+        self, address: TargetAddress, read_mapping: Callable[[], Mapping], metrics: Metrics
+    ) -> None:
+        self._address = address
+        self._read_mapping = read_mapping
+        self._metrics = metrics
+        self._backoff = Backoff()
+
+    async def run(self) -> None:
+        """Create pending definitions every two seconds."""
+        for number in itertools.count(1):
+            if self._are_asked_for:
+                try:
+                    async with target_connection(self._address, "streamer definitions") as target:
+                        await make_online(target)
+                        if number % LOOKS_AT_OTHERS == 0:
+                            await note_made(target)
+                except StreamerError as exc:
+                    self._metrics.count_error(exc)
+                    self._backoff.log(log, "definitions have to wait", exc)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def _are_asked_for(self) -> bool:
+        return any(source.makes_definitions for source in self._read_mapping().sources)

@@ -1,0 +1,97 @@
+"""The stop of a table whose definition waits for an operator, with the commands that go on."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamer.bookkeeping.relation_definitions import read_definition
+from streamer.control.resync_options import after_loss
+from streamer.errors.error_classes import (
+    DefinitionStopError,
+    SharedTargetError,
+    StreamerError,
+    TargetSchemaError,
+)
+from streamer.errors.remedies import Remedy, run
+from streamer.schema.source_definition import AnyChange, all_differences
+from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
+from streamer.schema_changes.changes_with_facts import translate_changes
+from streamer.target.catalog import read_relation
+
+
+def undecided(
+    stops: Sequence[AnyChange], doubts: Sequence[str], tried: str | None
+) -> TargetSchemaError:
+    """Say why a change waits. *tried*: the stored reason, as of a decision that failed."""
+    listed = [f"on_ddl is stop for {', '.join(map(str, stops))}"] if stops else []
+    return TargetSchemaError(tried or "; ".join([*listed, *doubts]))
+
+
+async def way_past(
+    table: ChangedTable, command: SourceCommand, refusal: StreamerError
+) -> Remedy | None:
+    """Return the command of a copy for a source that is behind others, if a copy would help.
+
+    The target can have the present definition of the source's table. The stream has an earlier one.
+    """
+    if not isinstance(refusal, TargetSchemaError) or command.brings_rows:
+        return None
+    mapped, session = table.mapped, table.session
+    try:
+        target = await read_relation(session, mapped.mapping.target)
+        if target is None or not target.has_sid:
+            return None
+        now = await table.ask_present()
+        known = await read_definition(session, mapped.relation_id)
+        if now is None or known is None:
+            return None
+        present = replace(command, definition=now)
+        await translate_changes(table, present, target, all_differences(known, now))
+    except StreamerError:  # also if the server has refused a statement of this transaction
+        return None
+    again = run(
+        "resync",
+        str(mapped.mapping.source),
+        *after_loss([mapped.mapping.type]),
+        database=table.source.database,
+        sid=table.source.sid,
+    )
+    return Remedy.of("to copy the table with its present definition, run: ", again, "; ")
+
+
+async def stop_error(
+    table: ChangedTable,
+    command: SourceCommand,
+    reason: str,
+    statements: Sequence[str],
+    refusal: StreamerError,
+) -> DefinitionStopError:
+    """Return the error for the operator."""
+    cause, way = refusal.remedy, await way_past(table, command, refusal)
+    name, own = str(table.mapped.mapping.source), table.source
+    apply, skip, edit = (
+        run(f"ddl {action}", name, *options, database=own.database, sid=own.sid)
+        for action, options in (
+            ("apply", ()),
+            ("skip", ()),
+            ("edit", ("--file", "change.sql")),
+        )
+    )
+    # This source alone cannot make a change that concerns others.
+    may_apply = not isinstance(refusal, SharedTargetError)
+    error = DefinitionStopError(
+        f'table "{name}" waits for a decision: {reason}; {command.cause}',
+        hint=Remedy.of(
+            cause,
+            "; " if cause else "",
+            way,
+            f"at the target this would be: {'; '.join(statements)}; " if statements else "",
+            *(("continue with `", apply, "`, ") if may_apply else ()),
+            "run other statements there with `",
+            edit,
+            "`, or leave the target as it is with `",
+            skip,
+            "`",
+        ),
+    )
+    error.subject = table.mapped
+    return error

@@ -1,0 +1,49 @@
+"""Removes a relation whose table a session dropped at the source, as `on_table_dropped` says.
+
+A single transaction ends the open versions of a history and removes the relation's record. A crash
+before its COMMIT leaves the record, and the next start finds the table missing again.
+"""
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.registered_relations import remove_relation
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID
+from streamer.postgres.quoting import quote_identifier
+from streamer.target.catalog import read_relation
+from streamer.target.connection import may_replace_role, transaction
+from streamer.util.failpoints import failpoint
+
+
+async def forget_dropped(
+    bookkeeping: Bookkeeping,
+    relation_id: int,
+    target: RelationName,
+    sid: str | None,
+    *,
+    ends_at: str | None,
+) -> None:
+    """Remove a relation; *ends_at*: the time at which open versions of its rows end, if any.
+
+    A table with the same name joins with a copy.
+    """
+    async with bookkeeping.connection() as connection:
+        role = await may_replace_role(connection)
+        async with transaction(connection):
+            relation = await read_relation(connection, target)
+            if ends_at is not None and relation is not None:
+                if role:
+                    await connection.execute("set local session_replication_role = replica")
+                condition = "true"
+                values = [ends_at]
+                if relation.has_sid and sid is not None:
+                    condition = f"{quote_identifier(SID)}::text = $2"
+                    values.append(sid)
+                await connection.execute(
+                    f"update {relation.rows} set kvsz_end ="
+                    " greatest(kvsz_start, $1::text::timestamptz), kvsz_deleted = true"
+                    f" where kvsz_end = {HISTORY_OPEN} and {condition}",
+                    *values,
+                )
+            await remove_relation(connection, relation_id)
+            failpoint("drop.forgetting")
+        failpoint("drop.forgotten")

@@ -1,0 +1,76 @@
+"""Labels that ended versions of a history have, and that the new enum of their column lacks.
+
+Such a version keeps its value. So the target's enum gets these labels, behind those of the source.
+An enum that exists already gets them in a transaction before that of the change.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from streamer.mapping.rule_options import DdlKind
+from streamer.mapping.rules import RelationMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.schema.indexes_constraints_types import DefinedType, base_type
+from streamer.schema.source_definition import ColumnChange
+from streamer.schema.target_relation import TargetRelation
+from streamer.target.connection import TargetConnection
+
+_LABELS_MAX: Final = 100
+"""A column of text may have any values. More of them are no labels."""
+_LABEL_BYTES: Final = 63
+_ENUM_SQL: Final = """
+select e.enumlabel::text as label from pg_catalog.pg_enum e
+where e.enumtypid = pg_catalog.to_regtype($1)
+"""
+
+
+async def read_kept_labels(
+    target: TargetConnection,
+    mapping: RelationMapping,
+    there: TargetRelation,
+    types: Iterable[DefinedType],
+    changes: Sequence[ColumnChange],
+) -> dict[str, list[str]]:
+    """Return the labels to keep, by the names of enums that columns of a history are to get."""
+    enums = {each.quoted: {text for _, text in each.labels} for each in types if each.kind == "e"}
+    kept: dict[str, list[str]] = {}
+    for change in changes:
+        column = change.after
+        if change.kind is not DdlKind.CHANGE_TYPE or column is None:
+            continue
+        labels = enums.get(base_type(column.type))
+        name = mapping.target_column(column.name)
+        present = None if name is None else there.columns.get(name)
+        is_array = column.type.endswith("[]")
+        if labels is None or present is None or present.type.endswith("[]") is not is_array:
+            continue
+        table = quote_qualified(there.name.namespace, there.name.name)
+        value = quote_identifier(present.name)
+        rows = await target.fetch(
+            f"select distinct {f'unnest({value})' if is_array else value}::text as label"
+            f" from {table} order by 1 limit {_LABELS_MAX + len(labels) + 2}"
+        )
+        values = [row["label"] for row in rows if row["label"] is not None]
+        missing = [each for each in values if each not in labels]
+        if len(missing) <= _LABELS_MAX and all(len(e.encode()) <= _LABEL_BYTES for e in missing):
+            known = kept.setdefault(base_type(column.type), [])
+            known += [each for each in missing if each not in known]
+    return {name: labels for name, labels in kept.items() if labels}
+
+
+async def missing_labels(
+    target: TargetConnection, kept: Mapping[str, Sequence[str]], created: Collection[str]
+) -> list[str]:
+    """Return the statements that give enums of the target the labels that versions need.
+
+    *created*: enums that other statements create with these labels. No statement of the same
+    transaction could use a label that is new in another enum.
+    """
+    statements = []
+    for name, labels in kept.items():
+        if name not in created:
+            present = {row["label"] for row in await target.fetch(_ENUM_SQL, name)}
+            add = f"alter type {name} add value if not exists"
+            missing = [each for each in labels if present and each not in present]
+            statements += [f"{add} {quote_literal(each)}" for each in missing]
+    return statements

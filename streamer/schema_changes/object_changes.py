@@ -1,0 +1,127 @@
+"""Changes of a table's indexes and constraints: facts that the changes need, and their plans.
+
+The transaction of the change stores the plans. So each plan, and each end of a plan, exists exactly
+once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from streamer.bookkeeping.planned_definitions import end_plans, put_plans, read_plans, read_taken
+from streamer.mapping.rule_options import DdlKind
+from streamer.schema.definition_message import DefinitionMessage
+from streamer.schema.indexes_constraints_types import DefinedObject
+from streamer.schema.planned_definition import ObjectKind, TargetPlace
+from streamer.schema.render_definitions import Renderer
+from streamer.schema.source_definition import (
+    ColumnChange,
+    DefinedColumn,
+    SourceDefinition,
+    columns_after,
+)
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.changed_table import ChangedTable
+from streamer.schema_changes.read_definitions import objects_of, read_at_target, read_places
+from streamer.schema_changes.translate.object_translator import ObjectTranslation, ObjectTranslator
+from streamer.target.connection import may_replace_role
+
+_OF_COLUMNS: Final = frozenset({ObjectKind.DEFAULT, ObjectKind.NOT_NULL})
+_VOIDS: Final = frozenset(
+    {DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL, DdlKind.SET_DEFAULT}
+)
+"""Changes of a column after which a plan for it is another one."""
+
+
+class Objects:
+    """The indexes and constraints of one table, as a message about its definition has them."""
+
+    def __init__(self, table: ChangedTable, message: DefinitionMessage) -> None:
+        self._target = table.session
+        self._tables = table.tables
+        self._mapped = table.mapped
+        self._definition = objects_of(message)
+
+    async def translator(
+        self,
+        there: TargetRelation,
+        others: Sequence[SourceDefinition],
+        columns: frozenset[str],
+    ) -> ObjectTranslator:
+        """Return a translator that knows the target's table, which will have *columns*.
+
+        *others*: see `ObjectTranslator`.
+        """
+        place = TargetPlace.at(self._mapped.mapping, self._mapped.source.sid, there)
+        place = replace(place, columns=columns)
+        names = [*self._definition.all_indexes]
+        referred = map(self._tables.find_mapping, self._definition.referenced)
+        mappings = [mapping for mapping in referred if mapping is not None]
+        return ObjectTranslator(
+            place,
+            await read_places(self._target, mappings, self._mapped.source.sid),
+            self._definition,
+            (await read_at_target(self._target, [there.oid]))[there.oid],
+            others=others if place.has_sid else (),
+            taken=await read_taken(self._target, place.mapping.target, names),
+            acts=not await may_replace_role(self._target),
+        )
+
+    async def store(self, translation: ObjectTranslation) -> None:
+        """Store the plans, and the end of others, to be made when this transaction is committed."""
+        relation_id = self._mapped.relation_id
+        await end_plans(self._target, relation_id, translation.ended)
+        await put_plans(self._target, relation_id, translation.planned)
+
+    async def plan_lost(
+        self,
+        there: TargetRelation,
+        others: Sequence[SourceDefinition],
+        objects: Sequence[DefinedObject],
+        before: frozenset[str],
+    ) -> None:
+        """Plan those of the source's *objects* anew that went with a former column of the target.
+
+        *before*: the names that the target's table had.
+        """
+        if lost := before - there.object_names:
+            translator = await self.translator(there, others, frozenset(there.columns))
+            await self.store(translator.plan_lost(objects, lost))
+
+    async def renew_plans(self, there: TargetRelation) -> None:
+        """Have the plans that are still to be made fit the columns that the target has now."""
+        relation_id = self._mapped.relation_id
+        records = await read_plans(self._target, relation_id)
+        if not records:
+            return
+        translator = await self.translator(there, [], frozenset(there.columns))
+        renewed = []
+        for record in records:
+            planned = translator.planned(record.kind, record.name)
+            if planned is not None and planned.online != record.online:
+                renewed.append(planned)
+        await put_plans(self._target, relation_id, renewed)
+
+    async def plan_columns(
+        self,
+        there: TargetRelation,
+        changes: Sequence[ColumnChange],
+        unfinished: Sequence[DefinedColumn],
+    ) -> None:
+        """Plan the rest of *unfinished* columns; earlier plans for columns follow *changes*."""
+        mapping, relation_id = self._mapped.mapping, self._mapped.relation_id
+        pending = await read_plans(self._target, relation_id)
+        open_ = {(each.kind, each.name) for each in pending if each.kind in _OF_COLUMNS}
+        void, wanted = [], list(unfinished)
+        for before, column in columns_after(c for c in changes if c.kind in _VOIDS).items():
+            found = [each for each in open_ if each[1] == mapping.target_column(before)]
+            void += found
+            if found and column is not None:
+                wanted.append(column)
+        await end_plans(self._target, relation_id, void)
+        names = [each.sequence.name for each in wanted if each.sequence is not None]
+        taken = await read_taken(self._target, mapping.target, names) if names else frozenset()
+        place = TargetPlace.at(mapping, self._mapped.source.sid, there)
+        renderer = Renderer(self._definition, place, lambda _: None, taken)
+        planned = [plan for each in wanted if (plan := renderer.filled(each)) is not None]
+        await put_plans(self._target, relation_id, planned)

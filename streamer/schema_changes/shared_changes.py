@@ -1,0 +1,63 @@
+"""Changes that one source of a target table makes for all sources.
+
+A source whose change the other sources forbid waits for them. The last source with the same change
+makes the change, and `streamer.ddl` tells the waiting sources. A change of a type concerns the
+values of all sources.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from streamer.bookkeeping.ddl_records import DdlPlace
+from streamer.bookkeeping.relation_definitions import read_others, read_unchanged
+from streamer.mapping.rule_options import DdlKind
+from streamer.schema.indexes_constraints_types import TypeChange
+from streamer.schema.source_definition import AnyChange, SourceDefinition
+from streamer.schema.target_relation import TargetRelation
+from streamer.target.connection import TargetConnection
+
+_MADE_FOR_ALL: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
+"""Changes of columns that one source makes for all, like all changes of types. A rename is none:
+earlier rows of the transaction of another source may still have the former name.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSources:
+    """The definitions of the other sources of a target table.
+
+    ``unchanged``: of the sources that do not wait with the same changes.
+    """
+
+    definitions: Sequence[SourceDefinition] = ()
+    unchanged: Sequence[SourceDefinition] = ()
+
+    @property
+    def all_wait(self) -> bool:
+        """Whether there are other sources, and all of them wait with the same changes."""
+        return bool(self.definitions) and not self.unchanged
+
+
+async def read_other_sources(
+    session: TargetConnection,
+    place: DdlPlace,
+    target: TargetRelation,
+    changes: Sequence[AnyChange],
+) -> OtherSources:
+    """Return the definitions of the other sources of *target*, which may wait with *changes*."""
+    others = await read_others(session, place.relation_id) if target.has_sid else []
+    if not others:
+        return OtherSources()
+    words = [str(change) for change in changes]
+    return OtherSources(others, await read_unchanged(session, place, words))
+
+
+def made_for_all(changes: Sequence[AnyChange], made: Sequence[str]) -> list[AnyChange]:
+    """Return those of *changes* that another source has made for this source, too.
+
+    *made*: the words of the changes that the other source has made. Pure.
+    """
+    if list(made) != [str(change) for change in changes]:
+        return []
+    return [c for c in changes if isinstance(c, TypeChange) or c.kind in _MADE_FOR_ALL]

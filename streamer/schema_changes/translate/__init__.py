@@ -1,0 +1,1 @@
+"""Changes of definitions as statements for the target. Pure."""

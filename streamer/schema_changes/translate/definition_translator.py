@@ -1,0 +1,663 @@
+"""A change of a source table's definition as statements for its target. Pure.
+
+The mapping translates names. It leaves out excluded and computed columns. A history table keeps
+every column, because its old versions have values there. In the table of several tenants the first
+one adds a column, and the last one drops it. Defaults and NOT NULL of one tenant do not bind the
+others, so they are left out there.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamer.errors.error_classes import SharedTargetError, TargetSchemaError
+from streamer.mapping.rule_options import Create, DdlKind, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.schema.columns_in_expressions import uses_column
+from streamer.schema.desired_columns import (
+    IDENTITIES,
+    at_target,
+    column_clause,
+    identity_of,
+    type_clause,
+)
+from streamer.schema.indexes_constraints_types import under_new_name
+from streamer.schema.partitions import PartitionRows
+from streamer.schema.render_definitions import draws_from
+from streamer.schema.source_definition import (
+    AnyChange,
+    ColumnChange,
+    DefinedColumn,
+    DefinedSequence,
+    SourceDefinition,
+    widens,
+)
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.translate.column_sequences import (
+    find_sequence,
+    follow_sequence,
+    lost_sequence,
+    with_sequence,
+)
+from streamer.schema_changes.translate.generated_columns import (
+    GeneratedFacts,
+    expression_of,
+    set_expression,
+)
+from streamer.schema_changes.translate.object_translator import ObjectTranslation
+
+
+@dataclass(slots=True)
+class Translation:
+    """The statements for one difference.
+
+    ``filled``: columns of the target to bring for existing rows, because no statement gives them
+    the source's values. ``reason``: why. ``objects``: of indexes and
+    constraints, whose statements are among these, too.
+    """
+
+    statements: list[str] = field(default_factory=list)
+    filled: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    objects: ObjectTranslation | None = None
+    needed_types: set[str] = field(default_factory=set)
+    """Types that the statements use and do not create."""
+    unfinished: list[DefinedColumn] = field(default_factory=list)
+    """New columns that get NOT NULL and their sequence when their rows have values."""
+    doubts: list[tuple[AnyChange, str]] = field(default_factory=list)
+    """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
+    leaving: list[PartitionRows] = field(default_factory=list)
+    """The rows of partitions that leave the table."""
+    substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
+    """Statements for those that the target refuses, and the columns that are unfinished then."""
+    before: list[str] = field(default_factory=list)
+    """Statements that have to be committed before."""
+    is_for_all: bool = False
+    """Whether all other sources of the target wait with the same changes."""
+
+    @property
+    def reason(self) -> str | None:
+        return "; ".join(self.reasons) or None
+
+    @property
+    def sql(self) -> list[str]:
+        """The statements to show: those to run in place, and those that run beside the stream."""
+        planned = [] if self.objects is None else self.objects.planned
+        return [*self.statements, *(each.sql for each in planned)]
+
+    def fill(self, name: str, reason: str) -> None:
+        """Have the values of a column brought."""
+        self.filled.append(name)
+        self.reasons.append(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Present:
+    """A column of the target, as the statements so far leave it."""
+
+    type: str
+    not_null: bool
+    has_default: bool
+    is_generated: bool = False
+
+
+class DefinitionTranslator:
+    """Translates changes for the target of one relation.
+
+    *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
+    *unchanged*: of these, those that do not wait with the same changes; None for all.
+    *unfilled*: columns of the target whose values existing rows lack. *generated*: facts about
+    generated columns. *renamed*: the new names of the target's types by those in *target*.
+    """
+
+    def __init__(
+        self,
+        mapping: RelationMapping,
+        target: TargetRelation,
+        *,
+        sid: str | None,
+        others: Sequence[SourceDefinition] = (),
+        unchanged: Sequence[SourceDefinition] | None = None,
+        unfilled: Collection[str] = (),
+        generated: GeneratedFacts | None = None,
+        renamed: Mapping[str, str] | None = None,
+    ) -> None:
+        self._mapping = mapping
+        self._unfilled = unfilled
+        self._generated = generated or GeneratedFacts()
+        self._target = target
+        self._sid = sid if target.has_sid else None
+        self._others = others
+        self._unchanged = others if unchanged is None else unchanged
+        self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+        self._wanted: list[int] = []  # sequences of the source that a column gets or keeps
+        self._columns = {
+            name: _Present(
+                under_new_name(column.type, renamed or {}),
+                *(column.not_null, column.has_default, column.generated),
+            )
+            for name, column in target.columns.items()
+        }
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns of the target, as the statements so far leave them."""
+        return frozenset(self._columns)
+
+    def fill(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+        """Have the values of a column of the source brought, if the target gets them."""
+        self._fill_computed(column, reason, found)
+        name = self._name(column)
+        if name is not None and name in self._columns:
+            found.fill(name, reason)
+
+    def note_made(self, change: ColumnChange, found: Translation) -> None:
+        """Have values brought after a change that another source has made for this one, too.
+
+        The target may have the column under a later name by now, which the next changes bring.
+        """
+        column = change.after
+        if change.kind is not DdlKind.CHANGE_TYPE or column is None:
+            return
+        self._note_new_values(change, column, found)
+        name = self._name(column)
+        if name is not None and not column.generated:
+            found.fill(name, f'another source gave column "{name}" another type')
+
+    def _fill_computed(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+        """Have the values brought that `set` computes from a column of the source."""
+        for name, expression in self._mapping.rule.set:
+            if column.name in expression.names and name in self._columns:
+                found.fill(name, f'{reason}, and `set` computes "{name}" from it')
+
+    @property
+    def _is_history(self) -> bool:
+        return self._mapping.type is TableType.HISTORY
+
+    @property
+    def _is_for_all(self) -> bool:
+        """Whether all other sources of the target wait for the changes, so that the last source
+        makes them.
+        """
+        return bool(self._others) and not self._unchanged
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._sid is not None
+
+    def translate(self, changes: Sequence[ColumnChange]) -> Translation:
+        """Return the statements for *changes*, in order.
+
+        Raises TargetSchemaError where the target, or the rule of the table, stands in the way.
+        """
+        found = Translation()
+        columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
+        self._wanted = [each.sequence.oid for each in columns if each.sequence is not None]
+        for change in changes:
+            count = len(found.doubts)
+            found.statements += self._statements(self._stored(change), found)
+            found.doubts[count:] = [(change, reason) for _, reason in found.doubts[count:]]
+        return found
+
+    def _stored(self, change: ColumnChange) -> ColumnChange:
+        """Return *change* as it concerns the values that the target stores."""
+
+        def stored(column: DefinedColumn | None) -> DefinedColumn | None:
+            name = None if column is None else self._mapping.target_column(column.name)
+            if column is None or name is None or self._mapping.hash_of(name) is None:
+                return column
+            there, hashed = self._columns.get(name), at_target(column, self._mapping, name)
+            return hashed if there is None else replace(hashed, type=there.type)
+
+        return replace(change, before=stored(change.before), after=stored(change.after))
+
+    def ignore(self, changes: Sequence[ColumnChange]) -> Translation:
+        """Return the statements that let rows arrive without *changes* at the target."""
+        found = Translation()
+        narrowing = (DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL)
+        for change in changes:
+            name = None if change.before is None else self._name(change.before)
+            if change.kind in narrowing and name is not None:
+                found.statements += self._drop_not_null(name)
+        return found
+
+    def _statements(self, change: ColumnChange, found: Translation) -> list[str]:
+        before, after = change.before, change.after
+        match change.kind:
+            case DdlKind.ADD_COLUMN if after is not None:
+                return self._add(after, found)
+            case DdlKind.DROP_COLUMN if before is not None:
+                return self._drop(before)
+            case DdlKind.RENAME_COLUMN if before is not None and after is not None:
+                return self._rename(change, before, after, found)
+        assert before is not None
+        assert after is not None
+        if change.kind in (DdlKind.WIDEN_TYPE, DdlKind.CHANGE_TYPE):
+            self._note_new_values(change, after, found)
+        name = self._name(after)
+        is_stored_now = before.generated and not after.generated
+        if name is not None and is_stored_now and change.kind is DdlKind.SET_DEFAULT:
+            return self._drop_expression(name, after, found)
+        if name is None or name not in self._columns:
+            return []
+        if self._columns[name].is_generated and not after.generated:
+            return []  # the target computes a column that the source has not
+        match change.kind:
+            case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
+                return self._change_type(change, name, after, found)
+            case DdlKind.SET_EXPRESSION:
+                return self._set_expression(change, name, after, found)
+            case DdlKind.SET_NOT_NULL:
+                lacks_values = name in self._unfilled or name in found.filled
+                if lacks_values and not (self._is_shared or self._is_history):
+                    found.unfinished.append(after)
+                    return []
+                return self._set_not_null(name)
+            case DdlKind.DROP_NOT_NULL:
+                return self._drop_not_null(name)
+            case _:
+                return self._set_default(name, before, after, found)
+
+    def _name(self, column: DefinedColumn) -> str | None:
+        """Return the target's name of a column; None if the target does not get it."""
+        return self._mapping.own_column(column.name, self._columns)
+
+    def _add(self, column: DefinedColumn, found: Translation) -> list[str]:
+        name = self._name(column)
+        if name is None:
+            return []
+        there, left = self._columns.get(name), list[str]()
+        if there is not None and there.type != column.type:
+            # Another tenant added the column, or a history kept it.
+            may_differ = (self._is_shared or self._is_history) and not there.is_generated
+            is_wide = widens(column.type, there.type) or widens(there.type, column.type)
+            if not (may_differ and is_wide):
+                left += self._replace(name, column, there.type)
+                there = None
+        if column.fills_rows_one_by_one:
+            found.fill(name, f'rows have values of their own in new column "{name}"')
+            if there is None and not (self._is_shared or self._is_history):
+                found.unfinished.append(column)
+        elif there is not None and not (self._is_shared or there.is_generated):
+            found.fill(name, f'target column "{name}" was there before the new column')
+        statements = left + self._make_room(name, column)
+        is_older = there is not None and not there.is_generated
+        if self._is_shared and (column.constant is not None or is_older):
+            more = f" and {quote_identifier(name)} is not null" if column.constant is None else ""
+            statements.append(self._update_own(name, column.constant or "null") + more)
+        return statements
+
+    def _update_own(self, name: str, value: str) -> str:
+        """Return the statement that gives a column a value in the rows of this tenant."""
+        table, own = self._alter.removeprefix("alter table "), quote_literal(self._sid or "")
+        assigned = f"{quote_identifier(name)} = {value}"
+        return f"update {table} set {assigned} where {quote_identifier(SID)}::text = {own}"
+
+    def _replace(self, name: str, column: DefinedColumn, present: str) -> list[str]:
+        """Return the statement that drops a column of another type than *column*, which comes.
+
+        Raises TargetSchemaError, unless all sources wait for this: each has dropped its former one.
+        """
+        message = (
+            f'target table "{self._target.name}" has a column "{name}" already, of type '
+            f"{present}; the source added it with type {column.type}"
+        )
+        if not self._is_for_all or name in self._target.primary_key:
+            is_others = self._is_shared and self._has_others(name)
+            raise (SharedTargetError if is_others else TargetSchemaError)(message)
+        del self._columns[name]
+        return [f"{self._alter} drop column {quote_identifier(name)}"]
+
+    def _add_column(self, name: str, column: DefinedColumn) -> list[str]:
+        quoted = quote_identifier(name)
+        keeps_default = not (self._is_shared or self._is_history)
+        not_null = column.not_null and keeps_default and not column.fills_rows_one_by_one
+        value = None if self._is_shared else column.constant
+        if column.generated:
+            value = expression_of(column, self._mapping, self._columns, self._generated)
+        added = replace(column, name=name, not_null=not_null, default=value, identity="")
+        statements = [f"{self._alter} add column {column_clause(added)}"]
+        default = column.own_default if keeps_default else None
+        if not self._is_shared and column.constant is not None and default != column.constant:
+            end = "drop default" if default is None else f"set default {default}"
+            statements.append(f"{self._alter} alter column {quoted} {end}")
+        elif column.constant is None and default is not None:
+            statements.append(f"{self._alter} alter column {quoted} set default {default}")
+        self._columns[name] = _Present(
+            column.type, not_null, default is not None, bool(column.generated)
+        )
+        return statements
+
+    def _make_room(self, name: str, column: DefinedColumn) -> list[str]:
+        """Return the statement after which the target takes the values of a column."""
+        there = self._columns.get(name)
+        if there is None:
+            return self._add_column(name, column)
+        if there.type == column.type or widens(column.type, there.type):
+            return []
+        return self._retype(name, column)
+
+    def _of(self, sources: Sequence[SourceDefinition], name: str) -> list[DefinedColumn]:
+        """Return the columns of other sources that write a column of the target."""
+        columns = (column for source in sources for column in source.columns)
+        return [each for each in columns if self._mapping.target_column(each.name) == name]
+
+    def _has_others(self, name: str) -> bool:
+        """Whether another tenant still writes a column of the target."""
+        return bool(self._of(self._others, name))
+
+    def _drop(self, column: DefinedColumn) -> list[str]:
+        name = self._name(column)
+        if name is None or name not in self._columns:
+            return []
+        if self._is_history or (self._is_shared and self._has_others(name)):
+            return self._drop_not_null(name)
+        del self._columns[name]
+        return [f"{self._alter} drop column {quote_identifier(name)}"]
+
+    def _rename(
+        self,
+        change: ColumnChange,
+        before: DefinedColumn,
+        after: DefinedColumn,
+        found: Translation,
+    ) -> list[str]:
+        rule = self._mapping.rule
+        listed = {name for name, _ in rule.columns or ()} | rule.exclude
+        used = {name for expression in rule.expressions for name in expression.names}
+        if before.name in listed | used and before.name not in (after.name,):
+            raise TargetSchemaError(
+                f'the rule of table "{self._mapping.source}" names column "{before.name}", which '
+                f'the source renamed to "{after.name}"',
+                hint="write the new name in the rule",
+            )
+        former, name = self._name(before), self._name(after)
+        if name is None:
+            return [] if former is None else self._drop_not_null(former)
+        if former is None or former not in self._columns:
+            return [] if name in self._columns else self._add(after, found)
+        quoted, now = quote_identifier(former), quote_identifier(name)
+        is_shared_name = self._is_shared and self._has_others(former)
+        if is_shared_name or (self._is_shared and name in self._columns):
+            return self._move(before, after, former, name, is_last=not is_shared_name)
+        left = []
+        if name in self._columns:  # `ignore` left it, a history keeps it, or an operator added it
+            if self._is_history:
+                return [*self._add(after, found), *self._drop_not_null(former)]
+            reason = (
+                f'target table "{self._target.name}" has a column "{name}" already, which would be '
+                f'dropped, so that "{former}" can get the name'
+            )
+            found.doubts.append((change, reason))
+            left = [f"{self._alter} drop column {now}"]
+        self._columns[name] = self._columns.pop(former)
+        self._generated = self._generated.renamed(former, name)
+        return [*left, f"{self._alter} rename column {quoted} to {now}"]
+
+    def _move(
+        self, before: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
+    ) -> list[str]:
+        """Return the statements that move this tenant's values to another column.
+
+        *is_last*: no other tenant has the former column.
+        """
+        if not is_last:
+            self._refuse_users(former)
+            if former in self._target.primary_key:
+                raise TargetSchemaError(
+                    f'other sources of target table "{self._target.name}" still have column '
+                    f'"{former}" of its primary key. Once all of them wait at this '
+                    f"rename, `edit` for one of them with: {self._alter} rename column "
+                    f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
+                    "others"
+                )
+        # The column gets another type, if it does, by a later change of the same difference.
+        column = replace(after, type=before.type, collation=before.collation)
+        statements = self._make_room(name, column)
+        if not after.generated:
+            statements.append(self._update_own(name, quote_identifier(former)))
+        if not is_last:
+            return [*statements, *self._drop_not_null(former)]
+        del self._columns[former]
+        return [*statements, f"{self._alter} drop column {quote_identifier(former)}"]
+
+    def _refuse_users(self, former: str) -> None:
+        """Raise TargetSchemaError if a generated column of the target uses a column."""
+        for name, text in self._generated.expressions.items():
+            if name != former and uses_column(text, former):
+                raise TargetSchemaError(
+                    f'generated column "{name}" of target table "{self._target.name}" uses '
+                    f'"{former}", which other sources of the table still have'
+                )
+
+    def _note_new_values(
+        self, change: ColumnChange, column: DefinedColumn, found: Translation
+    ) -> None:
+        """Note the columns and conditions that depend on the values of a column with another type
+        now.
+        """
+        self._fill_computed(column, f'column "{column.name}" got another type', found)
+        condition = self._mapping.rule.filter
+        if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):
+            return
+        if column.name in condition.names:
+            reason = (
+                f'`filter` uses column "{column.name}", so rows may have joined or left, and a '
+                "resync with mode `diff` has to follow"
+            )
+            found.doubts.append((change, reason))
+
+    def _change_type(
+        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        there = self._columns[name]
+        if change.kind is DdlKind.CHANGE_TYPE and not column.generated:
+            reason = f'column "{name}" got another type, which may have changed its values'
+            found.fill(name, reason)
+        was_alike = change.before is not None and change.before.type == there.type
+        if there.type != column.type and not was_alike and widens(column.type, there.type):
+            column = replace(column, type=there.type)  # the target was made wider than the source
+        is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, found)
+        if there.type == column.type and not is_sorted_anew:
+            return []
+        return self._retype(name, column, found if change.kind is DdlKind.CHANGE_TYPE else None)
+
+    def _sorts_alike(self, name: str, column: DefinedColumn, found: Translation) -> bool:
+        """Whether each other source of the target has a column with the collation of *column*."""
+        others = self._of(self._others, name) if self._is_shared else []
+        is_alike = all(other.collation == column.collation for other in others)
+        if not is_alike:
+            reason = f'collation of "{name}" waits until every source of the table has it'
+            found.reasons.append(reason)
+        return is_alike
+
+    def give_type(self, column: DefinedColumn, found: Translation) -> None:
+        """Give a column its type, which takes the same values as the one of the target."""
+        name = self._name(column)
+        if name is not None and name in self._columns and self._columns[name].type != column.type:
+            found.statements += self._retype(name, column)
+
+    def _retype(
+        self, name: str, column: DefinedColumn, found: Translation | None = None
+    ) -> list[str]:
+        """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
+        if the values of another source do not fit it.
+
+        The target casts its values. With *found*, those of the source come later. The target may
+        lack the cast, or refuse a value. Then the values are null until they come.
+        """
+        there = self._columns[name]
+        for other in self._of(self._unchanged, name) if self._is_shared else ():
+            if not widens(other.type, column.type):
+                raise SharedTargetError(
+                    f'column "{name}" of target table "{self._target.name}" would get type '
+                    f"{column.type}, but another source has it with type {other.type}"
+                )
+        quoted = quote_identifier(name)
+        typed, alter = f"type {type_clause(column)}", f"alter column {quoted}"
+        self._columns[name] = replace(there, type=column.type)
+        if there.is_generated:
+            return [f"{self._alter} {alter} {typed}"]
+        # The types of a source have casts to and from text only.
+        is_own = "." in there.type or "." in column.type
+        way = "text::" if is_own and column.type != "text" else ""
+        value = f"{quoted}::{way}{column.type}"
+        before, behind = self._defaults(name, column)
+        parts = (
+            [*before, f"{typed} using {value}", *behind] if is_own else [f"{typed} using {value}"]
+        )
+        statement = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
+        keys = [self._target.primary_key] if self._target.primary_key else self._target.unique_keys
+        is_key = any(name in key for key in keys)
+        if found is not None and not (self._is_history or self._unchanged or is_key):
+            before += ["drop not null"] if there.not_null else []
+            parts = [*before, f"{typed} using null", *behind]
+            null = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
+            found.substitutes[statement] = null, column
+        return [statement]
+
+    def _defaults(self, name: str, column: DefinedColumn) -> tuple[list[str], list[str]]:
+        """Return the actions before and after a new type, which has no cast for the default."""
+        has_own = self._columns[name].has_default and name not in self._generated.identities
+        is_told = column.default is not None or column.default_mark is None
+        draws = column.default is not None and column.own_default is None
+        if not has_own or draws or not is_told:
+            return [], []
+        default = column.own_default
+        return ["drop default"], [] if default is None else [f"set default {default}"]
+
+    def _set_not_null(self, name: str) -> list[str]:
+        if self._is_shared or self._is_history or self._columns[name].not_null:
+            return []
+        return [f"{self._alter} alter column {quote_identifier(name)} set not null"]
+
+    def _drop_not_null(self, name: str) -> list[str]:
+        there = self._columns.get(name)
+        if there is None or not there.not_null or name in self._target.primary_key:
+            return []
+        return [f"{self._alter} alter column {quote_identifier(name)} drop not null"]
+
+    def _set_expression(
+        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        if not self._columns[name].is_generated:
+            return []  # no change has brought values of it
+        facts = self._generated
+        text = expression_of(column, self._mapping, self._columns, facts)
+        statements, doubt = set_expression(self._alter, name, column, text, facts)
+        if doubt is not None:
+            found.doubts.append((change, doubt))
+        if statements and self._is_shared and self._others:
+            reason = f'column "{name}" would change in the rows of other sources, too'
+            found.doubts.append((change, reason))
+        if statements and self._is_history:
+            reason = f'column "{name}" would change in versions that have ended, too'
+            found.doubts.append((change, reason))
+        return statements
+
+    def _drop_expression(self, name: str, column: DefinedColumn, found: Translation) -> list[str]:
+        """Return the statements that have later rows bring their values of a generated column."""
+        there = self._columns.get(name)
+        if there is not None and there.is_generated:
+            self._columns[name] = replace(there, is_generated=False, has_default=False)
+            return [f"{self._alter} alter column {quote_identifier(name)} drop expression"]
+        found.fill(
+            name, f'column "{name}" is no longer generated, and the target did not compute it'
+        )
+        if there is not None:
+            return []
+        if column.not_null and not (self._is_shared or self._is_history):
+            found.unfinished.append(column)
+        return self._add_column(name, replace(column, not_null=False))
+
+    def _set_default(
+        self, name: str, before: DefinedColumn, column: DefinedColumn, found: Translation
+    ) -> list[str]:
+        if self._is_history or column.generated:
+            return []
+        alter = f"{self._alter} alter column {quote_identifier(name)}"
+        if self._is_shared:
+            followed: list[str] = []
+            if not self._still_draws(name, before):
+                self._follow_sequence(alter, name, before, column, followed)
+            return followed
+        statements = self._set_identity(alter, name, before, column, found)
+        there = self._follow_sequence(alter, name, before, column, statements)
+        if (before.default_mark, before.generated) == (column.default_mark, column.generated):
+            return statements
+        is_all = self._mapping.rule.create is Create.ALL
+        draws = name in self._generated.drawing
+        if column.draws and draws and (there is not None or not is_all):
+            return statements  # an operator's own, where `create` asks for none
+        if column.draws and there is not None:
+            return [*statements, f"{alter} {draws_from(there.quoted)}"]
+        default = column.own_default
+        if default is not None:
+            statements.append(f"{alter} set default {default}")
+        elif self._columns[name].has_default and name not in self._generated.identities:
+            statements.append(f"{alter} drop default")
+        if column.draws and is_all:
+            found.unfinished.append(column)
+        return statements
+
+    def _still_draws(self, name: str, before: DefinedColumn) -> bool:
+        """Whether another source of the table has the sequence that a column had *before*."""
+        others = self._of(self._others, name)
+        return any(_like(other.sequence, before.sequence) for other in others)
+
+    def _follow_sequence(
+        self,
+        alter: str,
+        name: str,
+        before: DefinedColumn,
+        column: DefinedColumn,
+        statements: list[str],
+    ) -> DefinedSequence | None:
+        """Return the target's sequence for a column; add the statements that make it fit."""
+        if self._mapping.rule.create is not Create.ALL:
+            return None
+        table, facts = self._target.name, self._generated
+        is_wanted = before.sequence is not None and before.sequence.oid in self._wanted
+        lost = None if is_wanted else lost_sequence(table, name, before, column, facts)
+        if lost is not None:
+            drop = [f"{alter} drop default"] if name in facts.drawing else []
+            statements[:0] = [*drop, f"drop sequence {lost.quoted}"]
+            self._columns[name] = replace(self._columns[name], has_default=False)
+            return None
+        statements += follow_sequence(table, name, before, column, facts)
+        there = find_sequence(table, name, column.sequence, facts)
+        if there is not None and not column.identity:
+            self._generated = with_sequence(name, there, column, facts)
+        return there
+
+    def _set_identity(
+        self,
+        alter: str,
+        name: str,
+        before: DefinedColumn,
+        column: DefinedColumn,
+        found: Translation,
+    ) -> list[str]:
+        """Return the statements for the identity of a column that is there; an addition waits."""
+        if before.identity == column.identity or self._mapping.rule.create is not Create.ALL:
+            return []
+        there = self._generated.identities.get(name)
+        if column.identity and not before.identity and there is None:
+            found.unfinished.append(column)
+        if there is None:
+            return []  # a plan that is still to be made follows the change
+        if not column.identity:
+            return [f"{alter} drop identity"]
+        wanted = identity_of(column.identity, is_key=name in self._target.primary_key)
+        return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
+
+
+def _like(sequence: DefinedSequence | None, other: DefinedSequence | None) -> bool:
+    """Whether sequences of two sources are equal, apart from their OIDs."""
+    return sequence is not None and other is not None and replace(sequence, oid=other.oid) == other
+
+
+def _is_sorted_anew(change: ColumnChange) -> bool:
+    before, after = change.before, change.after
+    return before is not None and after is not None and before.collation != after.collation

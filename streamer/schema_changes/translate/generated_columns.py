@@ -1,0 +1,101 @@
+"""Generated columns of a source table, as statements for its target. Pure.
+
+Publications leave generated columns out, so the target computes its own. ALTER COLUMN … SET
+EXPRESSION (PostgreSQL 17 and later) rewrites all rows of the source without a change in its stream.
+The same statement rewrites those of the target. One expression serves all rows of a table, so an
+operator decides where rows of other sources, or former versions, would change with it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Self, TypeVar
+
+from streamer.mapping.rules import RelationMapping
+from streamer.postgres.quoting import quote_identifier
+from streamer.schema.columns_in_expressions import without_needless_quotes
+from streamer.schema.desired_columns import (
+    column_clause,
+    generation_expression,
+    names_at_target,
+)
+from streamer.schema.source_definition import DefinedColumn, DefinedSequence
+from streamer.schema.table_definition import TableDefinition
+
+_SET_EXPRESSION_MIN: Final = 17_00_00
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFacts:
+    """``source_columns``: the names of all columns of the source. ``expressions``: those of the
+    target's generated columns. ``identities``: its identity columns, 'a' for always or 'd' for by
+    default. ``sequences``: those of its columns. ``drawing``: columns whose default uses one.
+    ``version``: of the target.
+    """
+
+    source_columns: Sequence[str] = ()
+    expressions: Mapping[str, str] = field(default_factory=dict)
+    identities: Mapping[str, str] = field(default_factory=dict)
+    version: int = _SET_EXPRESSION_MIN
+    sequences: Mapping[str, DefinedSequence] = field(default_factory=dict)
+    drawing: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, source_columns: Sequence[str], there: TableDefinition, version: int) -> Self:
+        """Return the facts of the target's table *there*."""
+        columns = there.columns
+        return cls(
+            source_columns,
+            {c.name: c.default or "" for c in columns if c.generated},
+            {c.name: c.identity for c in columns if c.identity},
+            version,
+            {c.name: c.sequence for c in columns if c.sequence is not None},
+            frozenset(c.name for c in columns if c.draws),
+        )
+
+    def renamed(self, former: str, name: str) -> Self:
+        """Return the facts after a column of the target got another name."""
+
+        def moved(facts: Mapping[str, V]) -> dict[str, V]:
+            return {name if each == former else each: fact for each, fact in facts.items()}
+
+        return replace(
+            self,
+            expressions=moved(self.expressions),
+            identities=moved(self.identities),
+            sequences=moved(self.sequences),
+            drawing=frozenset(name if each == former else each for each in self.drawing),
+        )
+
+
+def expression_of(
+    column: DefinedColumn, mapping: RelationMapping, there: Collection[str], facts: GeneratedFacts
+) -> str:
+    """Return the expression of a generated column for the target, which has the columns *there*.
+
+    Raises TargetSchemaError if the expression uses a column that the target does not get, or of
+    which it gets hashes.
+    """
+    names = names_at_target(facts.source_columns, mapping, there)
+    return generation_expression(column, names, mapping)
+
+
+def set_expression(
+    alter: str, name: str, column: DefinedColumn, text: str, facts: GeneratedFacts
+) -> tuple[list[str], str | None]:
+    """Return the statements that give column *name* of the target the expression *text*.
+
+    Nothing, if it has that already. The second part: why an operator decides.
+    """
+    former = facts.expressions.get(name)
+    if former is not None and without_needless_quotes(former) == without_needless_quotes(text):
+        return [], None
+    quoted = quote_identifier(name)
+    if facts.version >= _SET_EXPRESSION_MIN:
+        return [f"{alter} alter column {quoted} set expression as ({text})"], None
+    doubt = (
+        f"PostgreSQL {facts.version // 10000} at the target has no SET EXPRESSION, so column "
+        f'"{name}" would come anew, without its indexes and constraints'
+    )
+    added = column_clause(replace(column, name=name, default=text))
+    return [f"{alter} drop column {quoted}", f"{alter} add column {added}"], doubt

@@ -1,0 +1,179 @@
+"""A source that comes to a table which other sources have filled: the part of its definition that
+the target has already. Pure.
+
+The difference from that part to the whole definition is then made like any other change of the
+source. So one mechanism decides by kind, stops with the SQL, and keeps the other sources' values.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from streamer.mapping.rule_options import OnColumnAdded
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, SID
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.schema.indexes_constraints_types import DefinedType, TypeChange
+from streamer.schema.partitions import ROOT, Partition
+from streamer.schema.source_definition import (
+    ColumnChange,
+    DefinedColumn,
+    SourceDefinition,
+    all_differences,
+    difference,
+    widens,
+)
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.translate.definition_translator import DefinitionTranslator
+from streamer.schema_changes.translate.generated_columns import GeneratedFacts
+from streamer.schema_changes.translate.type_translator import TypeTranslator
+
+
+def part_of_target(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Iterable[DefinedType],
+    partitions: Sequence[Partition],
+    lacking: Collection[str],
+) -> SourceDefinition:
+    """Return *definition* without the parts that keep rows of the source out of *target*.
+
+    *types*: those that the target table uses. *partitions*: the target and its own, if it has any.
+    *lacking*: the source's names of columns that the target has to get.
+    """
+    there = {each.full_name: each for each in types}
+    columns = tuple(
+        _column(column, mapping, target)
+        for column in definition.columns
+        if column.name not in lacking
+    )
+    parts = []
+    for here in definition.types or ():
+        found = there.get(here.full_name)
+        if found is not None and found.kind == here.kind:
+            parts.append(_type(here, found))
+        elif not lacking:
+            parts.append(here)
+    tree = definition.partitions
+    if tree and partitions:
+        tree = tuple(_partitions(tree, partitions))
+    its_types = None if definition.types is None else tuple(parts)
+    return replace(definition, columns=columns, types=its_types, partitions=tree)
+
+
+def _partitions(here: Sequence[Partition], there: Sequence[Partition]) -> Iterator[Partition]:
+    """Yield the partitions of the source whose rows have one of the target. Its name may differ."""
+    bounds = {(each.parent, each.bound): each.oid for each in there}
+    own = {ROOT: ROOT}
+    for each in here:
+        if each.bound is None:  # the table itself
+            yield each
+        elif each.parent in own and (own[each.parent], each.bound) in bounds:
+            own[each.oid] = bounds[own[each.parent], each.bound]
+            yield each
+
+
+def _column(
+    column: DefinedColumn, mapping: RelationMapping, target: TargetRelation
+) -> DefinedColumn:
+    name = mapping.target_column(column.name)
+    there = None if name is None or mapping.is_computed(name) else target.columns.get(name)
+    if there is None or there.generated:
+        return column
+    is_narrower = widens(there.type, column.type) and not widens(column.type, there.type)
+    return replace(
+        column,
+        type=there.type if is_narrower else column.type,
+        not_null=column.not_null or there.not_null,
+    )
+
+
+def _type(here: DefinedType, there: DefinedType) -> DefinedType:
+    """Return the type of the source as far as the target's refuses no value of it."""
+    match here.kind:
+        case "e":
+            known = {label for _, label in there.labels}
+            return replace(here, labels=tuple(e for e in here.labels if e[1] in known))
+        case "d":
+            own = {check[1:] for check in here.checks}
+            others = tuple(check for check in there.checks if check[1:] not in own)
+            not_null = here.not_null or there.not_null
+            return replace(here, checks=(*here.checks, *others), not_null=not_null)
+        case "c":
+            present = {name: kind for _, name, kind in there.attributes}
+            names = {name for _, name, _ in here.attributes}
+            kept = [(n, name, present[name]) for n, name, _ in here.attributes if name in present]
+            # Numbers that the source's type does not have.
+            more = [(-n, name, kind) for n, name, kind in there.attributes if name not in names]
+            return replace(here, attributes=(*kept, *more))
+        case _:
+            return here
+
+
+def widening(
+    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
+) -> tuple[list[ColumnChange], list[str]]:
+    """Return the changes that a shared *target* needs to hold the source's rows.
+
+    The second list names the columns that are NOT NULL and that the source does not fill. Each
+    change adds a column, widens a type or drops NOT NULL. It leaves all values of the table's other
+    tenants unchanged, so their definitions do not matter.
+    """
+    lacking = {
+        column.name
+        for column in definition.columns
+        if mapping.target_column(column.name) not in target.columns
+        and mapping.rule.on_column_added is not OnColumnAdded.IGNORE
+    }
+    changes = difference(part_of_target(definition, mapping, target, (), (), lacking), definition)
+    filled = set(map(mapping.target_column, (column.name for column in definition.columns)))
+    filled |= {SID, *HISTORY_COLUMNS, *(name for name, _ in mapping.rule.set)}
+    filled |= {name for _, name in mapping.rule.metadata} | set(target.primary_key)
+    return changes, [column.name for column in target.unfilled(filled)]
+
+
+def widening_statements(
+    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation, sid: str
+) -> list[str]:
+    """Return the statements that make the `widening` of *target*."""
+    changes, unfilled = widening(definition, mapping, target)
+    alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
+    return [
+        *_translator(definition, mapping, target, sid).translate(changes).statements,
+        *(f"{alter} alter column {quote_identifier(name)} drop not null" for name in unfilled),
+    ]
+
+
+def _translator(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    sid: str | None,
+    others: Sequence[SourceDefinition] = (),
+) -> DefinitionTranslator:
+    facts = GeneratedFacts([column.name for column in definition.columns])
+    return DefinitionTranslator(mapping, target, sid=sid, others=others, generated=facts)
+
+
+def joining_statements(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Sequence[DefinedType],
+    *,
+    sid: str | None,
+    others: Sequence[SourceDefinition],
+) -> list[str]:
+    """Return the statements after which *target* takes all values of the source.
+
+    Raises TargetSchemaError if these would break another source.
+    """
+    part = part_of_target(definition, mapping, target, types, (), ())
+    changes = all_differences(part, definition)
+    there = {each.full_name: each for each in types}
+    translator = TypeTranslator(there, [other.types or () for other in others])
+    columns = _translator(definition, mapping, target, sid, others)
+    return [
+        *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,
+        *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,
+    ]

@@ -1,0 +1,265 @@
+"""Changes of a source table's indexes and constraints, for its target. Pure.
+
+A drop or a rename is a statement in the transaction of its place in the stream. Later rows may need
+it: those that a dropped constraint would refuse. An addition is planned, and made beside the stream
+without long locks, as the definitions of a copied table are
+(`streamer.schema_changes.target_definitions`).
+
+The target gets what `create` asks for: indexes, unique and exclusion constraints with `keys`,
+checks and foreign keys with `all`. A primary key comes with every level.
+
+In the table of several tenants, one that has a constraint must not bind another that has not. So
+the last tenant that gets a constraint or a unique index adds it, and the first one that drops it
+drops it. Any other index is there from the first tenant that has it to the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from streamer.mapping.rule_options import Create, DdlKind, TableType
+from streamer.mapping.sid_and_history_columns import HISTORY_ID
+from streamer.postgres.quoting import quote_identifier, quote_qualified
+from streamer.schema.indexes_constraints_types import (
+    INDEX,
+    ConstraintDefinition,
+    DefinedObject,
+    IndexDefinition,
+    ObjectChange,
+    constraints_of,
+)
+from streamer.schema.planned_definition import ObjectKind, Places, Planned, TargetPlace
+from streamer.schema.render_definitions import (
+    Renderer,
+    is_of_open_versions,
+    other_name,
+    versions_name,
+    without_acting,
+)
+from streamer.schema.source_definition import SourceDefinition
+from streamer.schema.table_definition import TableDefinition
+
+KINDS: Final = {
+    INDEX: (ObjectKind.INDEX,),
+    "p": (ObjectKind.UNIQUE, ObjectKind.INDEX),
+    "u": (ObjectKind.UNIQUE, ObjectKind.INDEX),
+    "x": (ObjectKind.EXCLUSION, ObjectKind.INDEX),
+    "c": (ObjectKind.CHECK,),
+    "f": (ObjectKind.FOREIGN_KEY,),
+}
+"""The kinds of an object in a plan; rows of a history are not unique, so a history has an index."""
+
+
+def claims(create: Create, kind: str) -> bool:
+    """Whether the target has objects of *kind*: `INDEX`, or pg_constraint.contype."""
+    if kind == "p":
+        return True
+    if kind in "cf":
+        return create is Create.ALL
+    return create is not Create.COLUMNS
+
+
+@dataclass(slots=True)
+class ObjectTranslation:
+    """``statements``: to run in place. ``planned``: to make beside the stream. ``ended``: kinds and
+    names of plans that are void now. ``reasons``: why something is left out.
+    """
+
+    statements: list[str] = field(default_factory=list)
+    planned: list[Planned] = field(default_factory=list)
+    ended: list[tuple[ObjectKind, str]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+class ObjectTranslator:
+    """Translates changes for the target of one relation.
+
+    *definition*: the source's table after them. *there*: the target's table. *others*: the
+    definitions of other sources of the target. *acts*: foreign keys would act on changes there.
+    """
+
+    def __init__(
+        self,
+        place: TargetPlace,
+        places: Places,
+        definition: TableDefinition,
+        there: TableDefinition,
+        *,
+        others: Sequence[SourceDefinition] = (),
+        taken: frozenset[str] = frozenset(),
+        acts: bool = False,
+    ) -> None:
+        self._place = place
+        self._alter = f"alter table {place.quoted}"
+        self._acts = acts
+        self._definition = definition
+        self._others = others
+        self._renderer = Renderer(definition, place, places, taken)
+        self._present = list(there.objects)
+        """The target's objects, as the statements so far leave them."""
+
+    def translate(self, changes: Sequence[ObjectChange]) -> ObjectTranslation:
+        """Return the statements and plans for *changes*."""
+        found = ObjectTranslation()
+        for change in changes:
+            about = change.before or change.after
+            assert about is not None
+            if not claims(self._place.mapping.rule.create, about.kind):
+                continue
+            match change.kind:
+                case DdlKind.DROP_INDEX | DdlKind.DROP_CONSTRAINT:
+                    self._drop(about, found)
+                case DdlKind.RENAME_INDEX | DdlKind.RENAME_CONSTRAINT if change.after is not None:
+                    self._rename(about, change.after, found)
+                case _ if change.after is not None:
+                    self._add(change.after, found)
+        return found
+
+    def plan_lost(
+        self, objects: Sequence[DefinedObject], lost: frozenset[str]
+    ) -> ObjectTranslation:
+        """Return the plans for those of the source's *objects* whose names are among *lost*."""
+        found = ObjectTranslation()
+        for each in objects:
+            is_claimed = claims(self._place.mapping.rule.create, each.kind)
+            if is_claimed and not lost.isdisjoint(self._names(each.name)):
+                self._add(each, found)
+        return found
+
+    def planned(self, kind: ObjectKind, name: str) -> Planned | None:
+        """Return the plan for an object that the source has; None if it has none of that name."""
+        for key in self._renderer.primary_key():
+            if (key.kind, key.name) == (kind, name):
+                return key
+        for each in self._definition.objects:
+            if each.name != name or kind not in KINDS[each.kind] or each.kind == "p":
+                continue
+            if isinstance(each, IndexDefinition):
+                return self._renderer.index(each)
+            planned = self._renderer.constraint(each)
+            return without_acting(planned) if self._acts else planned
+        return None
+
+    # ---- one change ----------------------------------------------------------------------------
+
+    def _add(self, new: DefinedObject, found: ObjectTranslation) -> None:
+        lacking = new.binds and any(not _has(other, new) for other in self._others)
+        if lacking:
+            found.reasons.append(f'"{new.name}" waits until every source of the table has it')
+            return
+        if new.kind == "p":
+            if self._is_history and (index := self._find(new)) is not None:
+                # It was unique at the source and became the key. Here it is not unique.
+                self._remove(index, found)
+            if not (self._row_keys if self._is_history else self._primary_key):
+                found.planned += self._renderer.primary_key()
+            return
+        planned = self.planned(KINDS[new.kind][0], new.name)
+        if planned is not None and not self._is_there(planned, new):
+            found.planned.append(planned)
+
+    def _is_there(self, planned: Planned, new: DefinedObject) -> bool:
+        for each in self._present:
+            if each.name == planned.name and not each.is_index:
+                return each.is_valid or not new.is_valid
+        return planned.kind is ObjectKind.INDEX and any(
+            each.name == planned.name and each.is_valid for each in self._present
+        )
+
+    def _drop(self, old: DefinedObject, found: ObjectTranslation) -> None:
+        found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
+        if not old.binds and any(_has(other, old) for other in self._others):
+            return
+        if old.kind == "p" and self._is_history:
+            versions = versions_name(old.name, self._place.mapping.target)
+            found.ended += [(ObjectKind.INDEX, versions), (ObjectKind.EXCLUSION, versions)]
+            for each in self._keys_of_versions():
+                self._remove(each, found)
+        elif (present := self._find(old)) is not None:
+            self._remove(present, found)
+
+    def _rename(self, old: DefinedObject, new: DefinedObject, found: ObjectTranslation) -> None:
+        found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
+        if any(_has(other, old) for other in self._others):
+            self._add(new, found)
+            return
+        name, present = self._renderer.free(new.name), self._find(old)
+        if self._others and any(each.name == name for each in self._present):
+            self._drop(old, found)  # the tenant before brought the object under its new name
+            return
+        named = [each for each in self._present if each.name == name]
+        if present is not None and not any(_bars(each, present) for each in named):
+            quoted = quote_identifier(name)
+            found.statements.append(
+                f"alter {self._quoted(present)} rename to {quoted}"
+                if present.is_index
+                else f"{self._alter} rename {self._quoted(present)} to {quoted}"
+            )
+            self._present.remove(present)
+            self._present.append(replace(present, name=name))
+        # A builder may have died with half of it made, or be under way. The plan of the former name
+        # ends here, so the rest has to be planned under the new one.
+        self._add(new, found)
+
+    def _remove(self, present: DefinedObject, found: ObjectTranslation) -> None:
+        """Drop an object of the target."""
+        prefix = "" if present.is_index else f"{self._alter} "
+        found.statements.append(f"{prefix}drop {self._quoted(present)}")
+        self._present.remove(present)
+
+    # ---- the target's objects ------------------------------------------------------------------
+
+    @property
+    def _row_keys(self) -> list[DefinedObject]:
+        """The indexes and constraints of a history by which a key has one open version."""
+        return [
+            each
+            for each in self._present
+            if each.binds and each.index is not None and is_of_open_versions(each.index)
+        ]
+
+    def _keys_of_versions(self) -> list[DefinedObject]:
+        """Return the objects without which a history takes several open versions of a key."""
+        key = self._primary_key
+        return self._row_keys + ([key] if key and key.columns != (HISTORY_ID,) else [])
+
+    @property
+    def _is_history(self) -> bool:
+        return self._place.mapping.type is TableType.HISTORY
+
+    @property
+    def _primary_key(self) -> ConstraintDefinition | None:
+        return next((c for c in constraints_of(self._present) if c.kind == "p"), None)
+
+    def _find(self, of: DefinedObject) -> DefinedObject | None:
+        """Return the target's object for a source's; an index may stand for a constraint."""
+        if of.kind == "p" and self._place.mapping.type is TableType.CLONE:
+            return self._primary_key  # its name may come from the target table
+        kinds = [of.kind] if of.kind != "p" else []
+        kinds += [INDEX] if ObjectKind.INDEX in KINDS[of.kind] else []
+        by_name = {(each.kind, each.name): each for each in self._present}
+        names = ((kind, name) for kind in kinds for name in self._names(of.name))
+        return next((by_name[name] for name in names if name in by_name), None)
+
+    def _names(self, name: str) -> tuple[str, str]:
+        return name, other_name(name, self._place.mapping.target)
+
+    def _quoted(self, of: DefinedObject) -> str:
+        if of.is_index:
+            return f"index {quote_qualified(self._place.mapping.target.namespace, of.name)}"
+        return f"constraint {quote_identifier(of.name)}"
+
+
+def _bars(present: DefinedObject, of: DefinedObject) -> bool:
+    """Whether an object of the target bars its name to a second object.
+
+    Names are unique among indexes, and among the constraints of a table.
+    """
+    return present.index is not None if of.is_index else not present.is_index
+
+
+def _has(other: SourceDefinition, wanted: DefinedObject) -> bool:
+    """Whether another source of the table has an object like *wanted*."""
+    return any(
+        each.kind == wanted.kind and each.name == wanted.name for each in other.objects or ()
+    )

@@ -1,0 +1,201 @@
+"""A partition that joined or left the source's table, as statements for its target. Pure.
+
+A target with the same partition follows: it attaches or detaches its own. Elsewhere the rows of a
+detached partition leave, because the source's table no longer has them. A clone loses them,
+`on_delete: mark` marks them, and a history closes their versions. An append table keeps them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from streamer.errors.command_lines import command
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlKind, MetadataKind, TableType
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.schema.columns_in_expressions import uses_column
+from streamer.schema.partition_statements import create_partition_sql, key_renderer, partition_name
+from streamer.schema.partitions import (
+    ROOT,
+    KeyItem,
+    Partition,
+    PartitionChange,
+    PartitionRows,
+    UnclearPartitionError,
+    rows_of,
+)
+from streamer.schema.target_relation import TargetRelation
+
+
+class PartitionTranslator:
+    """Translates changes of partitions for the target of one relation.
+
+    *source_columns*: the names of the source's columns. *there*: the target and its partitions;
+    empty for a plain table. *at*, *lsn*: the commit time at the source, and its position.
+    """
+
+    def __init__(
+        self,
+        mapping: RelationMapping,
+        target: TargetRelation,
+        *,
+        sid: str | None,
+        source_columns: Sequence[str],
+        there: Sequence[Partition],
+        at: str,
+        lsn: str,
+    ) -> None:
+        self._mapping = mapping
+        self._target = target
+        self._sid = sid if target.has_sid else None
+        self._columns = list(source_columns)
+        self._there = list(there)
+        self._at = f"{quote_literal(at)}::timestamptz"
+        self._lsn = f"{quote_literal(lsn)}::pg_lsn"
+
+    def translate(self, changes: Sequence[PartitionChange], *, brings_rows: bool) -> list[str]:
+        """Return the statements for *changes*, in order.
+
+        *brings_rows*: a copy replaces all rows. Raises TargetSchemaError.
+        """
+        found: list[str] = []
+        for change in changes:
+            try:
+                if change.kind is DdlKind.ATTACH_PARTITION:
+                    found += self._attach(change)
+                elif change.kind is DdlKind.RENAME_TABLE:
+                    found += self._rename(change)
+                else:
+                    found += self._detach(change, brings_rows=brings_rows)
+            except UnclearPartitionError as exc:
+                raise TargetSchemaError(self._problem(change, str(exc))) from None
+        return found
+
+    def leaving(self, changes: Sequence[PartitionChange]) -> list[PartitionRows]:
+        """Return the rows that leave with *changes*. An append table keeps them."""
+        leaving: list[PartitionRows] = []
+        for change in changes if self._mapping.type is not TableType.APPEND else ():
+            if change.kind is DdlKind.DETACH_PARTITION:
+                try:
+                    leaving.append(self._rows(change))
+                except UnclearPartitionError as exc:
+                    leaving.append(PartitionRows(change.partition.full_name, unclear=str(exc)))
+        return leaving
+
+    def _problem(self, change: PartitionChange, reason: str) -> str:
+        name = change.partition.full_name
+        if change.kind is DdlKind.ATTACH_PARTITION:
+            return f'partition "{name}" cannot be made at the target: {reason}'
+        resync = command("resync", str(self._mapping.source), "--mode", "diff")
+        return (
+            f'the rows of partition "{name}", which left the table, cannot be found at the target: '
+            f"{reason}; skip this change, and `{resync}` removes them"
+        )
+
+    def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
+        """Return the target's partition for one of the source's, under any name."""
+        bounds = _bounds(partition, tree)
+        return next((each for each in self._there if _bounds(each, self._there) == bounds), None)
+
+    def _name(self, partition: Partition) -> RelationName:
+        return partition_name(partition, self._target.name)
+
+    def _above(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
+        """Return the target's table above a partition."""
+        parent = next((each for each in tree if each.oid == partition.parent), None)
+        if partition.parent != ROOT:
+            return None if parent is None else self._own(parent, tree)
+        return next((each for each in self._there if each.bound is None), None)
+
+    def _attach(self, change: PartitionChange) -> list[str]:
+        partition = change.partition
+        parent = self._above(partition, change.tree)
+        if parent is None or parent.key is None:
+            return []
+        above = ROOT if partition.parent == ROOT else parent.oid
+        if any((e.parent, e.bound) == (above, partition.bound) for e in self._there):
+            return []  # another source, or an operator, made it, perhaps by another name
+        render = key_renderer(self._mapping, self._columns, self._target.columns)
+        statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
+        # A later change of the same message may concern this partition.
+        name = self._name(partition)
+        own = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
+        self._there.append(own)
+        return [statement]
+
+    def _rename(self, change: PartitionChange) -> list[str]:
+        own = self._own(change.partition, change.tree)
+        if own is None or own.name == change.name or not self._is_alone or change.name is None:
+            return []
+        self._there[self._there.index(own)] = replace(own, name=change.name)
+        name = quote_qualified(own.namespace, own.name)
+        return [f"alter table {name} rename to {quote_identifier(change.name)}"]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the target has the partitions of this source only."""
+        return self._sid is None and self._mapping.type is TableType.CLONE
+
+    def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:
+        partition = change.partition
+        own = self._own(partition, change.tree)
+        if own is not None and self._is_alone:
+            parent = self._above(partition, change.tree)
+            assert parent is not None
+            self._there.remove(own)
+            name = quote_qualified(own.namespace, own.name)
+            table = quote_qualified(parent.namespace, parent.name)
+            return [f"alter table {table} detach partition {name}"]
+        if brings_rows or self._mapping.type is TableType.APPEND:
+            return []
+        return [self._remove(self._rows(change).condition)]
+
+    def _rows(self, change: PartitionChange) -> PartitionRows:
+        render = key_renderer(self._mapping, self._columns, self._target.columns)
+        items: list[KeyItem] = []
+
+        def note(item: KeyItem) -> str:
+            items.append(item)
+            return render(item)
+
+        condition = rows_of(change.partition, change.tree, note)
+        used = (column for column in self._columns if any(_uses(item, column) for item in items))
+        return PartitionRows(change.partition.full_name, condition, tuple(used))
+
+    def _remove(self, condition: str) -> str:
+        table = self._target.rows
+        if self._sid is not None:
+            own = f"{quote_identifier(SID)}::text = {quote_literal(self._sid)}"
+            condition = f"{own} and {condition}"
+        if self._mapping.type is TableType.HISTORY:
+            return (
+                f"update {table} set kvsz_end = greatest(kvsz_start, {self._at}), "
+                f"kvsz_deleted = true where kvsz_end = {HISTORY_OPEN} and {condition}"
+            )
+        rule = self._mapping.rule
+        if rule.deleted_at is not None:
+            values = {
+                MetadataKind.COMMITTED_AT: self._at,
+                MetadataKind.SYNCED_AT: "pg_catalog.clock_timestamp()",
+                MetadataKind.LSN: self._lsn,
+                MetadataKind.OPERATION: "'delete'",
+                MetadataKind.DELETED_AT: self._at,
+            }
+            marks = ", ".join(
+                f"{quote_identifier(n)} = {values[kind]}" for kind, n in rule.metadata
+            )
+            condition = f"{quote_identifier(rule.deleted_at)} is null and {condition}"
+            return f"update {table} set {marks} where {condition}"
+        return f"delete from {table} where {condition}"
+
+
+def _uses(item: KeyItem, column: str) -> bool:
+    return item.column == column or uses_column(item.expression or "", column)
+
+
+def _bounds(partition: Partition, tree: Sequence[Partition]) -> tuple[str | None, ...]:
+    """Return the bounds of a partition and of the partitions above it."""
+    above = next((each for each in tree if each.oid == partition.parent), None)
+    return (*(() if above is None else _bounds(above, tree)), partition.bound)

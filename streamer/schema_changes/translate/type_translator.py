@@ -1,0 +1,358 @@
+"""Changes of a source's types as statements for the target, which has them by the same names. Pure.
+
+Every table with a column of the type gets the change in its place in the stream, and the first
+makes it. So a statement comes only where the target's type is not yet so.
+
+A new value of an enum cannot be used in the transaction that adds it, unless that makes the enum.
+The source has the same rule, so rows with the value come in later transactions.
+
+A name may mean another type than before, because the source has dropped or renamed the former one.
+The target's former type then goes, or makes room under a name of streamer's own until no column
+uses it (`DefinedType.former_name`).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamer.errors.error_classes import SharedTargetError, TargetSchemaError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlKind
+from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
+from streamer.schema.create_type import NOT_VALID, create_type_sql
+from streamer.schema.indexes_constraints_types import (
+    DefinedType,
+    TypeChange,
+    TypeUse,
+    base_type,
+    quoted_type,
+)
+from streamer.schema.source_definition import DefinedColumn
+
+
+@dataclass(slots=True)
+class TypeTranslation:
+    """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
+    at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
+    ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
+    types that columns of a type with another name get. ``created``: types that the statements make.
+    ``awaited``: OIDs of the source's types whose other tables must not be behind. ``before``: to
+    run in a transaction of their own before, because no transaction can use a label that it adds.
+    """
+
+    statements: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    rewritten: dict[str, str] = field(default_factory=dict)
+    doubts: list[tuple[TypeChange, str]] = field(default_factory=list)
+    renamed: dict[str, str] = field(default_factory=dict)
+    merged: set[str] = field(default_factory=set)
+    created: set[str] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
+
+
+class TypeTranslator:
+    """Translates changes for a target whose types are *there*.
+
+    *others*: the types that other sources of the target table have. *uses*: of the target's types,
+    by their OIDs. *own*: the target's types of the table's columns, by the source's names before
+    the changes. *known*: the OIDs of the source's types that its other tables have, by name.
+    *kept*: labels of enums, by name, that only ended versions of a history have.
+    """
+
+    def __init__(
+        self,
+        there: Mapping[RelationName, DefinedType],
+        others: Sequence[Sequence[DefinedType]] = (),
+        *,
+        uses: Mapping[int, TypeUse] | None = None,
+        own: Mapping[RelationName, DefinedType] | None = None,
+        known: Mapping[RelationName, frozenset[int]] | None = None,
+        kept: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._there = dict(there)
+        self._others = others
+        self._uses = uses or {}
+        self._known = known or {}
+        self._kept = kept or {}
+        self._before = {**there, **(own or {})}
+        self._names = {each.oid: each.full_name for each in there.values()}
+        """The names that the target's types have after the statements."""
+        self._replaced: set[str] = set()
+
+    def translate(self, changes: Iterable[TypeChange]) -> TypeTranslation:
+        """Return the statements for *changes*. Raises TargetSchemaError for one that would break
+        another source.
+        """
+        found = TypeTranslation()
+        for change in changes:
+            self._translate(change, found)
+        for type_ in self._before.values():
+            present = self._names.get(type_.oid, type_.full_name)
+            if present != type_.full_name:
+                found.renamed[type_.quoted] = quoted_type(present)
+        return found
+
+    def _translate(self, change: TypeChange, found: TypeTranslation) -> None:
+        new, before = change.after, change.before
+        if change.kind is DdlKind.CREATE_TYPE or before is None:
+            self._create(new, found)
+            return
+        if change.kind is DdlKind.RENAME_TYPE:
+            self._rename(before, new, found)
+            return
+        if change.kind is DdlKind.DROP_TYPE:
+            self._drop(before, found)
+            return
+        there = self._there.get(new.full_name)
+        own = self._before.get(before.full_name)
+        is_it = there is not None and (own is None or own.oid == there.oid)
+        if there is None or there.kind != new.kind or not is_it:
+            raise TargetSchemaError(f'the target has no type "{new.full_name}" of this kind')
+        alter = _alter(new)
+        match change.kind:
+            case DdlKind.ADD_ENUM_VALUE:
+                self._add_value(change, there, alter, found)
+            case DdlKind.RENAME_ENUM_VALUE:
+                self._rename_value(change, there, alter, found)
+            case DdlKind.CHANGE_DOMAIN:
+                self._change_domain(new, there, alter, found)
+            case _:
+                self._change_attribute(change, there, alter, found)
+
+    def _create(self, new: DefinedType, found: TypeTranslation) -> None:
+        if kept := self._kept.get(new.quoted):
+            new = replace(new, labels=(*new.labels, *((0, label) for label in kept)))
+        there = self._there.get(new.full_name)
+        if there is not None:
+            is_alike = there.content == new.content and self._replaced.isdisjoint(new.parts)
+            if new.oid in self._known.get(new.full_name, ()):  # another table changes it in place
+                found.awaited |= set() if is_alike else {new.oid}
+                return
+            if is_alike or (self._use(there).foreign and there.takes_all(new)):
+                return
+            if self._joins(new, there, found):
+                return
+            self._make_room(there, found)
+            self._replaced.add(new.quoted)
+        found.statements += [_schema_sql(new.full_name), *create_type_sql(new)]
+        found.created.add(new.quoted)
+        self._there[new.full_name] = replace(new, oid=-new.oid)
+
+    def _joins(self, new: DefinedType, there: DefinedType, found: TypeTranslation) -> bool:
+        """Whether the type of another source takes all values of *new* after more statements."""
+        is_alike = new.kind == there.kind and new.base == there.base and new.kind in "ed"
+        if not is_alike or not self._of_others(new):
+            return False
+        if new.kind == "e" and not _sorts_alike(new, there):
+            return False
+        alter = _alter(new)
+        if new.kind == "d":
+            self._change_domain(new, there, alter, found)
+        added = TypeTranslation()
+        for _, label in new.labels:
+            present = self._there[new.full_name]
+            change = TypeChange(DdlKind.ADD_ENUM_VALUE, None, new, (None, label))
+            self._add_value(change, present, alter, added)
+        found.before += added.statements
+        return True
+
+    def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
+        """Drop a type of the target if the source has dropped it and no other table has it.
+
+        An enum may also have labels that only ended versions of a history have.
+        """
+        there = self._there.get(old.full_name)
+        if there is None or self._use(there).foreign:
+            return
+        if there.content == old.content or (old.kind == "e" and there.takes_all(old)):
+            self._make_room(there, found)
+
+    def _make_room(self, there: DefinedType, found: TypeTranslation) -> None:
+        """Take its name from a type of the target, because it means another type now."""
+        use = self._use(there)
+        if use.foreign:
+            raise TargetSchemaError(
+                f'type "{there.full_name}" of the target would be replaced, and is still used by '
+                f"{', '.join(use.foreign)}"
+            )
+        found.awaited |= self._known.get(there.full_name, frozenset())
+        if use.is_used:
+            self._rename_to(there, there.former_name, found)
+        else:
+            found.statements.append(f"drop type {_quoted(there)}")
+            del self._there[there.full_name], self._names[there.oid]
+
+    def _use(self, there: DefinedType) -> TypeUse:
+        return self._uses.get(there.oid, TypeUse())
+
+    def _rename(self, before: DefinedType, new: DefinedType, found: TypeTranslation) -> None:
+        was, there = self._before.get(before.full_name), self._there.get(new.full_name)
+        present = None if was is None else self._names.get(was.oid)
+        meant = None if present is None else self._there.get(present)
+        if meant is None or meant is there:
+            return  # made for another table
+        if there is not None:
+            is_made = there.content == new.content
+            if is_made and meant.content != before.content:
+                return
+            if is_made and self._use(there).is_used:  # made for another table, with another type
+                self._make_room(meant, found)
+                found.merged.add(new.quoted)
+                return
+            self._make_room(there, found)
+        self._refuse_others(before, "renamed")
+        self._rename_to(meant, new.full_name, found)
+
+    def _rename_to(self, there: DefinedType, name: RelationName, found: TypeTranslation) -> None:
+        """Give a type of the target another name."""
+        if there.namespace != name.namespace:
+            schema = quote_identifier(name.namespace)
+            found.statements += [
+                _schema_sql(name),
+                f"alter type {_quoted(there)} set schema {schema}",
+            ]
+        if there.name != name.name:
+            moved = quote_qualified(name.namespace, there.name)
+            found.statements.append(f"alter type {moved} rename to {quote_identifier(name.name)}")
+        del self._there[there.full_name]
+        self._there[name] = replace(there, namespace=name.namespace, name=name.name)
+        self._names[there.oid] = name
+
+    def _of_others(self, type_: DefinedType) -> list[DefinedType]:
+        """Return the types of other sources that have the name of *type_*."""
+        return [e for types in self._others for e in types if e.full_name == type_.full_name]
+
+    def _refuse_others(self, type_: DefinedType, word: str) -> None:
+        if self._of_others(type_):
+            raise SharedTargetError(
+                f'type "{type_.full_name}" would be {word}, and another source still '
+                "has it as it was"
+            )
+
+    # ---- enums ---------------------------------------------------------------------------------
+
+    def _add_value(
+        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        label = change.part[1] or ""
+        present = [text for _, text in there.labels]
+        if label in present:
+            return
+        wanted = [text for _, text in change.after.labels]
+        if not _sorts_alike(change.after, there):
+            reason = (
+                f'value "{label}" of "{change.after.full_name}" has no certain place, because the '
+                "target has the other values in another order"
+            )
+            found.doubts.append((change, reason))
+        behind = next((each for each in wanted[wanted.index(label) :] if each in present), None)
+        place = "" if behind is None else f" before {quote_literal(behind)}"
+        found.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")
+        at = len(present) if behind is None else present.index(behind)
+        labels = (*there.labels[:at], (0, label), *there.labels[at:])
+        self._there[change.after.full_name] = replace(there, labels=labels)
+
+    def _rename_value(
+        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        old, new = (part or "" for part in change.part)
+        present = {text for _, text in there.labels}
+        others = self._of_others(change.after)
+        is_shared = any(old == text for other in others for _, text in other.labels)
+        if is_shared or {old, new} <= present:
+            # Both values exist until every source has renamed its own, and rows get the new one.
+            if new not in present:
+                self._add_value(replace(change, part=(None, new)), there, alter, found)
+            name = change.after.quoted
+            found.rewritten[name] = f'value "{old}" of "{change.after.full_name}" was renamed'
+            return
+        if old not in present:
+            return
+        found.statements.append(
+            f"{alter} rename value {quote_literal(old)} to {quote_literal(new)}"
+        )
+        labels = tuple((oid, new if text == old else text) for oid, text in there.labels)
+        self._there[change.after.full_name] = replace(there, labels=labels)
+
+    # ---- domains and composite types -----------------------------------------------------------
+
+    def _change_domain(
+        self, new: DefinedType, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        others = self._of_others(new)
+        present = {name: _check(text) for _, name, text in there.checks}
+        wanted = {name: text for _, name, text in new.checks}
+        for name, text in present.items():
+            if name not in wanted or _check(wanted[name]) != text:
+                found.statements.append(f"{alter} drop constraint {quote_identifier(name)}")
+        for name, text in wanted.items():
+            binds_all = all(name in {n for _, n, _ in other.checks} for other in others)
+            if present.get(name) != _check(text) and binds_all:
+                # The check runs on rows only after its functions have been looked at.
+                quoted = quote_identifier(name)
+                found.statements.append(f"{alter} add constraint {quoted} {_check(text)} not valid")
+                if _check(text) == text:
+                    found.statements.append(f"{alter} validate constraint {quoted}")
+        if there.not_null != new.not_null and (not new.not_null or all(o.not_null for o in others)):
+            found.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
+        if there.default != new.default and not others:
+            end = "drop default" if new.default is None else f"set default {new.default}"
+            found.statements.append(f"{alter} {end}")
+        self._there[new.full_name] = new
+
+    def _change_attribute(
+        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+    ) -> None:
+        old, name = change.part
+        present = {each: kind for _, each, kind in there.attributes}
+        types = {each: kind for _, each, kind in change.after.attributes}
+        if change.kind is DdlKind.DROP_ATTRIBUTE:
+            # A transaction that began before may bring a value that fits by its number of
+            # attributes, and means others. The backfill begins behind all of these.
+            reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
+            found.rewritten[change.after.quoted] = reason
+        match change.kind:
+            case DdlKind.ADD_ATTRIBUTE if name is not None and name not in present:
+                action = f"add attribute {quote_identifier(name)} {types[name]}"
+                present[name] = types[name]
+            case DdlKind.DROP_ATTRIBUTE if old in present:
+                action = f"drop attribute {quote_identifier(old)}"
+                del present[old]
+            case DdlKind.RENAME_ATTRIBUTE if old in present and name is not None:
+                action = f"rename attribute {quote_identifier(old)} to {quote_identifier(name)}"
+                present = {(name if n == old else n): kind for n, kind in present.items()}
+            case DdlKind.CHANGE_ATTRIBUTE if name in present and present[name] != types[name]:
+                action = f"alter attribute {quote_identifier(name)} type {types[name]}"
+                present[name] = types[name]
+            case _:
+                return  # made already
+        self._refuse_others(change.after, "changed")
+        found.statements.append(f"{alter} {action}")
+        attributes = tuple((0, each, kind) for each, kind in present.items())
+        self._there[change.after.full_name] = replace(there, attributes=attributes)
+
+
+def _schema_sql(type_: RelationName) -> str:
+    return f"create schema if not exists {quote_identifier(type_.namespace)}"
+
+
+def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:
+    """Return the columns whose type is *type_name*, or an array of it."""
+    return [column for column in columns if base_type(column.type) == type_name]
+
+
+def _sorts_alike(enum: DefinedType, other: DefinedType) -> bool:
+    """Whether two enums have their common labels in the same order."""
+    wanted, present = ([text for _, text in each.labels] for each in (enum, other))
+    return [e for e in wanted if e in present] == [e for e in present if e in wanted]
+
+
+def _alter(type_: DefinedType) -> str:
+    return f"alter {'domain' if type_.kind == 'd' else 'type'} {_quoted(type_)}"
+
+
+def _quoted(type_: DefinedType) -> str:
+    return quote_qualified(type_.namespace, type_.name)
+
+
+def _check(text: str) -> str:
+    return text.removesuffix(NOT_VALID)

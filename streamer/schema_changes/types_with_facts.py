@@ -1,0 +1,133 @@
+"""Changes of a table's types as statements for the target, with the facts that these need."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from streamer.bookkeeping.relation_definitions import (
+    read_known_types,
+    read_other_users,
+    read_own_targets,
+    read_users,
+)
+from streamer.errors.error_classes import TargetContentionError, TargetSchemaError
+from streamer.mapping.rule_options import DdlKind
+from streamer.postgres.describing import NAMED_TYPES_SQL
+from streamer.schema.indexes_constraints_types import DefinedType, TypeChange, base_type
+from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
+from streamer.schema_changes.read_definitions import read_target_types
+from streamer.schema_changes.translate.type_translator import TypeTranslation, TypeTranslator
+from streamer.target.connection import TargetConnection
+from streamer.target.former_types import read_uses
+
+_TYPES_LOCK: Final = 0x7479706573  # "types"
+_KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
+"""Changes after which a type takes all values that it took before."""
+
+
+async def lock_types(target: TargetConnection) -> None:
+    """Let no other lane change types of the target, or the use of types, in this transaction.
+
+    Another one may come to the same change now: it makes it, or finds it made.
+    """
+    await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
+
+
+async def translate_types(
+    table: ChangedTable,
+    command: SourceCommand,
+    target: TargetRelation,
+    changes: Sequence[TypeChange],
+    kept: Mapping[str, Sequence[str]],
+) -> TypeTranslation:
+    """Return the statements for changes of types; *kept*: see
+    `streamer.schema_changes.kept_labels`.
+
+    A second source may have changed a new type before this source comes to the creation. So the
+    target may have such a type as the source has the type now. Raises TargetSchemaError, and
+    TargetContentionError while a table is to get values of a type as the type was before.
+    """
+    if not changes:
+        return TypeTranslation()
+    try:
+        translation = await _translate(table, command, target, changes, kept)
+    except TargetSchemaError:
+        newest = await _newest(table, changes)
+        if newest == changes:
+            raise
+        translation = await _translate(table, command, target, newest, kept)
+    await _wait_for_users(table, command, changes, translation)
+    return translation
+
+
+async def _newest(table: ChangedTable, changes: Sequence[TypeChange]) -> list[TypeChange]:
+    """Return *changes* with new types as the source has the types now."""
+    if not any(change.kind is DdlKind.CREATE_TYPE for change in changes):
+        return list(changes)
+    now = await table.ask_present()
+    present = {each.oid: each for each in (now and now.types) or ()}
+    return [
+        replace(c, after=present.get(c.after.oid, c.after)) if c.kind is DdlKind.CREATE_TYPE else c
+        for c in changes
+    ]
+
+
+async def _translate(
+    table: ChangedTable,
+    command: SourceCommand,
+    target: TargetRelation,
+    changes: Sequence[TypeChange],
+    kept: Mapping[str, Sequence[str]],
+) -> TypeTranslation:
+    session, mapped = table.session, table.mapped
+    named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
+    found = await session.fetch_value(
+        NAMED_TYPES_SQL, [t.namespace for t in named], [t.name for t in named]
+    )
+    types = [
+        *map(DefinedType.of, json.loads(found or "[]")),
+        *await read_target_types(session, target),
+    ]
+    by_name = {each.quoted: each for each in types}
+    of_columns = {}
+    for column in command.definition.columns:
+        name = mapped.mapping.target_column(column.name)
+        if name is not None and name in target.columns:
+            of_columns[base_type(column.type)] = by_name.get(base_type(target.columns[name].type))
+    own = {
+        change.before.full_name: type_
+        for change in changes
+        if change.before is not None and (type_ := of_columns.get(change.after.quoted)) is not None
+    }
+    names = [each.full_name for each in named]
+    # Tables of other sources share a type with this one, also in other target tables.
+    words = [str(change) for change in changes]
+    others = await read_other_users(session, command.place, names, words)
+    return TypeTranslator(
+        {each.full_name: each for each in types},
+        [other.used_types for other in others],
+        uses=await read_uses(session, types, await read_own_targets(session, mapped.relation_id)),
+        own=own,
+        known=await read_known_types(session, mapped.relation_id, names),
+        kept=kept,
+    ).translate(changes)
+
+
+async def _wait_for_users(
+    table: ChangedTable,
+    command: SourceCommand,
+    changes: Sequence[TypeChange],
+    translation: TypeTranslation,
+) -> None:
+    """Raise TargetContentionError if a table is to get values of a type as the type was before."""
+    oids = set(translation.awaited)
+    if translation.statements:
+        oids |= {c.after.oid for c in changes if c.kind not in _KEEPS_VALUES}
+    for name in await read_users(table.session, table.mapped.relation_id, oids):
+        is_own = name == table.mapped.mapping.source
+        if not is_own and table.tables.is_behind(name, command.place.lsn):
+            raise TargetContentionError(
+                f'table "{name}", which has a column of the type that changes, is behind'
+            )

@@ -1,0 +1,1 @@
+"""The capture of changed definitions at a source (`ddl: capture`)."""

@@ -1,0 +1,106 @@
+"""Connections to sources that stay open for a moment, for the next query.
+
+A connection costs both sides several times as much as most queries. A new table needs three or four
+queries in a row.
+"""
+
+import asyncio
+import math
+import select
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import psycopg
+
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.secret import Secret
+from streamer.source.connection import Connection, connect, translating
+from streamer.source.server.wait_limits import set_lock_timeout
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    connection: Connection
+    closes_at: float
+    """In `time.monotonic`'s terms."""
+
+    def is_usable(self) -> bool:
+        """Whether the time of the connection is not over, and the server has not ended it."""
+        if self.connection.closed or time.monotonic() >= self.closes_at:
+            return False
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN)
+        return not poll.poll(0)  # an idle server sends only the end of the session
+
+
+async def _reset(connection: Connection) -> bool:
+    """Reset the setting that users of a connection change; return whether that succeeded."""
+    try:
+        await set_lock_timeout(connection, 0)
+    except psycopg.Error:
+        return False
+    except BaseException:
+        await connection.close()
+        raise
+    return True
+
+
+class KeptConnections:
+    """Keeps at most one idle connection to each source, until *seconds* after the login.
+
+    An address may lead to a different server later, so no connection lives long. One task at a time
+    uses a connection; concurrent tasks use separate connections.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._idle: dict[Secret, _Kept] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def connection(self, source: SourceMapping) -> AsyncIterator[Connection]:
+        """Have a connection for a block, outside a transaction before and after.
+
+        Raises what `connect` raises, and translates errors inside the block.
+        """
+        entry = self._idle.pop(source.url, None)
+        if entry is not None and not entry.is_usable():
+            await entry.connection.close()
+            entry = None
+        if entry is None:
+            entry = _Kept(await connect(source), time.monotonic() + self._seconds)
+        try:
+            with translating(source.label):
+                yield entry.connection
+        except BaseException:
+            await entry.connection.close()
+            raise
+        await self._keep(source.url, entry)
+
+    async def _keep(self, url: Secret, entry: _Kept) -> None:
+        is_reset = url not in self._idle and await _reset(entry.connection)
+        seconds = entry.closes_at - time.monotonic()
+        # A concurrent task may have stored a connection during the reset.
+        if not is_reset or seconds <= 0 or url in self._idle:
+            await entry.connection.close()
+            return
+        self._idle[url] = entry
+        if seconds != math.inf:
+            asyncio.get_running_loop().call_later(seconds, self._expire, url, entry)
+
+    def _expire(self, url: Secret, entry: _Kept) -> None:
+        if self._idle.get(url) is entry:
+            del self._idle[url]
+            closing = asyncio.create_task(entry.connection.close(), name="close idle connection")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            _, entry = self._idle.popitem()
+            await entry.connection.close()
+        if self._closing:
+            await asyncio.wait(self._closing)

@@ -1,0 +1,114 @@
+"""Waits at a source: their time limit and the blocking sessions.
+
+A lock that an application holds, or a transaction that has to end first, can make any statement of
+ours wait. ``lock_timeout`` limits every such wait. An operator sees the blocking sessions and can
+decide about them.
+"""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from streamer.errors.error_classes import SourceContentionError
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.blocking_sessions import BACKENDS, blockers_sql
+from streamer.source.catalog import SourceServer
+from streamer.source.connection import Connection, connection, fetch_all, translating
+from streamer.source.server.timeline import check_same_server_plainly
+
+T = TypeVar("T")
+
+LOOK_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 10
+"""How long a statement waits for a lock before streamer cancels it and tries again later."""
+
+Tell = Callable[[str], Awaitable[None]]
+
+_CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
+"""Without this, pg_stat_activity would repeat its first answer within a transaction."""
+
+_BLOCKERS_SQL: Final = blockers_sql(BACKENDS.format("%s"))
+_LOCKED_SQL: Final = blockers_sql("""
+select w.pid, l.relation::int8 as subject
+from pg_catalog.pg_stat_activity w
+join pg_catalog.pg_locks l on l.pid = w.pid and not l.granted and l.relation is not null
+where w.application_name = %s and w.datname = pg_catalog.current_database()
+  and w.wait_event_type = 'Lock' and w.usename = current_user""")
+
+
+class Reported:
+    """Keeps a log from repeating a wait of which only the age has changed."""
+
+    def __init__(self) -> None:
+        self._pids: dict[tuple[str, ...], list[str]] = {}
+
+    def is_new(self, awaited: str, *subject: str) -> bool:
+        """Whether *awaited* names different sessions than the last report of *subject*."""
+        former, now = self._pids.get(subject), re.findall(r"pid \d+", awaited)
+        self._pids[subject] = now
+        return now != former
+
+
+async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> None:
+    """Let no statement of *plain* wait for a lock for longer than *seconds*."""
+    await plain.execute(f"set lock_timeout = {round(seconds * 1000)}".encode())
+
+
+async def read_blockers(plain: Connection, pid: int) -> str:
+    """Name the sessions that the backend *pid* waits for, or return an empty text."""
+    await plain.execute(_CLEAR_SQL)
+    return "".join(row["sessions"] for row in await fetch_all(plain, _BLOCKERS_SQL, [pid]))
+
+
+async def read_locked(plain: Connection, application_name: str) -> dict[int, str]:
+    """Name the sessions that backends of *application_name* wait for, by the OID of the table."""
+    await plain.execute(_CLEAR_SQL)
+    rows = await fetch_all(plain, _LOCKED_SQL, application_name)
+    return {row["subject"]: row["sessions"] for row in rows}
+
+
+async def _watch(source: SourceMapping, server: SourceServer, pid: int, tell: Tell) -> None:
+    """Report the sessions that the backend *pid* waits for, for as long as this runs.
+
+    The watch opens a separate connection, after a moment: most work waits for no session.
+    """
+    await asyncio.sleep(LOOK_SECONDS)
+    async with connection(source) as plain:
+        await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
+        while True:
+            if awaited := await read_blockers(plain, pid):
+                await tell(awaited)
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+async def watched(
+    source: SourceMapping,
+    server: SourceServer,
+    plain: Connection,
+    work: Awaitable[T],
+    tell: Tell,
+) -> T:
+    """Do *work*, which uses *plain* at *server*, and report the sessions that block it meanwhile.
+
+    Raises SourceContentionError with the blocking sessions.
+    """
+    told: list[str] = []
+
+    async def remember(awaited: str) -> None:
+        told[:] = [awaited]
+        await tell(awaited)
+
+    watching = asyncio.ensure_future(_watch(source, server, plain.info.backend_pid, remember))
+    try:
+        with translating(source.label):
+            return await work
+    except SourceContentionError as exc:
+        if told:
+            exc.message = f"{exc.message}; it waited for {told[0]}"
+        raise
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+        if not watching.cancelled():
+            watching.exception()  # a failed look must not end the work

@@ -1,0 +1,1 @@
+"""The objects that streamer has at a source: slot and publications."""

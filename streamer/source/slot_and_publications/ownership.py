@@ -1,0 +1,167 @@
+"""The owner of the slot and the publications at a source.
+
+The names of a slot and its publications come from the configuration. An installation with a copy of
+the configuration would use the objects of the first installation. So each installation writes an id
+into a comment on the publications. streamer accepts a slot without such a comment if no client has
+read from the slot: an administrator created the slot.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from streamer.errors.error_classes import SourceTakenError
+from streamer.errors.remedies import Remedy, at_source, run
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import SourceMapping
+from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.source.connection import Connection, fetch_all
+from streamer.source.server.primary_of_standby import writable
+
+_MARK: Final = "streamer installation "
+
+_PUBLICATIONS_SQL: Final = """
+select p.pubname as name, pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
+       pg_catalog.obj_description(p.oid, 'pg_publication') as comment
+from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
+"""
+_READER_SQL: Final = """
+select s.active_pid as pid, a.usename as role, a.application_name as application,
+       a.client_addr::text as address
+from pg_catalog.pg_replication_slots s
+left join pg_catalog.pg_stat_activity a on a.pid = s.active_pid
+where s.slot_name = %s
+"""
+_USED_SQL: Final = """
+select s.total_txns > 0 or s.stream_txns > 0 as is_used
+from pg_catalog.pg_stat_replication_slots s where s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The objects at the source under our names. ``is_used``: None if the server cannot tell."""
+
+    has_slot: bool
+    reader: str | None
+    is_used: bool | None
+    installations: tuple[str, ...]
+
+
+async def read_found(connection: Connection, source: SourceMapping) -> Found:
+    """Read whose slot and publications are there."""
+    names = [source.publication, source.publication_inserts]
+    publications = await fetch_all(connection, _PUBLICATIONS_SQL, names)
+    marks = {row["name"]: _installation(row["comment"]) for row in publications}
+    readers = await fetch_all(connection, _READER_SQL, source.slot)
+    is_used = None
+    if readers and connection.info.server_version >= 14_00_00:
+        rows = await fetch_all(connection, _USED_SQL, source.slot)
+        is_used = bool(rows and rows[0]["is_used"])
+    return Found(
+        has_slot=bool(readers),
+        reader=_reader(readers[0]) if readers and readers[0]["pid"] is not None else None,
+        is_used=is_used,
+        installations=tuple(sorted({mark for mark in marks.values() if mark is not None})),
+    )
+
+
+def _installation(comment: str | None) -> str | None:
+    return comment.removeprefix(_MARK) if comment and comment.startswith(_MARK) else None
+
+
+def _reader(row: dict[str, object]) -> str:
+    where = f" at {row['address']}" if row["address"] else ""
+    return f'process {row["pid"]} ("{row["application"]}", role "{row["role"]}"{where})'
+
+
+def obstacle(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
+    """Return why streamer may not use slot and publications, or an empty string. Pure.
+
+    *is_known*: the target has a position of this slot, so a comparison shows whether a client moved
+    the slot.
+    """
+    foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
+    if foreign_ids:
+        return f'publication "{source.publication}" belongs to installation {foreign_ids[0]}' + (
+            f", whose slot is read by {owners.reader}" if owners.reader else ""
+        )
+    if is_known or installation in owners.installations or not owners.has_slot:
+        return ""
+    if owners.reader is not None:
+        return f'replication slot "{source.slot}" is read by {owners.reader}, not for this target'
+    if owners.is_used is None:
+        return f'replication slot "{source.slot}" is there, and this server cannot tell its use'
+    if owners.is_used:
+        return f'replication slot "{source.slot}" was read from, and not for this target'
+    return ""
+
+
+def unproven_rows(
+    owners: Found,
+    source: SourceMapping,
+    installation: str,
+    declared: Iterable[RelationName],
+    *,
+    is_known: bool,
+) -> SourceTakenError | None:
+    """Return why the slot's position is no proof for *declared*, tables with `initial: none`.
+
+    A second target has read from the slot, so this target lacks earlier changes. Pure.
+    """
+    foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
+    is_own = installation in owners.installations and owners.is_used is None
+    is_fresh = not foreign_ids and (is_own or owners.is_used is False)
+    tables = [str(name) for name in declared]
+    # A slot that streamer makes now passes on all later changes, whoever had the name before.
+    if is_known or not tables or not owners.has_slot or is_fresh:
+        return None
+    drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
+    return SourceTakenError(
+        f'replication slot "{source.slot}" is older than the bookkeeping of this target, so '
+        f"nothing proves that it has the rows of tables with `initial: none`: {', '.join(tables)}",
+        hint=Remedy.of(
+            "give them `initial: copy`; if the target has all their rows and nothing writes at the "
+            "source, run at the source: ",
+            at_source(drop),
+        ),
+    )
+
+
+def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
+    """Refuse objects that a second installation may use. Raises SourceTakenError. Pure."""
+    if problem := obstacle(owners, source, installation, is_known=is_known):
+        raise SourceTakenError(
+            f'source "{source.label}": {problem}',
+            hint=take_over_hint(source),
+        )
+
+
+def take_over_hint(source: SourceMapping) -> Remedy:
+    """Return the remedy for slot and publications of a second installation."""
+    return Remedy.of(
+        "give this `database` of the configuration another name or, if no other installation "
+        "needs slot and publications, run once: ",
+        run("run", None, "--take-over", source.label),
+    )
+
+
+async def mark_publications(
+    connection: Connection, source: SourceMapping, installation: str
+) -> None:
+    """Mark the publications that our role owns as those of *installation*."""
+    names = [source.publication, source.publication_inserts]
+    for row in await fetch_all(connection, _PUBLICATIONS_SQL, names):
+        comment = f"{_MARK}{installation}"
+        if not row["owned"] or row["comment"] == comment:
+            continue
+        if row["comment"] and _installation(row["comment"]) is None:
+            continue  # the words of an administrator
+        sql = f"comment on publication {quote_identifier(row['name'])} is {quote_literal(comment)}"
+        try:
+            async with writable(source, connection) as writing:
+                await writing.execute(sql.encode())
+        except (psycopg.errors.ReadOnlySqlTransaction, psycopg.errors.InsufficientPrivilege):
+            return  # a standby whose url does not name the primary

@@ -1,0 +1,645 @@
+"""Our publications on a source: reading, judging and changing the publications.
+
+Each source has two. The first publishes all operations; the second publishes INSERT and TRUNCATE of
+relations without a usable replica identity. In the first, such relations would make the
+application's UPDATE and DELETE fail. streamer creates both at once, even while empty: a publication
+that is younger than the slot's confirmed position makes decoding fail (``publication … does not
+exist``, before PostgreSQL 18).
+
+From PostgreSQL 15 on a publication can filter rows, so that less data travels. streamer publishes
+the filters that cannot fail: see `publishable_filters`.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import psycopg
+import structlog
+
+from streamer.errors.error_classes import (
+    SourceContentionError,
+    SourceRejectedError,
+    UnpublishedError,
+)
+from streamer.errors.remedies import Remedy, at_source
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.source.capture.ddl_capture import message_table
+from streamer.source.connection import Connection, fetch_all, first_line
+from streamer.source.replica_identity import RelationIdentity
+from streamer.source.server.primary_of_standby import primary_hint, writable
+from streamer.source.slot_and_publications.column_lists import NO_LISTS, ColumnLists
+
+log = structlog.get_logger()
+
+FILTERS_SINCE: Final = 15_00_00
+SCHEMAS_SINCE: Final = 15_00_00
+LOCK_SECONDS: Final = 3
+"""ALTER PUBLICATION locks the table against other definition changes. The statement gives up soon,
+so that no session queues behind the lock.
+"""
+
+_CHANGING: Final = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.InvalidSchemaName,
+)
+"""Another session changes the definition of a table, or has just renamed or dropped it."""
+
+Filters = Mapping[RelationName, str]
+_NO_FILTERS: Final[Filters] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A table that a publication names. ``mark``: the oid of the row in pg_publication_rel."""
+
+    mark: str
+    is_filtered: bool = False
+    """A row filter excludes some rows."""
+    columns: frozenset[str] | None = None
+    """Its column list; None if it sends all columns."""
+    relid: int | None = None
+    """The OID of the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedSchema:
+    """A schema whose tables a publication has. ``moves``: the transactions that last put tables
+    there, by the tables' OIDs; a table that leaves and returns gets a new transaction.
+    """
+
+    mark: str
+    moves: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A publication in the catalogs. ``mark`` changes with every ALTER PUBLICATION … SET."""
+
+    name: str
+    mark: str
+    is_owned: bool
+    publishes: frozenset[str]
+    via_root: bool
+    sends_generated: bool = False
+    """Whether it sends values of generated columns (PostgreSQL 18)."""
+    has_all_tables: bool = False
+    namespaces: Mapping[str, PublishedSchema] = field(default_factory=dict)
+    """FOR TABLES IN SCHEMA."""
+    members: Mapping[RelationName, Member] = field(default_factory=dict)
+
+    def has(self, relation: RelationName) -> bool:
+        """Whether *relation*, which is neither unlogged nor a partition, is published."""
+        return (
+            self.has_all_tables or relation in self.members or relation.namespace in self.namespaces
+        )
+
+    def mark_of(self, identity: RelationIdentity) -> str | None:
+        """Return the publication's fingerprint of a relation, which changes with every interruption
+        of its membership.
+        """
+        if (member := self.members.get(identity.name)) is not None:
+            return f"{self.mark}/{member.mark}"
+        if identity.is_unlogged or not self.has(identity.name):
+            return None
+        # Members by name would not show that a different table has the name now.
+        oid = identity.root.oid
+        if (namespace := self.namespaces.get(identity.name.namespace)) is None:
+            return f"{self.mark}/all/{oid}"
+        return f"{self.mark}/{namespace.mark}/{oid}/{namespace.moves.get(str(oid))}"
+
+    @property
+    def oid(self) -> str:
+        return self.mark.partition(".")[0]
+
+
+def membership_fingerprint(
+    publications: Iterable[Publication], identity: RelationIdentity | None
+) -> str | None:
+    """Return a fingerprint of a relation's membership in publications; None if it is in none.
+
+    The fingerprint changes if a session drops and re-creates the membership. The stream may lack
+    changes from in between: from PostgreSQL 18 on the server only logs a warning. Pure.
+    """
+    if identity is None:
+        return None
+    marks = (publication.mark_of(identity) for publication in publications)
+    return next((mark for mark in marks if mark is not None), None)
+
+
+def interrupted_error(table: RelationName) -> UnpublishedError:
+    """Return the error for a table whose membership has a new fingerprint."""
+    return UnpublishedError(
+        f'table "{table}" was not published all the time: a session changed its publication, or '
+        "dropped and re-created it"
+    )
+
+
+def unlogged_error(identity: RelationIdentity) -> UnpublishedError | None:
+    """Return the error of a table with unlogged partitions; None without any."""
+    leaves = [leaf.name for leaf in identity.unlogged_leaves]
+    if not leaves:
+        return None
+    tables = [quote_qualified(leaf.namespace, leaf.name) for leaf in leaves]
+    more = f" and {len(leaves) - 1} more are" if len(leaves) > 1 else " is"
+    return UnpublishedError(
+        f'partition "{leaves[0]}"{more} unlogged, and changes of unlogged partitions of table '
+        f'"{identity.name}" are not in the WAL',
+        hint=Remedy.of(
+            "run at the source: ", at_source(*(f"alter table {t} set logged" for t in tables))
+        ),
+    )
+
+
+# ---- judging -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationFault:
+    """The reason why a publication would omit changes of all tables, or of one table."""
+
+    publication: str
+    relation: RelationName | None
+    """None: all tables."""
+    problem: str
+    sql: tuple[str, ...]
+    only_partitioned: bool = False
+
+    def error(self) -> UnpublishedError:
+        """Return the error that stops a table because of this fault."""
+        about, once = f" of {self.relation}", ""
+        if self.relation is None:
+            about, once = "", ", once for all tables of the publication"
+        return UnpublishedError(
+            f'publication "{self.publication}" {self.problem}{about}',
+            hint=Remedy.of(f"have its owner run at the source{once}: ", at_source(*self.sql)),
+        )
+
+
+def published_operations(source: SourceMapping, name: str) -> tuple[str, ...]:
+    """Return the operations that our publication *name* has to publish. Pure."""
+    if name == source.publication:
+        return ("insert", "update", "delete", "truncate")
+    return ("insert", "truncate")
+
+
+def publication_faults(
+    source: SourceMapping,
+    publications: Mapping[str, Publication],
+    identities: Iterable[RelationIdentity],
+    filtered: Collection[RelationName],
+    version: int,
+    lists: ColumnLists = NO_LISTS,
+) -> list[PublicationFault]:
+    """Judge our publications, for `run` and `check` alike. Pure.
+
+    *filtered*: relations with a `filter` in our mapping, which sets the row filter. *lists*: the
+    wanted column lists.
+    """
+    present = list(identities)
+    faults: list[PublicationFault] = []
+    for publication in publications.values():
+        published = [identity for identity in present if publication.has(identity.name)]
+        quoted = quote_identifier(publication.name)
+        faults += _option_faults(source, publication, present, version)
+        for identity in published:
+            member = publication.members.get(identity.name)
+            if member is None or identity.name in lists.refused:
+                continue
+            listed = lists.columns.get(identity.name)
+            if listed is not None and (member.columns is None or member.columns > listed):
+                problem = "sends excluded columns"
+            elif member.columns != listed:
+                problem = "keeps back columns by a list"
+            elif member.is_filtered and identity.name not in filtered:
+                problem = "keeps back rows by a filter"
+            else:
+                continue
+            sqls = (
+                f"alter publication {quoted} drop table {_members([identity.name])}",
+                f"alter publication {quoted} add table {_members([identity.name], lists=lists)}",
+            )
+            faults.append(PublicationFault(publication.name, identity.name, problem, sqls))
+    return faults
+
+
+def _option_faults(
+    source: SourceMapping,
+    publication: Publication,
+    present: list[RelationIdentity],
+    version: int,
+) -> Iterator[PublicationFault]:
+    """Yield the faults of the options of *publication*, all with one statement.
+
+    Each ALTER PUBLICATION stops the tables that stream, because they may have missed changes.
+    """
+    operations = published_operations(source, publication.name)
+    publish = f"publish = '{', '.join(operations)}'"
+    problems: list[tuple[str, str, bool]] = []
+    if held := [name for name in operations if name not in publication.publishes]:
+        problems.append((publish, f"does not publish {', '.join(held)}", False))
+    if surplus := sorted(publication.publishes.difference(operations)):
+        problem = f"publishes {', '.join(surplus)}, which fail for tables without a key"
+        problems.append((publish, problem, False))
+    if publication.sends_generated:
+        problem = "sends generated columns, which copies and the mapping leave out"
+        problems.append(("publish_generated_columns = none", problem, False))
+    is_partitioned = any(identity.is_partitioned for identity in present)
+    if is_partitioned and not publication.via_root and version >= 13_00_00:
+        problem = "publishes partitions by their own names, which the mapping lacks"
+        problems.append(("publish_via_partition_root = true", problem, True))
+    options = ", ".join(dict.fromkeys(option for option, _, _ in problems))
+    sql = f"alter publication {quote_identifier(publication.name)} set ({options})"
+    for _, problem, only_partitioned in problems:
+        yield PublicationFault(publication.name, None, problem, (sql,), only_partitioned)
+
+
+def concerns(fault: PublicationFault, publication: Publication, identity: RelationIdentity) -> bool:
+    """Whether *fault* of *publication* keeps changes of a relation back. Pure."""
+    if fault.publication != publication.name or not publication.has(identity.name):
+        return False
+    if fault.relation is not None:
+        return fault.relation == identity.name
+    return identity.is_partitioned or not fault.only_partitioned
+
+
+# ---- reading -----------------------------------------------------------------------------------
+
+_PUBLICATIONS_SQL: Final = """
+select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as publication,
+       pg_catalog.pg_has_role(p.pubowner, 'usage') as owned,
+       array(select pg_catalog.jsonb_build_array(n.nspname, c.relname, r.oid::text,
+                    pg_catalog.to_jsonb(r) ->> 'prqual' is not null,
+                    case when pg_catalog.to_jsonb(r) ->> 'prattrs' is not null then
+                      array(select a.attname::text from pg_catalog.pg_attribute a
+                             where a.attrelid = r.prrelid and a.attnum > 0
+                               and pg_catalog.to_jsonb(r) -> 'prattrs'
+                                   @> pg_catalog.to_jsonb(a.attnum)) end, r.prrelid::int8)
+               from pg_catalog.pg_publication_rel r
+               join pg_catalog.pg_class c on c.oid = r.prrelid
+               join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+              where r.prpubid = p.oid order by r.oid) as members,
+       {namespaces} as namespaces
+from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
+"""
+# Only SET SCHEMA writes the row of pg_depend that ties a table to its schema.
+_NAMESPACES_SQL: Final = """
+array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
+               select pg_catalog.jsonb_object_agg(d.objid::text, d.xmin::text)
+                 from pg_catalog.pg_depend d
+                where d.refclassid = 'pg_catalog.pg_namespace'::regclass and d.refobjid = n.oid
+                  and d.classid = 'pg_catalog.pg_class'::regclass and d.objsubid = 0))
+        from pg_catalog.pg_publication_namespace r
+        join pg_catalog.pg_namespace n on n.oid = r.pnnspid
+       where r.pnpubid = p.oid order by r.oid)"""
+
+
+def publications_sql(version: int) -> str:
+    """Return the query for publications by name. Pure."""
+    namespaces = _NAMESPACES_SQL if version >= SCHEMAS_SINCE else "'{}'::jsonb[]"
+    return _PUBLICATIONS_SQL.format(namespaces=namespaces)
+
+
+async def read_publications(
+    connection: Connection, source: SourceMapping, version: int
+) -> dict[str, Publication]:
+    """Read our existing publications, by name; the publication of all operations first."""
+    names = [source.publication, source.publication_inserts]
+    rows = await fetch_all(connection, publications_sql(version), names)
+    return {row["publication"]["pubname"]: _publication(row) for row in rows}
+
+
+def _publication(row: dict[str, Any]) -> Publication:
+    stored: dict[str, Any] = row["publication"]
+    return Publication(
+        name=stored["pubname"],
+        mark=row["mark"],
+        is_owned=row["owned"],
+        publishes=frozenset(
+            operation
+            for operation in ("insert", "update", "delete", "truncate")
+            if stored[f"pub{operation}"]
+        ),
+        via_root=stored.get("pubviaroot", False),
+        sends_generated=stored.get("pubgencols", "n") != "n",
+        has_all_tables=stored["puballtables"],
+        namespaces={
+            name: PublishedSchema(mark, moves or {}) for name, mark, moves in row["namespaces"]
+        },
+        members={
+            RelationName(namespace, name): Member(
+                mark, is_filtered, None if listed is None else frozenset(listed), relid
+            )
+            for namespace, name, mark, is_filtered, listed, relid in row["members"]
+        },
+    )
+
+
+# ---- the wanted state ---------------------------------------------------------------------------
+
+
+def publishable_filters(
+    mappings: Iterable[RelationMapping], identities: Iterable[RelationIdentity], version: int
+) -> Filters:
+    """Return the filters that the publication may apply. Pure.
+
+    The application's UPDATE or DELETE fails if the filter has columns beyond the replica identity.
+    A filter that fails on a row stops the decoding of all tables. Each partition has a separate
+    replica identity.
+    """
+    by_name = {identity.name: identity for identity in identities}
+    filters = {}
+    for mapping in mappings:
+        condition, identity = mapping.rule.filter, by_name.get(mapping.source)
+        if version < FILTERS_SINCE or condition is None or identity is None:
+            continue
+        used = frozenset(condition.names).intersection(identity.columns)
+        is_safe = identity.covers(used) or not identity.is_usable  # then only inserts are published
+        if condition.is_plain and is_safe and not identity.is_partitioned:
+            filters[mapping.source] = condition.text
+    return filters
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationChanges:
+    """Statements that bring publications to the wanted state."""
+
+    needed: list[str] = field(default_factory=list)
+    surplus: list[str] = field(default_factory=list)
+    """Those that remove `strangers`."""
+    strangers: set[RelationName] = field(default_factory=set)
+    """Members which the mapping lacks or which the other publication has."""
+    publications: dict[str, Publication] = field(default_factory=dict)
+    """The publications behind all statements. The fingerprints of new members are not known."""
+
+    @property
+    def all(self) -> list[str]:
+        return self.surplus + self.needed
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMembers:
+    """The tables that our publications are to have, and the changes that are allowed."""
+
+    identities: Sequence[RelationIdentity] = ()
+    mappings: Sequence[RelationMapping] = ()
+    """With the filters of tables."""
+    lists: ColumnLists = NO_LISTS
+    fresh: frozenset[RelationName] = frozenset()
+    """Members with a new copy, whose filter and column list may change or go."""
+    relisted: frozenset[RelationName] = frozenset()
+    """Members in sync whose column list may change, too."""
+    kept: frozenset[str] = frozenset()
+    """The fingerprints of members that stay under any name."""
+
+    def as_they_are(self) -> "WantedMembers":
+        """Return the same tables, whose members keep their filters and column lists."""
+        return replace(self, fresh=frozenset(), relisted=frozenset())
+
+
+def publication_changes(
+    source: SourceMapping,
+    membership: WantedMembers,
+    existing: Mapping[str, Publication],
+    version: int,
+    filters: Filters = _NO_FILTERS,
+    unfit: Collection[RelationName] = (),
+) -> PublicationChanges:
+    """Return the statements after which our publications have *membership*. Pure.
+
+    *filters*: the filters of new members. *unfit*: members whose filter has to go.
+    """
+    lists = membership.lists
+    tables_of: dict[str, set[RelationName]] = {
+        source.publication: set(),
+        source.publication_inserts: set(),
+    }
+    mapped = set()
+    for identity in membership.identities:
+        mapped.add(identity.name)
+        name = source.publication if identity.is_usable else source.publication_inserts
+        if identity.name not in lists.refused:
+            tables_of[name].add(identity.name)
+    changes = PublicationChanges()
+    needed, surplus = changes.needed, changes.surplus
+    for name, tables in tables_of.items():
+        publication = existing.get(name) or _new_publication(source, name, version)
+        members = publication.members
+        unlike = {t for t, member in members.items() if member.columns != lists.columns.get(t)}
+        narrowed = unlike | {table for table, member in members.items() if member.is_filtered}
+        changing = narrowed.union(filters).intersection(membership.fresh) | narrowed.intersection(
+            unfit
+        )
+        changing |= unlike.intersection(membership.relisted)
+        changing &= tables & members.keys()
+        strangers = {
+            table
+            for table, member in members.items()
+            if table not in tables | {message_table(source)}
+            and (table in mapped or f"{publication.mark}/{member.mark}" not in membership.kept)
+        }
+        # Updates of such a table would fail at the source. Two publications with different lists of
+        # a table make decoding fail.
+        harmed = strangers & mapped
+        if name != source.publication:
+            harmed &= lists.columns.keys() | lists.refused.keys()
+        missing = {table for table in tables if not publication.has(table)}
+        alter = f"alter publication {quote_identifier(name)}"
+        if strangers - harmed:
+            surplus.append(f"{alter} drop table {_members(strangers - harmed)}")
+            changes.strangers.update(strangers - harmed)
+        going, coming = harmed | changing, missing | changing
+        if name not in existing:
+            needed.append(_create_sql(source, name, tables, version, filters, lists))
+        elif going:
+            needed.append(f"{alter} drop table {_members(going)}")
+        if coming and name in existing:
+            needed.append(f"{alter} add table {_members(coming, filters, lists)}")
+        staying = {table: members[table] for table in members.keys() - strangers - going}
+        new = {t: Member("", t in filters, lists.columns.get(t)) for t in coming}
+        changes.publications[name] = replace(publication, members=staying | new)
+    return changes
+
+
+def moves_to_updates(
+    source: SourceMapping, table: RelationName, existing: Mapping[str, Publication]
+) -> list[str]:
+    """Return the statements that move *table* to the publication of updates. Pure."""
+    moves = {source.publication_inserts: "drop", source.publication: "add"}
+    return [
+        f"alter publication {quote_identifier(name)} {verb} table {_members([table])}"
+        for name, verb in moves.items()
+        if (publication := existing.get(name)) is None
+        or not (publication.has_all_tables or table.namespace in publication.namespaces)
+    ]
+
+
+def _new_publication(source: SourceMapping, name: str, version: int) -> Publication:
+    publishes = frozenset(published_operations(source, name))
+    return Publication(name, "", is_owned=True, publishes=publishes, via_root=version >= 13_00_00)
+
+
+def _create_sql(
+    source: SourceMapping,
+    name: str,
+    tables: set[RelationName],
+    version: int,
+    filters: Filters,
+    lists: ColumnLists,
+) -> str:
+    options = f"publish = '{', '.join(published_operations(source, name))}'"
+    if version >= 13_00_00:
+        options += ", publish_via_partition_root = true"
+    members = f" for table {_members(tables, filters, lists)}" if tables else ""
+    return f"create publication {quote_identifier(name)}{members} with ({options})"
+
+
+def _members(
+    tables: Iterable[RelationName], filters: Filters = _NO_FILTERS, lists: ColumnLists = NO_LISTS
+) -> str:
+    # ONLY: children by inheritance are separate tables here. Partitions follow in any case.
+    return ", ".join(
+        f"only {quote_qualified(t.namespace, t.name)}"
+        + (f" ({quote_columns(sorted(lists.columns[t]))})" if t in lists.columns else "")
+        + (f" where ({filters[t]})" if t in filters else "")
+        for t in sorted(tables)
+    )
+
+
+# ---- making them so ----------------------------------------------------------------------------
+
+
+async def ensure_publications(
+    connection: Connection, source: SourceMapping, membership: WantedMembers, version: int
+) -> dict[RelationName, SourceRejectedError]:
+    """Give our publications the members of *membership*; existing publications that fit stay.
+
+    One transaction makes all changes, so no change of a relation that moves between publications is
+    lost. Filters are published where that is safe and the server accepts the filter. Returns errors
+    for the relations that the role may not publish. Members that the mapping lacks stay if the role
+    may not remove them. Raises SourceRejectedError if the role may not create a publication,
+    SourceContentionError if another session changes the definition of a table.
+    """
+    existing = await read_publications(connection, source, version)
+    filters = publishable_filters(membership.mappings, membership.identities, version)
+    unfit = {m.source for m in membership.mappings if m.rule.filter is not None} - filters.keys()
+    attempts = []
+    steady = replace(membership, fresh=frozenset())
+    for wished, members in (
+        (filters, membership),
+        (_NO_FILTERS, membership),
+        (_NO_FILTERS, steady),
+    ):
+        changes = publication_changes(source, members, existing, version, wished, unfit)
+        if changes not in attempts:
+            attempts.append(changes)
+    for changes in attempts:
+        try:
+            await _execute(connection, source, changes.all)
+        except _FORBIDDEN:
+            break
+        except _CHANGING as exc:
+            raise _have_to_wait(source, exc) from exc
+        except psycopg.Error as exc:
+            if changes is attempts[-1] and isinstance(exc, psycopg.errors.UndefinedColumn):
+                raise _have_to_wait(source, exc) from exc  # a session has just dropped it
+            if exc.sqlstate is None or changes is attempts[-1]:
+                raise
+            log.info(
+                "row filter not published, filtering at the target",
+                source=source.label,
+                reason=first_line(exc),
+            )
+        else:
+            return {}
+    return await _ensure_needed(connection, source, membership, existing, version)
+
+
+async def _ensure_needed(
+    connection: Connection,
+    source: SourceMapping,
+    membership: WantedMembers,
+    existing: dict[str, Publication],
+    version: int,
+) -> dict[RelationName, SourceRejectedError]:
+    """Run the permitted statements, relation by relation; return the rest as errors."""
+    membership = membership.as_they_are()
+    changes = publication_changes(source, membership, existing, version)
+    if any(name not in existing for name in (source.publication, source.publication_inserts)):
+        try:
+            await _execute(connection, source, changes.all)
+        except _FORBIDDEN as exc:
+            raise _rejected(source, exc, changes.needed) from exc
+        return {}
+    if not changes.needed and changes.surplus:
+        log.warning(
+            "publications have tables that the mapping lacks, and the role may not remove them",
+            source=source.label,
+            remedy="; ".join(changes.surplus),
+        )
+    errors = {}
+    for identity in membership.identities:
+        alone = WantedMembers([identity], lists=membership.lists)
+        single = publication_changes(source, alone, existing, version)
+        try:
+            await _execute(connection, source, single.needed)
+        except _FORBIDDEN as exc:
+            errors[identity.name] = _rejected(source, exc, single.needed)
+        except _CHANGING as exc:
+            raise _have_to_wait(source, exc) from exc
+    return errors
+
+
+_FORBIDDEN: Final = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ReadOnlySqlTransaction,  # a standby, and the url does not name the primary
+)
+
+
+async def _execute(connection: Connection, source: SourceMapping, statements: list[str]) -> None:
+    if not statements:
+        return
+    async with writable(source, connection) as writing, writing.transaction():
+        await writing.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'".encode())
+        for statement in statements:
+            await writing.execute(statement.encode())
+
+
+def _have_to_wait(source: SourceMapping, error: psycopg.Error) -> SourceContentionError:
+    return SourceContentionError(
+        f'source "{source.label}": publications have to wait: {first_line(error)}'
+    )
+
+
+def _rejected(
+    source: SourceMapping, error: psycopg.Error, statements: list[str]
+) -> SourceRejectedError:
+    if isinstance(error, psycopg.errors.ReadOnlySqlTransaction):
+        return SourceRejectedError(
+            f'source "{source.label}" is a standby, and only its primary can change publications',
+            hint=primary_hint(source, *statements),
+        )
+    return SourceRejectedError(
+        f'source "{source.label}": {first_line(error)}',
+        hint=Remedy.of("have an administrator run there: ", at_source(*statements)),
+    )
+
+
+async def drop_publications(connection: Connection, source: SourceMapping) -> None:
+    """Drop both publications; those that are already gone are fine."""
+    async with writable(source, connection) as writing:
+        for statement in drop_publications_sql(source):
+            await writing.execute(statement.encode())
+
+
+def drop_publications_sql(source: SourceMapping) -> list[str]:
+    """Return the statements of `drop_publications`. Pure."""
+    return [
+        f"drop publication if exists {quote_identifier(name)}"
+        for name in (source.publication, source.publication_inserts)
+    ]

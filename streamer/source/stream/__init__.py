@@ -1,0 +1,1 @@
+"""The replication stream of a source, and the feedback to it."""

@@ -1,0 +1,185 @@
+"""Tables whose rows a session rewrote by ALTER TABLE, which no change in the stream shows.
+
+SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. So may ALTER COLUMN TYPE with
+USING and the former type. VACUUM FULL, CLUSTER and TRUNCATE give a table a new file, too. Two signs
+tell ALTER TABLE from these:
+
+- ALTER TABLE creates a new TOAST table; these commands exchange only the files of both tables.
+- ALTER TABLE writes all rows, and then the row in pg_class, in one transaction. VACUUM FULL and
+  CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check
+  reads the first pages.
+
+A new definition of columns is no such sign: the stream sends new columns. A cast to a different
+type may change values, see `Storage.has_other_columns`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import psycopg
+
+from streamer.mapping.relation_names import RelationName
+from streamer.postgres.quoting import quote_literal, quote_qualified
+from streamer.source.connection import Connection, fetch_all
+
+PAGES_MAX: Final = 16
+"""The number of pages to check."""
+_LOST: Final = 0
+
+STORAGE_SQL: Final = """
+pg_catalog.jsonb_build_array(c.reltoastrelid::int8, c.relfilenode::int8, (
+    select pg_catalog.md5(pg_catalog.string_agg(
+        a.attnum::text || ' ' || a.atttypid::int8 || ' ' || a.atttypmod, ',' order by a.attnum))
+    from pg_catalog.pg_attribute a
+    where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped))
+"""
+"""The storage of table *c* of pg_class, for `Storage.of`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """``toast``: the OID of a table's TOAST table, or 0. ``columns``: a digest of the types."""
+
+    toast: int
+    file: int
+    columns: str | None
+
+    @classmethod
+    def of(cls, stored: list[object]) -> Self:
+        """Return the storage that STORAGE_SQL or `stored` made."""
+        toast, file, columns = stored
+        return cls(int(str(toast)), int(str(file)), None if columns is None else str(columns))
+
+    @property
+    def stored(self) -> list[object]:
+        """The form for the bookkeeping."""
+        return [self.toast, self.file, self.columns]
+
+    @property
+    def lost(self) -> Self:
+        """The same of a table whose rows the stream lacks, until a copy replaces the storage."""
+        return replace(self, file=_LOST)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.file == _LOST
+
+    def has_other_columns(self, former: "Storage") -> bool:
+        """Whether both the file and the columns differ from *former*."""
+        return not former.is_lost and self.file != former.file and self.columns != former.columns
+
+    def has_new_toast(self, former: "Storage") -> bool:
+        """Whether the table had a different TOAST table in *former*."""
+        return bool(self.toast and former.toast) and self.toast != former.toast
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A table or a partition that stores rows."""
+
+    oid: int
+    name: RelationName
+    storage: Storage
+    may_read: bool
+
+
+_TABLES_SQL: Final = f"""
+with recursive tree as (
+    select w.namespace, w.name, c.oid, c.relkind
+    from unnest(%s::text[], %s::text[]) w (namespace, name)
+    join pg_catalog.pg_namespace n on n.nspname = w.namespace
+    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    union all
+    select t.namespace, t.name, c.oid, c.relkind
+    from tree t
+    join pg_catalog.pg_inherits i on i.inhparent = t.oid
+    join pg_catalog.pg_class c on c.oid = i.inhrelid
+    where t.relkind = 'p'
+)
+select t.namespace, t.name, c.oid::int8 as oid, n.nspname as own_namespace, c.relname as own_name,
+       {STORAGE_SQL} as storage,
+       pg_catalog.has_table_privilege(c.oid, 'select')
+         and pg_catalog.has_schema_privilege(n.oid, 'usage')
+         and not pg_catalog.row_security_active(c.oid) as may_read
+from tree t
+join pg_catalog.pg_class c on c.oid = t.oid
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+where t.relkind = 'r'
+"""
+
+# The command that rewrites rows has no higher id than the command that then writes pg_class. A
+# TRUNCATE gives new files to the indexes before an INSERT of its transaction; ALTER TABLE does so
+# after its rows.
+_SIGN_SQL: Final = f"""
+select exists (select from only {{relation}} r
+                where r.ctid < '({PAGES_MAX},0)' and r.xmin = c.xmin
+                  and r.cmin::text::int8 <= c.cmin::text::int8
+                  and not exists (
+                    select from pg_catalog.pg_index i, pg_catalog.pg_class x
+                    where i.indrelid = c.oid and x.oid = i.indexrelid and x.xmin = c.xmin
+                      and x.cmin::text::int8 < r.cmin::text::int8)) as are_rewritten,
+       exists (select from pg_catalog.pg_attribute a
+                where a.attrelid = c.oid and a.attnum > 0 and a.xmin = c.xmin) as has_column
+from pg_catalog.pg_class c where c.oid = {{oid}}::oid and c.oid = pg_catalog.to_regclass({{name}})
+"""
+_PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
+
+
+async def read_stored_tables(
+    connection: Connection, names: Iterable[RelationName]
+) -> dict[RelationName, list[StoredTable]]:
+    """Return the tables that have the rows of those of *names* that are there. No lock delays
+    that.
+    """
+    listed = list(names)
+    rows = await fetch_all(
+        connection,
+        _TABLES_SQL,
+        [name.namespace for name in listed],
+        [name.name for name in listed],
+    )
+    tables: dict[RelationName, list[StoredTable]] = defaultdict(list)
+    for row in rows:
+        tables[RelationName(row["namespace"], row["name"])].append(
+            StoredTable(
+                row["oid"],
+                RelationName(row["own_namespace"], row["own_name"]),
+                Storage.of(row["storage"]),
+                row["may_read"],
+            )
+        )
+    return tables
+
+
+async def is_rewritten(
+    connection: Connection, table: StoredTable, former: Storage, *, captures: bool
+) -> bool | None:
+    """Return whether ALTER TABLE rewrote a table since *former* without a change of columns. Return
+    None if the table is locked, renamed or gone.
+
+    *captures*: the source's capture reports rewrites of columns. PostgreSQL writes the rows of such
+    columns in pg_attribute with the rewrite. The rows of a table tell which rewrite was the last.
+    """
+    now = table.storage
+    if former.is_lost:
+        return True
+    if now.file == former.file or now.columns != former.columns:
+        return False
+    if now.has_new_toast(former) and not captures:
+        return True
+    if not table.may_read:
+        return False
+    relation = quote_qualified(table.name.namespace, table.name.name)
+    sign = _SIGN_SQL.format(relation=relation, name=quote_literal(relation), oid=int(table.oid))
+    # One message, hence one transaction: other tasks use the connection between two messages.
+    try:
+        cursor = await connection.execute(f"{_PATIENCE_SQL}; {sign}".encode())
+        cursor.nextset()
+        row = await cursor.fetchone()
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+        return None
+    if row is None:
+        return None
+    return bool(row["are_rewritten"]) and not (captures and row["has_column"])

@@ -1,0 +1,77 @@
+"""Types of extensions that the target lacks: streamer creates other types, and names the extension
+of these, because an administrator has to install it.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.errors.remedies import Remedy, at_target
+from streamer.mapping.relation_names import RelationName
+from streamer.postgres.quoting import quote_identifier
+from streamer.schema.indexes_constraints_types import DefinedType
+from streamer.target.connection import TargetConnection
+
+AskTypes = Callable[[Sequence[str]], Awaitable[Sequence[DefinedType]]]
+"""Asks a source about types by their names, as ``format_type`` writes these."""
+
+_ABSENT_SQL = """
+select name from unnest($1::text[]) name where pg_catalog.to_regtype(name) is null order by 1
+"""
+
+
+def missing_type(name: RelationName, hint: str | Remedy | None) -> TargetSchemaError:
+    """Say that the target has no type of that name, which streamer cannot create."""
+    return TargetSchemaError(f'the target has no type "{name}"', hint=hint)
+
+
+def extension_sql(
+    kind: DefinedType, namespaces: Collection[str], installed: Collection[str]
+) -> list[str]:
+    """Return the statements that bring *kind* by its extension, in the schema of the source.
+
+    *namespaces*, *installed*: the schemas and extensions of the target.
+    """
+    quoted = quote_identifier(kind.extension or "")
+    namespace = quote_identifier(kind.namespace)
+    is_there = kind.namespace in namespaces
+    return [
+        *([] if is_there else [f"create schema if not exists {namespace}"]),
+        f"alter extension {quoted} set schema {namespace}"
+        if kind.extension in installed
+        else f"create extension {quoted} schema {namespace}",
+    ]
+
+
+async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
+    """Raise TargetSchemaError for a type that the target lacks, if streamer cannot create it."""
+    if kind.can_be_created:
+        return
+    hint = None
+    if kind.extension is not None:
+        namespaces = await target.fetch("select nspname as name from pg_catalog.pg_namespace")
+        installed = await target.fetch("select extname as name from pg_catalog.pg_extension")
+        role = quote_identifier(await target.fetch_value("select current_user::text"))
+        hint = Remedy.of(
+            "run there: ",
+            at_target(
+                *extension_sql(
+                    kind, {row["name"] for row in namespaces}, {row["name"] for row in installed}
+                ),
+                f"grant usage on schema {quote_identifier(kind.namespace)} to {role}",
+            ),
+        )
+    raise missing_type(kind.full_name, hint)
+
+
+async def refuse_types_of_extensions(
+    target: TargetConnection, names: Collection[str], ask: AskTypes
+) -> None:
+    """Raise TargetSchemaError if the target lacks one of these types, and an extension brings it.
+
+    *names*: of types that no statement of streamer creates.
+    """
+    # The names of PostgreSQL's own types have no schema. An empty name is an error up to 15.
+    qualified = sorted(name for name in names if "." in name)
+    if qualified and (rows := await target.fetch(_ABSENT_SQL, qualified)):
+        for kind in await ask([row["name"] for row in rows]):
+            await refuse_missing(target, kind)

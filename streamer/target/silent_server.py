@@ -1,0 +1,91 @@
+"""Tells whether a server that has been silent for long still works on a statement.
+
+A statement can take hours: a lock, a large index. So no timeout applies. But a peer can vanish
+behind a firewall or a proxy, or its answer can get lost, and TCP detects only some of these cases.
+So when a statement takes long, a second connection reads the activity of the server's session. The
+connection is dead if the server does not answer, or if the session is gone or has waited for the
+client all along.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from streamer.errors.error_classes import StreamerError
+
+WATCH_SECONDS: Final = 15.0
+"""How long to wait for an answer before the first check, and between two checks."""
+
+
+class Unreachable(StreamerError):
+    """No server answers at the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """The activity of a session, from pg_stat_activity; ``since`` identifies a statement."""
+
+    is_waiting_for_us: bool
+    since: str
+
+
+class Ask(Protocol):
+    """Returns the activity of the session; None if the session is gone.
+
+    Raises Unreachable, or a different StreamerError if the activity is not known now.
+    """
+
+    def __call__(self) -> Awaitable[Activity | None]: ...
+
+
+class Watch:
+    """Monitors a connection; *sever* is called when the connection is dead."""
+
+    def __init__(
+        self, ask: Ask, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
+    ) -> None:
+        """*unsent*: the bytes in the send buffer; while they decrease, the server reads."""
+        self._unsent = unsent
+        self._ask = ask
+        self._sever = sever
+        self._looking: asyncio.Task[None] | None = None
+        self.progress = 0
+        """Moved by the sender of data while a statement runs."""
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Monitor the statement that runs in this block."""
+        timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
+
+    def _begin(self) -> None:
+        self._looking = asyncio.create_task(self._look(), name="watch")
+
+    async def _look(self) -> None:
+        former: tuple[int, int, Activity] | None = None
+        while True:
+            now: tuple[int, int, Activity] | None = None
+            try:
+                activity = await self._ask()
+            except Unreachable:
+                break
+            except StreamerError:
+                pass  # the server answers, so the server is there
+            else:
+                if activity is None:
+                    break
+                if activity.is_waiting_for_us:
+                    now = (self.progress, self._unsent(), activity)
+                    if now == former:
+                        break
+            former = now
+            await asyncio.sleep(WATCH_SECONDS)
+        self._sever()

@@ -1,0 +1,55 @@
+"""The right to write changes of a source, and the proof that a session has the right.
+
+The holder of a source's advisory lock stores a token in ``streamer.source``. A further session is
+on the same server if and only if it sees that token, and that lock held by that backend. A promoted
+standby may have the token, but never the lock; a restored server has neither. Any role can see
+both, on every version and on managed servers. That is not true of system identifier and timeline.
+
+A session that proves a claim takes a shared lock, which marks it as a session of the process that
+made the claim. If that process freezes, a different process ends these sessions
+(`streamer.bookkeeping.replicas`).
+"""
+
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+LOCK_CLASS: Final = zlib.crc32(b"streamer.source")
+MEMBER_CLASS: Final = zlib.crc32(b"streamer.member")
+"""Shared locks of this class mark the sessions of a process; the second half of the key is the
+backend of its lock session.
+"""
+
+LOCKS_SQL: Final = """(
+    select l.pid, l.classid::int8 as class, l.objid::int8 as id from pg_catalog.pg_locks l
+    where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
+      and l.database = (select d.oid from pg_catalog.pg_database d
+                        where d.datname = pg_catalog.current_database()))"""
+"""Of all sessions in the database, as a table expression."""
+LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
+
+
+def signed(lock_class: int) -> int:
+    """Return a class in the form that lock functions require. Pure."""
+    return lock_class - (1 << 32) if lock_class >= 1 << 31 else lock_class
+
+
+PROOF_SQL: Final = f"""
+select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
+  and exists (select from {LOCKS_SQL} l where l.class = $1 and l.id = $2 and l.pid = $3)
+  and exists (select from streamer.source s where s.id = $2 and s.lock_token = $4)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The lock and token of an attempt to stream a source."""
+
+    source_id: int
+    token: str
+    backend_pid: int
+
+    @property
+    def proof(self) -> tuple[int, int, int, str]:
+        """The parameters of `PROOF_SQL`."""
+        return LOCK_CLASS, self.source_id, self.backend_pid, self.token

@@ -1,0 +1,1 @@
+"""Delays, waits, directories, positions, failpoints."""

@@ -1,0 +1,101 @@
+"""A defect in the work for one table or source ends that work, and never the process."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from streamer.errors.error_classes import DefectError, StreamerError
+from streamer.util.backoff import Backoff
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+AGAIN_SECONDS_MAX: Final = 60.0
+END_SECONDS: Final = 60.0
+"""How long cancelled tasks may take to end."""
+
+
+@contextmanager
+def contained(work: str) -> Iterator[None]:
+    """Turn any exception but a StreamerError into a DefectError of *work*."""
+    try:
+        yield
+    except StreamerError:
+        raise
+    except Exception as raised:
+        exc: BaseException = raised
+        while isinstance(exc, BaseExceptionGroup) and len(exc.exceptions) == 1:
+            exc = exc.exceptions[0]
+        if isinstance(exc, StreamerError):
+            raise exc from raised
+        log.exception("internal error", work=work)
+        raise DefectError(f"internal error in {work}: {type(exc).__name__}") from exc
+
+
+@contextmanager
+def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
+    """Wait in this block for the end of *tasks*, which are cancelled.
+
+    A task that has not ended after `END_SECONDS` is a defect: the log names the task and the place,
+    and the task is cancelled again. A library may have lost the cancellation, as in `apart`.
+    """
+    loop = asyncio.get_running_loop()
+    timers: list[asyncio.TimerHandle] = []
+
+    def look() -> None:
+        for task in tasks:
+            if not task.done():
+                places = [f"{f.f_code.co_filename}:{f.f_lineno}" for f in task.get_stack(limit=1)]
+                log.error("a task does not end", work=work, task=task.get_name(), places=places)
+                task.cancel()
+        timers[:] = [loop.call_later(END_SECONDS, look)]
+
+    timers.append(loop.call_later(END_SECONDS, look))
+    try:
+        yield
+    finally:
+        timers[0].cancel()
+
+
+async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
+    """Await *work* in a separate task; no end of *work* loses a cancellation of the caller.
+
+    Before Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while the group ends with
+    an error. A caller that retries after errors would go on.
+    """
+    task = asyncio.create_task(work, name=name)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved, but of no interest any more
+        raise
+    return task.result()
+
+
+async def enduring(
+    work: str,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    failed: Callable[[StreamerError], Awaitable[None]] | None = None,
+) -> None:
+    """Run *work* that all sources need; after an error, restart it with a back-off.
+
+    *failed* runs before each restart, and informs the parts that rely on the failed work.
+    """
+    backoff = Backoff(first=1.0, most=AGAIN_SECONDS_MAX)
+    while True:
+        try:
+            with contained(work):
+                await apart(run(), work)
+            return
+        except StreamerError as exc:
+            backoff.log(log, f"{work} ended and restarts", exc)
+            if failed is not None:
+                await failed(exc)
+        await backoff.wait()
