@@ -156,7 +156,7 @@ def chained(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
         ordered = versions.in_order_of_keys()
         numbers = [100 * n for n in range(versions.change_count)]
         written = [
-            statements.stage(ordered),
+            statements.stage(ordered).chunks,
             statements.encode(ordered, {0: 9, 2: -(2**50)}, numbers),
             statements.encode(ordered, {}, range(2**40, 2**40 + len(numbers))),
         ]
@@ -181,6 +181,6 @@ def test_compiled_code_stages_keys_of_several_columns_like_pure_python(binary: b
             statements = history(("a", "b"), binary=binary)
             versions = Versions(statements.plan)
             versions.add(7, [payload])
-            staged.append(b"".join(statements.stage(versions.in_order_of_keys())))
+            staged.append(b"".join(statements.stage(versions.in_order_of_keys()).chunks))
     assert staged[0] == staged[1]
     assert binary or staged[0].endswith(b"\ta\\tb\t\\\\N\n")

@@ -55,14 +55,16 @@ def test_rows_that_others_refer_to_are_removed_last_unless_their_values_return()
     parent, child = relation(1, is_referenced=True), relation(2, 1)
     for each in (parent, child):
         each.folds[0].deletes[b"1"] = None
-    assert removal_of(parent, keeps_keys=True) is Removal.LAST
-    assert removal_of(child, keeps_keys=False) is Removal.FIRST
+    assert removal_of(parent) is Removal.LAST
+    assert removal_of(child) is Removal.FIRST
     parent.folds[0].inserts[b"1"] = [b"1", b"again"]
-    assert removal_of(parent, keeps_keys=False) is Removal.FIRST
+    assert removal_of(parent) is Removal.FIRST
     parent.folds[0].truncate = True
-    assert removal_of(parent, keeps_keys=True) is Removal.LAST
+    assert removal_of(parent) is Removal.FIRST
+    parent.folds[0].deletes.clear()  # the rows whose keys are there again stay
+    assert removal_of(parent) is Removal.LAST
     parent.folds.append(parent.folds[0])
-    assert removal_of(parent, keeps_keys=True) is Removal.WITHIN
+    assert removal_of(parent) is Removal.WITHIN
 
 
 def test_a_key_that_others_refer_to_stays_until_they_have_the_new_one() -> None:
@@ -70,12 +72,12 @@ def test_a_key_that_others_refer_to_stays_until_they_have_the_new_one() -> None:
     for each in (parent, child):
         each.folds[0].deletes[b"1"] = None
         each.folds[0].moves[b"2"] = (b"1", [b"2", b"v"])
-    assert removal_of(parent, keeps_keys=False) is Removal.LAST
-    assert removal_of(child, keeps_keys=False) is Removal.WITHIN
+    assert removal_of(parent) is Removal.LAST
+    assert removal_of(child) is Removal.WITHIN
     assert list(parent.folds[0].removals().removed) == [b"1"]
     assert not parent.folds[0].additions().deletes
     parent.folds[0].inserts[b"1"] = [b"1", b"again"]
-    assert removal_of(parent, keeps_keys=False) is Removal.WITHIN
+    assert removal_of(parent) is Removal.WITHIN
 
 
 def test_a_delete_that_takes_other_rows_along_is_no_way_to_change_a_key() -> None:
@@ -84,4 +86,4 @@ def test_a_delete_that_takes_other_rows_along_is_no_way_to_change_a_key() -> Non
     fold.deletes[b"1"] = None
     fold.moves[b"2"] = (b"1", [b"2", b"v"])
     fold.plan = replace(fold.plan, target=replace(fold.plan.target, delete_acts=True))
-    assert removal_of(parent, keeps_keys=False) is Removal.WITHIN
+    assert removal_of(parent) is Removal.WITHIN

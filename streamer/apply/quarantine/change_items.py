@@ -15,11 +15,10 @@ from streamer.apply.rows.change_as_json import (
     binary_text,
     quarantined,
 )
-from streamer.apply.rows.copydata import constant
+from streamer.apply.rows.copydata import Copy, RowLayout, constant, encode_rows
 from streamer.apply.rows.fold import OrderedChange, read_changes
 from streamer.apply.sql.wide_rows import PART_COLUMNS_MAX
 from streamer.apply.write.target_transaction import TargetTransaction
-from streamer.apply.write.writer import Writer
 from streamer.decode.transactions import Transaction
 from streamer.decode.tuples import NULL, UNCHANGED, Row
 from streamer.errors.error_classes import StreamerError
@@ -54,9 +53,8 @@ class Item:
 class ItemReader:
     """Reads changes. The server converts binary values, in *transaction*."""
 
-    def __init__(self, transaction: TargetTransaction, writer: Writer) -> None:
+    def __init__(self, transaction: TargetTransaction) -> None:
         self._transaction = transaction
-        self._writer = writer
         self._equal_keys = EqualKeys(transaction)
 
     async def read(
@@ -130,7 +128,8 @@ class ItemReader:
             [null if row[c.position] is UNCHANGED else row[c.position] for c in columns]
             for row in rows
         )
-        await self._writer.copy_rows("streamer_text", names, items, binary=True)
+        chunks = encode_rows(items, RowLayout(len(names), binary=True))
+        await self._transaction.copy(Copy("streamer_text", names, chunks, binary=True))
         texts = ", ".join(f"{name}::text" for name in names)
         # In the order of the COPY: no other statement has changed this table.
         texts_read = await self._transaction.target.fetch(

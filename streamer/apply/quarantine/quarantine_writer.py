@@ -57,7 +57,7 @@ class QuarantineWriter:
         )
         """For the work without quarantine; the rest has a method here."""
         self._writer = Writer(self.transaction, self._write_ordered)
-        self._items = ItemReader(self.transaction, self._writer)
+        self._items = ItemReader(self.transaction)
         self._segments = SegmentWriter(self.transaction, self._writer)
         self._table = QuarantineTable(self.transaction)
         self._blocked: dict[MappedRelation, BlockedKeys] = {}

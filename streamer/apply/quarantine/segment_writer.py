@@ -16,8 +16,6 @@ from streamer.apply.quarantine.change_items import Item
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.set_statements import CREATE_NOTED, CREATE_REFUSED, REFUSED
-from streamer.apply.sql.wide_rows import SplitStatements
-from streamer.apply.write.conflict_notes import Noted
 from streamer.apply.write.conflicts import NOTED_MAX, QUARANTINED, Conflict
 from streamer.apply.write.staged_rows import OrderedRun
 from streamer.apply.write.target_transaction import TargetTransaction
@@ -53,6 +51,11 @@ class _ItemRun:
     existing: dict[int, str | None] = field(default_factory=dict)
     """Of rejected changes, JSON about the target's row that has the key already, if known."""
 
+    def origin_of(self, number: int) -> tuple[Transaction, int]:
+        """Return the transaction of staged change *number*, and the kind of its message."""
+        item = self.items[self.staged[number]]
+        return item.transaction, item.change.kind
+
 
 class SegmentWriter:
     """Writes segments in *transaction*."""
@@ -77,21 +80,20 @@ class SegmentWriter:
         checks deferred constraints at every change.
         """
         statements = mapped.statements(plan).in_order
-        size = statements.rows_max if isinstance(statements, SplitStatements) else len(items)
+        size = statements.rows_max or len(items)
         for ended_at, of_time in groupby(items, attrgetter("ended_at")):
             acting = replace(statements, ended_at=ended_at)
             ended = list(of_time)
             for start in range(0, len(ended), max(1, size)):
                 some = ended[start : start + size]
                 segment = _ItemRun(plan, blocked, some, is_diverted, is_immediate)
-                async with self._writer.planned_for(mapped, plan):
+                async with self._writer.staged(mapped, acting, is_indexed=plan.key_is_indexed):
                     await self._write_some(mapped, acting, segment)
 
     async def _write_some(
         self, mapped: MappedRelation, statements: Statements, segment: _ItemRun
     ) -> None:
         plan, blocked, items = segment.plan, segment.blocked, segment.items
-        self._transaction.stage(statements)
         run = OrderedRun(plan)
         await self._stage_segment(statements, segment, run)
         if segment.staged:
@@ -99,10 +101,13 @@ class SegmentWriter:
                 if segment.is_diverted:
                     await self._run_around(mapped, statements, segment, run.is_partial)
                 else:
-                    noted = await self._writer.conflicts.run_in_order(
-                        mapped, statements, is_partial=run.is_partial, notes=True
+                    await self._writer.conflicts.run_in_order(
+                        mapped,
+                        statements,
+                        segment.origin_of,
+                        is_partial=run.is_partial,
+                        notes=True,
                     )
-                    await self._note(mapped, segment, noted)
             except StreamerError as exc:
                 if exc.change_number is not None:
                     exc.share_number = items[segment.staged[exc.change_number]].place[0]
@@ -111,15 +116,6 @@ class SegmentWriter:
             error, code = segment.outcomes[index]
             blocked.put(items[index].quarantined(plan, error, code))
         await self._note_refused(mapped, segment)
-
-    async def _note(self, mapped: MappedRelation, segment: _ItemRun, noted: list[Noted]) -> None:
-        """Note changes whose row was missing."""
-
-        def origin_of(number: int) -> tuple[Transaction, int]:
-            item = segment.items[segment.staged[number]]
-            return item.transaction, item.change.kind
-
-        await self._writer.conflicts.note_in_order(mapped, noted, origin_of)
 
     async def _note_refused(self, mapped: MappedRelation, segment: _ItemRun) -> None:
         """Note the changes that go into quarantine because of the target's rows."""
@@ -198,7 +194,8 @@ class SegmentWriter:
         if segment.is_diverted:
             await target.execute("savepoint streamer_stage")
         try:
-            await self._writer.copy_staged(statements, rows)
+            for copy in statements.copies(rows):
+                await self._transaction.copy(copy)
         except StreamerError as exc:
             if segment.is_diverted and exc.change_number is not None:
                 await target.execute("rollback to savepoint streamer_stage")
@@ -227,8 +224,7 @@ class SegmentWriter:
                 cascades=target.checks_foreign_keys,
             )
         )
-        noted = await self._writer.conflicts.read_noted(mapped, segment.plan)
-        await self._note(mapped, segment, noted)
+        await self._writer.conflicts.note_in_order(mapped, segment.plan, segment.origin_of)
         for row in await target.fetch(_REFUSED_SQL):
             index = segment.staged[row["seq"]]
             blocked.add(items[index].keys)

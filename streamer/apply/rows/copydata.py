@@ -114,6 +114,21 @@ class RowLayout:
         return encoder
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Rows for a table, by COPY: *chunks* of its data.
+
+    ``first``: the number of the first row. An error about a row has its number.
+    """
+
+    table: str
+    columns: list[str]
+    chunks: Iterator[bytes]
+    binary: bool
+    namespace: str = "pg_temp"
+    first: int = 0
+
+
 def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes]:
     """Yield COPY data for *rows*: whole rows at a time, but for rows with large values.
 

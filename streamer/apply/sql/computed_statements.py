@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from streamer.apply.rows.apply_plan import ApplyPlan, Identity, PlanColumn, PlanInput
-from streamer.apply.sql.ordered_statements import Statements
-from streamer.apply.sql.set_statements import OP_CLEAR, OP_DELETE
+from streamer.apply.sql.ordered_statements import FOUND, Statements
+from streamer.apply.sql.set_statements import OP_CLEAR, OP_DELETE, RowPlace
 from streamer.mapping.expressions import Conjunct, Expression, over_row
 from streamer.mapping.rule_options import MetadataKind, TableType
 from streamer.postgres.quoting import quote_identifier, quote_qualified
@@ -92,49 +92,31 @@ class ComputedStatements(Statements):
             return ""
         return f" and case when s.op = {op} then {self._passes} else false end"
 
-    @cached_property
-    def delete(self) -> str:
-        if not self.plan.marks_in_filter:
-            return super().delete
-        return (
-            f"update {self.rows} t set {self._mark} from pg_temp.{self.stage} s "
-            f"where s.op = {OP_DELETE} and {self.matches_new_key}{self._is_unmarked}"
-        )
-
-    def _is_out(self, op: int) -> str:
-        """The condition that the row t has the key of a row staged as *op* outside the filter."""
-        return (
-            f"s.op = {op} and case when s.op = {op} then {self._passes} is not true "
-            f"else false end and {self.matches_new_key}"
-        )
+    def _out(self, op: int) -> RowPlace:
+        """Place the rows that have the key of a row staged as *op* outside the filter."""
+        is_out = f" and case when s.op = {op} then {self._passes} is not true else false end"
+        return self._staged_as(op, f"{self.matches_new_key}{self._is_unmarked}", is_out)
 
     def remain(self, op: int) -> str:
         if self._passes is None or op in (OP_DELETE, OP_CLEAR):
             return super().remain(op)
-        return (
-            f"select exists (select from pg_temp.{self.stage} s join {self.rows} t "
-            f"on {self._is_out(op)}{self._is_unmarked})"
-        )
+        out = self._out(op)
+        return f"select exists (select from {out.source} join {self.rows} t on {out.condition})"
 
-    def before_write(self, op: int) -> list[str]:
-        if self._passes is None:
-            return []
-        rows, stage, is_out = self.rows, f"pg_temp.{self.stage} s", self._is_out(op)
-        if not self.plan.marks_in_filter:
-            return [f"delete from {rows} t using {stage} where {is_out}"]
-        leave = (
-            f"update {rows} t set {self._mark_left} from {stage} where {is_out}{self._is_unmarked}"
-        )
-        room = self.make_room(op)
-        return [leave] if room is None else [leave, room]
+    def leave(self, op: int) -> str | None:
+        return None if self._passes is None else self._leave(self._out(op))
 
     def make_room(self, op: int) -> str | None:
         if not self.plan.marks_in_filter:
             return None
-        return (
-            f"delete from {self.rows} t using pg_temp.{self.stage} s where s.op = {op}"
-            f"{self._if_passes(op)} and {self.matches_new_key} and not (true{self._is_unmarked})"
-        )
+        match = f"{self.matches_new_key} and not (true{self._is_unmarked})"
+        return self.delete_rows(self._staged_as(op, match, self._if_passes(op)))
+
+    def _leave(self, at: RowPlace) -> str:
+        """Do to rows what an update does that does not pass the filter."""
+        if self.plan.type is TableType.APPEND:
+            return "null"
+        return self.update_rows(self._mark_left, at) if self.plan.marks else self.remove_rows(at)
 
     @property
     def _mark_left(self) -> str:
@@ -185,15 +167,10 @@ class ComputedStatements(Statements):
         search = self._search() + (self._fill_in() if partial else "")
         if self._passes is None:
             return f"{search}\n{write}"
-        leave = self._remove_found()
-        if self.plan.type is TableType.APPEND:
-            leave = "null;"
-        elif self.plan.marks:
-            leave = f"update {self.rows} t set {self._mark_left} where {self._AT_FOUND};"
         return (
             f"{search}\n{self._decide(partial)}\n"
             f"if streamer_passes then\n{write}\n"
-            f"elsif streamer_ctid is not null then {leave} end if;"
+            f"elsif streamer_ctid is not null then {self._leave(FOUND)}; end if;"
         )
 
     def _clear_new_key(self) -> str:
@@ -234,7 +211,7 @@ class ComputedStatements(Statements):
         )
         return (
             "\nif s.mask is not null and streamer_ctid is not null then\n"
-            f"select {values} into {into} from {self.rows} t where {self._AT_FOUND};\n"
+            f"select {values} into {into} from {self.rows} t where {FOUND.condition};\n"
             f"{marks}\nend if;"
         )
 
@@ -276,13 +253,13 @@ class ComputedStatements(Statements):
             f"table {quoted} replica identity full, and then resync the table"
         )
 
-    def _values(self, partial: bool, previous: str) -> list[str]:
+    def _values(self, *, partial: bool = False) -> list[str]:
         if not partial:
-            return super()._values(partial, previous)
+            return super()._values()
         numbers = {id(column): n for n, column in enumerate(self.plan.plain_columns)}
         values = []
         for column in self.plan.columns:
-            there = f"{previous}.{quote_identifier(column.name)}"
+            there = f"t.{quote_identifier(column.name)}"
             if column.expression is None:
                 unknown = f"substr(s.mask, {numbers[id(column)] + 1}, 1) = 'u'"
             else:

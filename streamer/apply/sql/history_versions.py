@@ -4,7 +4,7 @@ The staging table has a row for each key of a window. ``op`` and ``at`` are thos
 change. ``mask`` is set if the ends of earlier versions matter. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -12,23 +12,26 @@ from typing import Any, Final
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.rows.copydata import (
     CHUNK_ROWS,
+    Copy,
     RowLayout,
     commit_time_value,
     constant,
     encode_led_rows,
     escape_if_needed,
 )
+from streamer.apply.rows.fold import NotFoldable
 from streamer.apply.rows.history_chains import (
     BEGIN_TIME,
     OPEN_TIME,
     Chain,
+    Versions,
     comes_again,
     new_versions,
 )
 from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.set_statements import OP_DELETE, OP_INSERT, OP_UPDATE
 from streamer.compiled import choice
-from streamer.decode.pgoutput import DELETE, INSERT, UPDATE
+from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, from_datetime
 from streamer.decode.tuples import PendingRow
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
@@ -100,17 +103,44 @@ select s.seq, 0, 0, max(t.kvsz_end) filter (where t.kvsz_end < {HISTORY_OPEN}),
                else t.kvsz_end > {HISTORY_OPEN} end or t.kvsz_end < {HISTORY_BEGIN}){untaken}
 from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not null group by s.seq"""
 
-    def stage(self, chains: Chains) -> Iterator[bytes]:
-        """Yield COPY data for the rows to stage; their ``seq`` is the number of the chain."""
-        layout = RowLayout(0, self.plan.binary, lead_count=len(self.staged_columns))
-        times = _Times(self.plan.binary)
-        return encode_led_rows(
+    def insert_versions(
+        self, versions: Versions, chains: Chains, answer: Sequence[Mapping[str, Any]]
+    ) -> Copy:
+        """Insert the versions that begin with *chains*, if the *answer* of `close` is as expected.
+
+        Raises NotFoldable.
+        """
+        closed, *earlier = answer
+        inserts = [chain[1] for chain in versions.chains.values()].count(INSERT)
+        expected = len(chains) - inserts
+        if (closed["seq"], closed["keys"], closed["same"]) != (expected, expected, 0):
+            raise NotFoldable
+        if any(row["is_open"] for row in earlier):
+            raise NotFoldable
+        ends = {
+            row["seq"]: from_datetime(row["last_end"])
+            for row in earlier
+            if row["last_end"] is not None
+        }
+        numbers: Sequence[int] | None = None
+        if self.plan.history_sequence is not None:
+            first = closed["first"]
+            numbers = closed["numbers"] or range(first, first + versions.change_count)
+        name, chunks = self.plan.target.name, self.encode(chains, ends, numbers)
+        return Copy(name.name, self.columns, chunks, self.plan.binary, name.namespace)
+
+    def stage(self, chains: Chains) -> Copy:
+        """Stage a row for each of *chains*; its ``seq`` is the number of the chain."""
+        columns, binary = self.staged_columns, self.plan.binary
+        times = _Times(binary)
+        chunks = encode_led_rows(
             (
                 (self._lead_chains(chains, start, stop, times), [[]] * (stop - start))
                 for start, stop in _chunks(chains)
             ),
-            layout,
+            RowLayout(0, binary, lead_count=len(columns)),
         )
+        return Copy(self.statements.stage, columns, chunks, binary)
 
     def _lead_chains(self, chains: Chains, start: int, stop: int, times: "_Times") -> list[bytes]:
         binary, compiled = self.plan.binary, choice.compiled

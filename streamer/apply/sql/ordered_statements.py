@@ -3,12 +3,13 @@
 `streamer.apply.sql.set_statements` describes the staged rows. Pure.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Final
 
 from streamer.apply.rows.apply_plan import Identity, PlanColumn
+from streamer.apply.rows.copydata import Copy, RowLayout, encode_rows
 from streamer.apply.sql.set_statements import (
     CONFLICT_STATE,
     NOTED,
@@ -18,12 +19,17 @@ from streamer.apply.sql.set_statements import (
     OP_UPDATE,
     REFUSED,
     SEVERAL_ROWS,
+    RowPlace,
     SetStatements,
 )
+from streamer.decode.tuples import Row
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.sid_and_history_columns import HISTORY_BEGIN, HISTORY_OPEN
 from streamer.postgres.quoting import do_block, quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
+
+FOUND: Final = RowPlace("t.tableoid = streamer_relid and t.ctid = streamer_ctid")
+"""The row that the search of a change has found."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,25 @@ class Statements(SetStatements):
     """
 
     ended_at: datetime | None = None
+
+    @property
+    def rows_max(self) -> int | None:
+        """How many rows to stage at a time, if there is a bound."""
+        return None
+
+    def batches(self, rows: Iterable[Row]) -> Iterator[tuple[int, Iterable[Row]]]:
+        """Yield *rows* as they are staged at a time, each part behind the number of its first."""
+        yield 0, rows
+
+    def copies(self, rows: Iterable[Row], first: int = 0) -> Iterator[Copy]:
+        """Yield the COPYs that stage *rows*, one for each change from number *first* on."""
+        columns = ["seq", "op", "mask", "at", *(name for name, _ in self.staged)]
+        yield self._copy(self.stage, columns, rows, first)
+
+    def _copy(self, table: str, columns: list[str], rows: Iterable[Row], first: int) -> Copy:
+        binary = self.plan.binary
+        chunks = encode_rows(rows, RowLayout(len(columns), binary))
+        return Copy(table, columns, chunks, binary, first=first)
 
     @property
     def _end(self) -> str:
@@ -218,18 +243,6 @@ end"""
         complain = self._missing("the row to insert came without its unchanged values")
         return f"if s.op = {OP_INSERT} and s.mask is not null then {complain} end if;\n"
 
-    def _insert_row(self, values: Sequence[str], extra: dict[str, str] | None = None) -> str:
-        extra = extra or {}
-        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
-        names = [*self.insert_columns, *extra]
-        listed = ", ".join(map(quote_identifier, names))
-        written = ", ".join([*sid, *values, *extra.values()])
-        if not names:
-            return f"insert into {self.plan.table} default values"
-        return (
-            f"insert into {self.plan.table} ({listed}) overriding system value values ({written})"
-        )
-
     def _search(self) -> str:
         """Find the row to change into streamer_relid and streamer_ctid."""
         is_history = self.plan.type is TableType.HISTORY
@@ -258,7 +271,7 @@ end loop;"""
             return ""
         return (
             f"\nif streamer_ctid is not null and exists (select from {self.rows} t "
-            f"where {self._matches_old_key}{condition} and not ({self._AT_FOUND})) "
+            f"where {self._matches_old_key}{condition} and not ({FOUND.condition})) "
             f"then {self._complain_of_several(self.old)} end if;"
         )
 
@@ -272,12 +285,13 @@ end loop;"""
     def _clear(self) -> str:
         """Delete the row that has the key of the new one, in a table that ignores deletes."""
         rows = f"from {self.rows} t where {self.matches_new_key}"
+        delete = self.delete_rows(RowPlace(self.matches_new_key))
         if self.plan.key_is_indexed:
-            return f"delete {rows};"
+            return f"{delete};"
         # No index refuses the new row if a session has inserted the old one again meanwhile.
         complain = self._complain_of_several(self.new)
         return f"""loop
-    delete {rows};
+    {delete};
     get diagnostics streamer_count = row_count;
     if streamer_count > 1 then {complain} end if;
     exit when streamer_count > 0;
@@ -301,8 +315,6 @@ end loop;"""
                 return f"if {old} is null then {absent} else {equal} end if;"
         return self._lock_first(where)
 
-    _AT_FOUND: Final = "t.tableoid = streamer_relid and t.ctid = streamer_ctid"
-
     def _missing(self, what: str) -> str:
         return (
             f"raise exception using errcode = 'no_data_found', message = {quote_literal(what)}, "
@@ -310,24 +322,19 @@ end loop;"""
         )
 
     def _ordered_insert(self) -> str:
-        values = self._values(False, "")
         if self.plan.type is TableType.HISTORY:
-            return (
-                f"{self._close_outlived()}{self._open_version('s.at', first=True, values=values)}"
-            )
+            return f"{self._close_outlived()}{self._write_new()}"
         if not self.plan.may_outlive or self.plan.identity is not Identity.KEY:
-            return self._insert_row(values) + ";"
+            return self._write_new()
         # A row that outlived its delete or a TRUNCATE may still hold the key.
-        return f"{self._clear()}\n{self._insert_row(values)};"
+        return f"{self._clear()}\n{self._write_new()}"
 
     def _close_outlived(self) -> str:
         """End the open version of the new row's key, which outlived its delete or a TRUNCATE."""
         if not self.plan.may_outlive or not self.plan.version_key:
             return ""
-        return (
-            f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at) "
-            f"where {self._matches_version_key()} and {self._is_current};\n"
-        )
+        at = RowPlace(f"{self._matches_version_key()} and {self._is_current}")
+        return self.update_rows("kvsz_end = greatest(t.kvsz_start, s.at)", at) + ";\n"
 
     @property
     def _last_end(self) -> str:
@@ -339,29 +346,29 @@ end loop;"""
     def _matches_version_key(self) -> str:
         return self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
 
-    def _open_version(self, since: str, *, first: bool, values: list[str]) -> str:
-        begin = since
-        prelude = ""
-        if first and self.plan.version_key:
-            same_key = self._matches_version_key()
-            prelude = (
-                f"select case when count(*) = 0 then {HISTORY_BEGIN} else "
-                f"greatest({since}, {self._last_end}) end "
-                f"from {self.rows} t where {same_key} into streamer_since;\n"
+    def _write_new(self) -> str:
+        """Insert the new row; in a history table, as a version."""
+        row = self.row_of(self._values())
+        if self.plan.type is not TableType.HISTORY:
+            return self.insert(row) + ";"
+        if not self.plan.version_key:
+            return self.insert(row | self._times(HISTORY_BEGIN)) + ";"
+        same_key = self._matches_version_key()
+        prelude = (
+            f"select case when count(*) = 0 then {HISTORY_BEGIN} else "
+            f"greatest(s.at, {self._last_end}) end "
+            f"from {self.rows} t where {same_key} into streamer_since;\n"
+        )
+        # Only a key with a deferred check may occur twice, and then the target checks it.
+        if self.plan.identity is Identity.KEY:
+            prelude += (
+                f"if exists (select from {self.rows} t where {same_key} "
+                f"and {self._is_current}) then raise exception using "
+                "errcode = 'unique_violation', "
+                "message = 'an open version of this key is already there', "
+                f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
             )
-            # Only a key with a deferred check may occur twice, and then the target checks it.
-            if self.plan.identity is Identity.KEY:
-                prelude += (
-                    f"if exists (select from {self.rows} t where {same_key} "
-                    f"and {self._is_current}) then raise exception using "
-                    "errcode = 'unique_violation', "
-                    "message = 'an open version of this key is already there', "
-                    f"detail = 'Key ' || {self._key_text('s', self.new)}; end if;\n"
-                )
-            begin = "streamer_since"
-        elif first:
-            begin = HISTORY_BEGIN
-        return prelude + self._insert_row(values, self._times(begin)) + ";"
+        return f"{prelude}{self.insert(row | self._times('streamer_since'))};"
 
     def _ordered_update(self, partial: bool) -> str:
         if self.plan.identity is Identity.NONE:
@@ -382,12 +389,7 @@ end loop;"""
 
     def _write_missing(self, partial: bool) -> str:
         """Write a row that should be at the target and is not, if it is whole."""
-        values = self._values(False, "")
-        if self.plan.type is TableType.HISTORY:
-            insert = self._open_version("s.at", first=True, values=values)
-        else:
-            insert = self._insert_row(values) + ";"
-        insert = self._note("update_missing", self.old) + insert
+        insert = self._note("update_missing", self.old) + self._write_new()
         if not partial:
             return insert
         complain = self._missing("the row to update is missing, and its unchanged values with it")
@@ -399,21 +401,21 @@ end loop;"""
         """Change the found row."""
         if self.plan.type is TableType.HISTORY:
             return self._open_next_version(partial)
-        values = self._values(partial, "t")
-        assigned = list(zip(self.plan.columns, values, strict=True))
-        fixed = [(c, value) for c, value in assigned if c.target.identity_always]
-        others = ", ".join(
-            f"{quote_identifier(c.name)} = {value}"
-            for c, value in assigned
-            if not c.target.identity_always
-        )
-        update = f"update {self.rows} t set {others} where {self._AT_FOUND};" if others else "null;"
+        masked = frozenset(range(self.plan.row_width)) if partial else frozenset()
+        fixed = [column for column in self.plan.columns if column.target.identity_always]
+        others = self._assignments(fixed, frozenset(), masked)
+        update = f"{self.update_rows(others, FOUND)};" if others else "null;"
         if not fixed:
             return update
-        same = " and ".join(f"t.{quote_identifier(c.name)} = {value}" for c, value in fixed)
+        values = self._present(masked)
+        same = " and ".join(
+            f"t.{quote_identifier(column.name)} = {value}"
+            for column, value in zip(self.plan.columns, values, strict=True)
+            if column in fixed
+        )
         return (
-            f"if exists (select from {self.rows} t where {self._AT_FOUND} and {same}) "
-            f"then {update} else {self._replace_found(fixed[0][0], values)} end if;"
+            f"if exists (select from {self.rows} t where {FOUND.condition} and {same}) "
+            f"then {update} else {self._replace_found(fixed[0], values)} end if;"
         )
 
     def _replace_found(self, fixed: PlanColumn, values: Sequence[str]) -> str:
@@ -433,10 +435,9 @@ end loop;"""
                 "if streamer_cascades then raise exception using errcode = 'generated_always', "
                 f"message = {quote_literal(message)}; end if;\n"
             )
-        return (
-            f"{refuse}with streamer_old as (delete from {self.rows} t where {self._AT_FOUND} "
-            f"returning t.*) {self.insert_replacement(values)} from streamer_old t;"
-        )
+        insert = self.insert(self.replacement(values), "from streamer_old t")
+        delete = self.delete_rows(FOUND)
+        return f"{refuse}with streamer_old as ({delete} returning t.*) {insert};"
 
     def _same_key(self) -> str:
         return " and ".join(
@@ -461,32 +462,22 @@ end loop;"""
                 f"from {rows} t where {self._matches_version_key()} into streamer_since; end if;"
             )
         close = (
-            f"update {rows} t "
-            f"set kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted} "
-            f"where {self._AT_FOUND} returning t.kvsz_end, t.tableoid, t.ctid "
+            f"{self.end_versions(deleted, FOUND)} returning t.kvsz_end, t.tableoid, t.ctid "
             "into streamer_since, streamer_relid, streamer_ctid;"
         )
-        extra = self._times("streamer_since")
-        names = ", ".join(map(quote_identifier, [*self.insert_columns, *extra]))
-        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
-        written = ", ".join([*sid, *self._values(partial, "t"), *extra.values()])
-        reopen = (
-            f"insert into {self.plan.table} ({names}) overriding system value "
-            f"select {written} from {rows} t where {self._AT_FOUND};"
-        )
-        return f"{close}{later}\n{reopen}"
+        version = self.row_of(self._values(partial=partial)) | self._times("streamer_since")
+        reopen = self.insert(version, f"from {rows} t where {FOUND.condition}")
+        return f"{close}{later}\n{reopen};"
 
     def _ordered_delete(self) -> str:
         if self.plan.identity is Identity.NONE:
             return self._missing_identity()
         if self.plan.type is TableType.APPEND:
             return "null;"
-        if self.plan.marks:
-            mark = f"update {self.rows} t set {self._mark} where {self._AT_FOUND};"
-            return f"{self._search()}\nif streamer_ctid is not null then {mark} end if;"
+        remove = self.remove_rows(FOUND)
         return (
             f"{self._search()}\n{self._refuse_partial_old()}"
-            f"if streamer_ctid is not null then {self._remove_found()}{self._note_delete} end if;"
+            f"if streamer_ctid is not null then {remove};{self._note_delete} end if;"
         )
 
     @property
@@ -494,14 +485,6 @@ end loop;"""
         """Note a delete without a row, unless rows that stay make that normal."""
         note = "" if self.plan.may_outlive else self._note("delete_missing", self.old)
         return f" elsif not streamer_cascades then {note}" if note else ""
-
-    @property
-    def _mark(self) -> str:
-        """The assignments that mark a row as deleted."""
-        return ", ".join(
-            f"{quote_identifier(column.name)} = s.{self.new(column)}"
-            for column in self.plan.metadata_columns
-        )
 
     def _refuse_partial_old(self) -> str:
         """A partition with a key of its own sends that key, and NULL for the rest of the old row.
@@ -517,29 +500,15 @@ end loop;"""
         )
         return f"if streamer_ctid is null and ({nulls or 'false'}) then {complain} end if;\n"
 
-    def _remove_found(self) -> str:
-        """Remove the found row, or end its version."""
-        if self.plan.type is TableType.HISTORY:
-            return (
-                f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at), "
-                f"kvsz_deleted = true where {self._AT_FOUND};"
-            )
-        return f"delete from {self.rows} t where {self._AT_FOUND};"
-
     def _ordered_truncate(self) -> str:
         if self.plan.ignores_truncate:
             return "null;"
+        sid, deleted_at = self._sid_matches("t"), self.plan.mapping.rule.deleted_at
         if self.plan.type is TableType.HISTORY:
-            return (
-                f"update {self.rows} t set kvsz_end = greatest(t.kvsz_start, s.at), "
-                f"kvsz_deleted = true where {self._is_current}{self._sid_matches('t')};"
-            )
+            return self.remove_rows(RowPlace(f"{self._is_current}{sid}")) + ";"
         truncate = self.truncate
-        if (deleted_at := self.plan.mapping.rule.deleted_at) is not None:
-            truncate = (
-                f"update {self.rows} t set {self._mark} "
-                f"where t.{quote_identifier(deleted_at)} is null{self._sid_matches('t')}"
-            )
+        if deleted_at is not None:
+            truncate = self.remove_rows(RowPlace(f"t.{quote_identifier(deleted_at)} is null{sid}"))
         if not self.restart:
             return truncate + ";"
         return f"{truncate};\nif s.op = {OP_TRUNCATE_RESTART} then {self.restart}; end if;"

@@ -7,16 +7,15 @@ unchanged and unknown. ``o_<n>`` are the old values that find the row: key colum
 always quoted. Plans with expressions have more (`streamer.apply.sql.computed_statements`). Pure.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from streamer.apply.rows.apply_plan import ApplyPlan, PlanColumn
 from streamer.apply.sql.planned_facts import PlannedFacts
-from streamer.mapping.sid_and_history_columns import (
-    SID,
-)
+from streamer.mapping.rule_options import TableType
+from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier, quote_literal
 
 OP_DELETE: Final = 1
@@ -55,6 +54,14 @@ KEY_TEXT_MAX: Final = 200
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
 
 
+@dataclass(frozen=True, slots=True)
+class RowPlace:
+    """Rows t of the target that meet *condition*, which may use a *source* beside the table."""
+
+    condition: str
+    source: str = ""
+
+
 @dataclass(frozen=True)
 class SetStatements:
     """The statements for one plan that stage changes, and write them as sets."""
@@ -83,6 +90,13 @@ class SetStatements:
             (f"c_{self._index[column.position]}", column.target.staged_type)
             for column in self.plan.plain_columns
         ]
+
+    @cached_property
+    def new_values(self) -> tuple[list[str], tuple[int, ...]]:
+        """The staging columns of a new row's values, and where these are in the row."""
+        positions = [column.position for column in self.plan.plain_columns]
+        positions += [source.position for source in self.plan.inputs]
+        return [name for name, _ in self._staged_new], tuple(positions)
 
     def name(self, staged: str) -> str:
         """Name a staged value in a staged row."""
@@ -162,20 +176,74 @@ class SetStatements:
     def _matches_old_key(self) -> str:
         return self._matches((column, f"s.{self.old(column)}") for column in self.plan.key)
 
+    # ---- what a change does to rows, in sets and in exact order --------------------------------
+
+    def delete_rows(self, at: RowPlace) -> str:
+        using = f" using {at.source}" if at.source else ""
+        return f"delete from {self.rows} t{using} where {at.condition}"
+
+    def update_rows(self, assignments: str, at: RowPlace) -> str:
+        source = f" from {at.source}" if at.source else ""
+        return f"update {self.rows} t set {assignments}{source} where {at.condition}"
+
+    def remove_rows(self, at: RowPlace) -> str:
+        """Do what a delete of the source does to rows."""
+        if self.plan.type is TableType.HISTORY:
+            return self.end_versions("true", at)
+        return self.update_rows(self._mark, at) if self.plan.marks else self.delete_rows(at)
+
+    def end_versions(self, deleted: str, at: RowPlace) -> str:
+        ended = f"kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted}"
+        return self.update_rows(ended, at)
+
+    @property
+    def _mark(self) -> str:
+        """The assignments that mark a row as deleted."""
+        return ", ".join(
+            f"{quote_identifier(column.name)} = s.{self.new(column)}"
+            for column in self.plan.metadata_columns
+        )
+
+    def insert(self, values: Mapping[str, str], source: str | None = None) -> str:
+        """Insert a row of *values*, by column; with a *source*, one for each row of it."""
+        if not values:
+            return f"insert into {self.plan.table} default values"
+        names, written = ", ".join(map(quote_identifier, values)), ", ".join(values.values())
+        rows = f"values ({written})" if source is None else f"select {written} {source}"
+        return f"insert into {self.plan.table} ({names}) overriding system value {rows}"
+
+    def row_of(self, values: Sequence[str]) -> dict[str, str]:
+        """Return *values* of the plan's columns by column, and the sid."""
+        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
+        return dict(zip(self.insert_columns, [*sid, *values], strict=True))
+
+    def replacement(self, values: Sequence[str]) -> dict[str, str]:
+        """Return *values* by column, and all other values of a row t."""
+        row = self.row_of(values)
+        others = (c for c in self.plan.target.columns.values() if c.name not in row)
+        return row | {c.name: f"t.{quote_identifier(c.name)}" for c in others if not c.generated}
+
+    # ---- sets ----------------------------------------------------------------------------------
+
+    def _staged_as(self, op: int, match: str, more: str = "") -> RowPlace:
+        """Place the target's rows that *match* a row staged as *op*."""
+        return RowPlace(f"s.op = {op}{more} and {match}", f"pg_temp.{self.stage} s")
+
     @cached_property
     def delete(self) -> str:
-        return (
-            f"delete from {self.rows} t using pg_temp.{self.stage} s "
-            f"where s.op = {OP_DELETE} and {self.matches_new_key}"
-        )
+        """Remove rows. Deletes that mark rows are updates, unless there is a filter."""
+        at = self._staged_as(OP_DELETE, f"{self.matches_new_key}{self._is_unmarked}")
+        return self.remove_rows(at) if self.plan.marks_in_filter else self.delete_rows(at)
 
     @cached_property
     def clear(self) -> str:
         """Delete the rows of keys that come again."""
-        return (
-            f"delete from {self.rows} t using pg_temp.{self.stage} s "
-            f"where s.op = {OP_CLEAR} and {self.matches_new_key}"
-        )
+        return self.delete_rows(self._staged_as(OP_CLEAR, self.matches_new_key))
+
+    @cached_property
+    def update_whole(self) -> str:
+        """Update from rows with all values."""
+        return self.update(OP_UPDATED)
 
     def update(
         self,
@@ -189,11 +257,11 @@ class SetStatements:
         their mask tells; the target's row keeps these.
         """
         assignments = self._assignments(self.plan.key, unchanged, masked)
-        stage = f"pg_temp.{self.stage} s"
-        where = f"where s.op = {op}{self._if_passes(op)} and {self.matches_new_key}"
+        at = self._staged_as(op, self.matches_new_key, self._if_passes(op))
         if not assignments:
-            return f"select from {self.rows} t, {stage} {where} for no key update of t"
-        return f"update {self.rows} t set {assignments} from {stage} {where}"
+            source = f"{self.rows} t, {at.source}"
+            return f"select from {source} where {at.condition} for no key update of t"
+        return self.update_rows(assignments, at)
 
     def _assignments(
         self, others: Sequence[PlanColumn], unchanged: frozenset[int], masked: frozenset[int]
@@ -207,18 +275,19 @@ class SetStatements:
 
     def _present(self, masked: frozenset[int]) -> list[str]:
         """SQL of the new values of all columns; some staged rows lack those at *masked*."""
-        by_mask = self._values(bool(masked), "t")
+        by_mask = self._values(partial=bool(masked))
         return [
             value if self.plan.uses(column, masked) else self.value(column)
             for column, value in zip(self.plan.columns, by_mask, strict=True)
         ]
 
-    def _values(self, partial: bool, previous: str) -> list[str]:
+    def _values(self, *, partial: bool = False) -> list[str]:
+        """SQL of the new values of all columns; with *partial*, the row t has those not sent."""
         if not partial:
             return [self.value(column) for column in self.plan.columns]
         return [
             f"case when substr(s.mask, {n + 1}, 1) = 'u' "
-            f"then {previous}.{quote_identifier(column.name)} else s.{self.new(column)} end"
+            f"then t.{quote_identifier(column.name)} else s.{self.new(column)} end"
             for n, column in enumerate(self.plan.plain_columns)
         ]
 
@@ -228,35 +297,17 @@ class SetStatements:
         Columns that only the target has keep their values, and foreign keys see an UPDATE.
         """
         assignments = self._assignments((), frozenset(), masked)
-        return (
-            f"update {self.rows} t set {assignments} from pg_temp.{self.stage} s "
-            f"where s.op = {op} and {self._matches_old_key}"
-        )
+        return self.update_rows(assignments, self._staged_as(op, self._matches_old_key))
 
     def copy_moved(self, op: int, masked: frozenset[int]) -> str:
         """The same for new rows beside the present ones, whose keys other rows still refer to."""
-        return (
-            f"{self.insert_replacement(self._present(masked))} from {self.rows} t, "
-            f"pg_temp.{self.stage} s where s.op = {op} and {self._matches_old_key} "
-            "for no key update of t"
-        )
+        at = self._staged_as(op, self._matches_old_key)
+        source = f"from {self.rows} t, {at.source} where {at.condition} for no key update of t"
+        return self.insert(self.replacement(self._present(masked)), source)
 
-    def insert_replacement(self, values: Sequence[str]) -> str:
-        """Insert a row with *values* that has all other values of a row t: without the FROM."""
-        written = self.insert_columns
-        others = (c for c in self.plan.target.columns.values() if c.name not in written)
-        kept = [quote_identifier(c.name) for c in others if not c.generated]
-        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
-        listed = ", ".join([*map(quote_identifier, written), *kept])
-        selected = ", ".join([*sid, *values, *(f"t.{name}" for name in kept)])
-        return f"insert into {self.plan.table} ({listed}) overriding system value select {selected}"
-
-    def before_write(self, op: int) -> list[str]:
-        """Return what a filter makes of the target's rows before rows staged as *op* are written.
-
-        Rows whose update does not pass the filter are deleted, or marked.
-        """
-        return []
+    def leave(self, op: int) -> str | None:
+        """Delete or mark the rows whose update, staged as *op*, does not pass the filter."""
+        return None
 
     def make_room(self, op: int) -> str | None:
         """Delete marked rows whose keys enter the filter again by rows staged as *op*."""
@@ -279,10 +330,9 @@ class SetStatements:
 
     def delete_others(self, op: int) -> str:
         """Delete this source's rows without a key staged as *op*, twice as in `truncate`."""
-        delete = (
-            f"delete from {self.rows} t where not exists (select from pg_temp.{self.stage} s "
-            f"where s.op = {op} and {self.matches_new_key}){self._sid_matches('t')}"
-        )
+        staged = self._staged_as(op, self.matches_new_key)
+        is_staged = f"exists (select from {staged.source} where {staged.condition})"
+        delete = self.delete_rows(RowPlace(f"not {is_staged}{self._sid_matches('t')}"))
         return f"{delete}; {delete}"
 
     def missing(self, op: int, limit: int) -> str:
@@ -339,13 +389,8 @@ class SetStatements:
         )
 
     def insert_staged(self, op: int) -> str:
-        sid = [quote_literal(self.plan.sid)] if self.plan.sid is not None else []
-        values = ", ".join(sid + [self.value(column) for column in self.plan.columns])
-        names = ", ".join(map(quote_identifier, self.insert_columns))
-        return (
-            f"insert into {self.plan.table} ({names}) overriding system value "
-            f"select {values} from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
-        )
+        source = f"from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
+        return self.insert(self.row_of(self._values()), source)
 
     def _key_text(self, row: str, name: Callable[[PlanColumn], str]) -> str:
         names = ", ".join(quote_identifier(column.name) for column in self.plan.staged_key)
@@ -360,7 +405,7 @@ class SetStatements:
         A first DELETE does not see rows that sessions have inserted while it waited for them.
         """
         if self.plan.truncates_by_delete:
-            delete = f"delete from {self.rows} t where true{self._sid_matches('t')}"
+            delete = self.delete_rows(RowPlace(f"true{self._sid_matches('t')}"))
             return f"{delete}; {delete}"
         return f"truncate {self.rows}"
 

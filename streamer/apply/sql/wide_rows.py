@@ -9,12 +9,14 @@ Everywhere else `s.c_5` names a staged value. Here it is `s.p1.c_5`: ``s`` is al
 block in which a part's row is the record ``p1``. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Final
 
 from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.copydata import Copy
 from streamer.apply.sql.computed_statements import ComputedStatements, statements_for
 from streamer.apply.sql.history_versions import VersionStatements
 from streamer.apply.sql.ordered_statements import Statements
@@ -128,8 +130,18 @@ class SplitStatements(Statements):
 
     @property
     def rows_max(self) -> int:
-        """How many rows to stage at a time."""
         return max(1, CELLS_MAX // self.parts[-1].stop)
+
+    def batches(self, rows: Iterable[Row]) -> Iterator[tuple[int, Iterable[Row]]]:
+        rows, first = iter(rows), 0
+        while some := list(islice(rows, self.rows_max)):
+            yield first, some
+            first += len(some)
+
+    def copies(self, rows: Iterable[Row], first: int = 0) -> Iterator[Copy]:
+        staged = list(rows)
+        for part in self.parts:
+            yield self._copy(part.table, list(part.columns), part.rows(staged), first)
 
     def name(self, staged: str) -> str:
         return f"p{self._part_of[staged]}.{staged}"

@@ -9,6 +9,7 @@ import enum
 from collections.abc import Iterable
 
 from streamer.apply.lanes.lane_window import LaneWindow, RelationWindow
+from streamer.apply.rows.apply_plan import Identity
 from streamer.apply.rows.fold import Fold
 from streamer.mapping.rule_options import TableType
 
@@ -22,6 +23,14 @@ class Removal(enum.Enum):
     """With all other changes of the relation."""
     LAST = "last"
     """After all writes: rows that refer to them may refer to others by then."""
+
+
+class Half(enum.Enum):
+    """Which of a relation's rows to write."""
+
+    BOTH = "both"
+    REMOVALS = "removals"
+    ADDITIONS = "additions"
 
 
 def is_connected(window: LaneWindow) -> bool:
@@ -54,11 +63,22 @@ def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
     return list(ordered.values())
 
 
-def removal_of(relation: RelationWindow, *, keeps_keys: bool) -> Removal:
-    """Return when to remove the rows of *relation*.
+def write_order(window: LaneWindow) -> list[tuple[RelationWindow, Half]]:
+    """Return what to write of *window*, in order; a relation may come in two halves."""
+    moments = [(each, removal_of(each)) for each in in_key_order(window.relations.values())]
+    first, last = (
+        [(relation, Half.REMOVALS) for relation, at in reversed(moments) if at is moment]
+        for moment in (Removal.FIRST, Removal.LAST)
+    )
+    rest = [
+        (relation, Half.BOTH if at is Removal.WITHIN else Half.ADDITIONS)
+        for relation, at in moments
+    ]
+    return [*first, *rest, *last]
 
-    *keeps_keys*: a TRUNCATE of it leaves the rows alone whose keys are there again.
-    """
+
+def removal_of(relation: RelationWindow) -> Removal:
+    """Return when to remove the rows of *relation*."""
     if not relation.is_set or len(relation.folds) != 1:
         return Removal.WITHIN
     (fold,) = relation.folds
@@ -70,10 +90,26 @@ def removal_of(relation: RelationWindow, *, keeps_keys: bool) -> Removal:
         is_last = target.is_referenced and not target.delete_acts and not _returns(fold)
         return Removal.LAST if is_last and not fold.truncate else Removal.WITHIN
     if fold.truncate:
-        return Removal.LAST if keeps_keys else Removal.FIRST
+        return Removal.LAST if keeps_keys(fold) else Removal.FIRST
     if fold.deletes and fold.plan.target.is_referenced and not _returns(fold):
         return Removal.LAST
     return Removal.FIRST
+
+
+def keeps_keys(fold: Fold) -> bool:
+    """Return whether a TRUNCATE must leave the rows alone whose keys are there again behind it.
+
+    The table that refers to them may be ahead, and refer to the new ones already.
+    """
+    plan = fold.plan
+    return (
+        fold.truncate
+        and plan.target.is_referenced
+        and plan.key_is_indexed
+        and plan.identity is Identity.KEY
+        and not plan.has_expressions
+        and not (fold.deletes or fold.updates or fold.moves)
+    )
 
 
 def _returns(fold: Fold) -> bool:

@@ -11,14 +11,16 @@ process has replaced this one, whose transaction must not commit.
 
 import asyncio
 import contextlib
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
 import structlog
 
 from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.rows.copydata import Copy
 from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.planned_facts import PlannedFacts
 from streamer.apply.write.commit_counts import table_labels
@@ -330,6 +332,25 @@ class TargetTransaction:
         self._facts[facts.name] = facts
         self.target.send_before_next(facts.prepare)
 
+    async def copy(self, rows: Copy, then: str = "") -> int:
+        """COPY *rows*, and run the statement *then* in the same message.
+
+        Returns how many rows the last of them touched.
+        """
+        try:
+            return await self.target.copy_in(
+                rows.table,
+                rows.columns,
+                _paced(rows.chunks),
+                namespace=rows.namespace,
+                binary=rows.binary,
+                then=then,
+            )
+        except StreamerError as exc:
+            if exc.change_number is not None:
+                exc.change_number += rows.first
+            raise
+
     def _empty_large_stages(self) -> list[str]:
         """Return statements that free the space of large staging tables."""
         large = [each for each in self._stages.values() if each[1] > DELETED_ROWS_MAX]
@@ -341,6 +362,17 @@ class TargetTransaction:
         """Count conflicts in the metrics after their commit."""
         if number > 0:
             self._conflicts.append((mapped, kind, number))
+
+
+async def _paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Let others run between chunks, so that a long COPY does not keep a reader from its socket."""
+    since = time.monotonic()
+    for chunk in chunks:
+        yield chunk
+        now = time.monotonic()
+        if now - since > 0.005:
+            await asyncio.sleep(0)
+            since = now
 
 
 def _fenced(relations: list[MappedRelation]) -> TargetFencedError:

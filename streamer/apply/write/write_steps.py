@@ -1,0 +1,294 @@
+"""What a window writes, as steps that `streamer.apply.write.writer` takes one after the other.
+Pure.
+
+A step is made when its turn comes, so that only its own rows are in memory twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from streamer.apply.lanes.lane import MappedRelation
+from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.rows.apply_plan import ApplyPlan
+from streamer.apply.rows.copydata import Copy
+from streamer.apply.rows.fold import Fold
+from streamer.apply.rows.history_chains import Versions
+from streamer.apply.sql.ordered_statements import Statements
+from streamer.apply.sql.planned_facts import PlannedFacts
+from streamer.apply.sql.set_statements import (
+    OP_CLEAR,
+    OP_DELETE,
+    OP_INSERT,
+    OP_MOVED,
+    OP_UPDATED,
+    OP_UPDATED_PARTLY,
+)
+from streamer.apply.sql.wide_rows import PlanStatements
+from streamer.apply.write.conflicts import DELETE_MISSING, UPDATE_MISSING
+from streamer.apply.write.foreign_key_order import Half, keeps_keys
+from streamer.apply.write.staged_rows import (
+    OrderedRun,
+    in_order_of_keys,
+    inserted_rows,
+    marking_rows,
+    moved_rows,
+    partial_rows,
+    staged_keys,
+    whole_rows,
+)
+from streamer.decode.tuples import PendingRow, Row, is_partial, unchanged_positions
+from streamer.errors.error_classes import ConflictError
+
+
+@dataclass(frozen=True, slots=True)
+class Execute:
+    """Statements whose answer tells nothing."""
+
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Facts of the target that the next step needs."""
+
+    facts: PlannedFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Rows staged as *op*, and the statements that change the rows of the target with their keys.
+
+    ``leaves`` removes or marks rows that go, and ``writes`` writes rows that stay. Marked rows make
+    ``room`` in between. With ``inserts``, a row that the target lacks is inserted.
+
+    ``conflict``: the kind of conflict that a missing row is. With ``is_noted``, each such row is
+    looked for by ``keys``.
+    """
+
+    statements: Statements
+    rows: Copy
+    op: int
+    count: int
+    leaves: str | None = None
+    room: str | None = None
+    writes: str | None = None
+    inserts: bool = False
+    conflict: str | None = None
+    is_noted: bool = False
+    keys: Iterable[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A query whose answer makes the next step."""
+
+    sql: str
+    parameters: tuple[Any, ...]
+    then: Callable[[Sequence[Mapping[str, Any]]], Copy]
+
+
+@dataclass(frozen=True, slots=True)
+class InOrder:
+    """The staged changes of *run*, one by one."""
+
+    run: OrderedRun
+    statements: Statements
+    notes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Steps that share an empty staging table, for *count* small rows or for any rows.
+
+    ``is_indexed``: an index of the target finds the rows.
+    """
+
+    statements: Statements
+    steps: Iterable["Step"]
+    count: int | None
+    is_indexed: bool
+
+
+Step = Execute | Keep | Copy | Change | Inquiry | InOrder | Staged
+
+
+def fold_steps(
+    fold: Fold, statements: PlanStatements, half: Half = Half.BOTH, *, fires_keys: bool
+) -> Iterator[Step]:
+    """Yield the steps that write a fold, or half of it.
+
+    *fires_keys*: the server checks foreign keys.
+    """
+    plan, plain, sets = fold.plan, statements.plain, statements.sets
+    if fires_keys and keeps_keys(fold):
+        steps = _replace_rows(fold, statements, half)
+        yield Staged(sets, steps, len(fold.inserts), plan.key_is_indexed)
+        return
+    if half is not Half.BOTH:
+        fold = fold.removals() if half is Half.REMOVALS else fold.additions()
+    if fold.truncate:
+        yield _with_restart(plain.truncate, fold, statements)
+    is_staged = plan.has_expressions  # rows without updates or deletes, too
+    if fold.must_stage or (is_staged and fold.inserts):
+        steps = _change_rows(fold, sets, fires_keys)
+        yield Staged(sets, steps, fold.row_count, plan.key_is_indexed)
+    if fold.inserts and not is_staged:
+        yield Keep(plain.facts)
+        yield inserted_rows(plain, fold.inserts.values())
+
+
+def _replace_rows(fold: Fold, statements: PlanStatements, half: Half) -> Iterator[Step]:
+    """Have the table hold the rows inserted after a TRUNCATE, and no others."""
+    sets = statements.sets
+    rows = whole_rows(sets, OP_UPDATED, fold.inserts.values())
+    if half is Half.REMOVALS:
+        yield rows
+    else:
+        count, update = len(fold.inserts), sets.update_whole
+        yield Change(sets, rows, OP_UPDATED, count, writes=update, inserts=True)
+    if half is not Half.ADDITIONS:
+        yield _with_restart(sets.delete_others(OP_UPDATED), fold, statements)
+
+
+def _with_restart(sql: str, fold: Fold, statements: PlanStatements) -> Execute:
+    """Empty a table, and restart its sequences if the TRUNCATE does."""
+    restart = statements.plain.restart if fold.restarts else ""
+    return Execute(f"{sql}; {restart}" if restart else sql)
+
+
+def _change_rows(fold: Fold, sets: Statements, fires_keys: bool) -> Iterator[Step]:
+    plan = fold.plan
+    if removed := fold.removed:
+        yield _delete(removed, sets, fires_keys)
+    if fold.clears_keys:
+        keys = fold.inserts.keys() - fold.deletes.keys()
+        rows = staged_keys(sets, OP_CLEAR, keys)
+        yield Change(sets, rows, OP_CLEAR, len(keys), leaves=sets.clear)
+    if fold.moves:
+        yield _move(fold, sets)
+    updated = in_order_of_keys(fold.updates)
+    whole = [row for row in updated if not is_partial(row)]
+    if whole:
+        yield _update(fold, sets, whole)
+    if len(whole) < len(updated):
+        yield _update_partly(sets, [row for row in updated if is_partial(row)])
+    if fold.inserts and plan.has_expressions:
+        yield whole_rows(sets, OP_INSERT, fold.inserts.values())
+        room = sets.make_room(OP_INSERT)
+        yield Execute("; ".join(filter(None, [room, sets.insert_staged(OP_INSERT)])))
+
+
+def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: bool) -> Change:
+    plan = sets.plan
+    rows = (marking_rows if plan.marks_in_filter else staged_keys)(sets, OP_DELETE, removed)
+    # With rows that outlive their deletes, a fold removes keys that no row may have. Foreign keys
+    # of the target may have removed others.
+    is_conflict = plan.filter is None and not plan.may_outlive
+    return Change(
+        sets,
+        rows,
+        OP_DELETE,
+        len(removed),
+        leaves=sets.delete,
+        conflict=DELETE_MISSING if is_conflict else None,
+        is_noted=is_conflict and not fires_keys,
+        keys=removed,
+    )
+
+
+def _move(fold: Fold, sets: Statements) -> Change:
+    """Give rows their new keys. Without ``deletes``, rows with the old keys stay for now."""
+    if not (fold.deletes or fold.plan.key_is_indexed):
+        raise not_all_there(fold.plan)  # an INSERT does not tell for which row it is
+    moves = fold.moves.values()
+    lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
+    move = sets.move if fold.deletes else sets.copy_moved
+    rows = moved_rows(sets, OP_MOVED, moves)
+    return Change(sets, rows, OP_MOVED, len(moves), writes=move(OP_MOVED, lacking))
+
+
+def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
+    is_conflict = fold.plan.filter is None  # else a row has just been let in
+    return Change(
+        sets,
+        whole_rows(sets, OP_UPDATED, whole),
+        OP_UPDATED,
+        len(whole),
+        leaves=sets.leave(OP_UPDATED),
+        room=sets.make_room(OP_UPDATED),
+        writes=sets.update_whole,
+        inserts=True,
+        conflict=UPDATE_MISSING if is_conflict else None,
+        is_noted=is_conflict,
+        keys=(key for key, row in fold.updates.items() if not is_partial(row)),
+    )
+
+
+def _update_partly(sets: Statements, partial: list[PendingRow]) -> Change:
+    """Update rows that lack unchanged values, which the target's rows keep."""
+    op, lacking = OP_UPDATED_PARTLY, [unchanged_positions(row) for row in partial]
+    update = sets.update(op, frozenset.intersection(*lacking), masked=frozenset.union(*lacking))
+    return Change(
+        sets,
+        partial_rows(sets, op, partial),
+        op,
+        len(partial),
+        leaves=sets.leave(op),
+        room=sets.make_room(op),
+        writes=update,
+    )
+
+
+def version_steps(versions: Versions, statements: PlanStatements) -> Iterator[Step]:
+    """Yield the steps that end the open versions of all keys, and bring the new ones.
+
+    An answer that sets do not expect raises NotFoldable.
+    """
+    if not versions.chains:  # a large value comes in a piece of its own
+        return
+    of_versions = statements.versions
+    chains = versions.in_order_of_keys()
+    steps = (
+        of_versions.stage(chains),
+        Inquiry(
+            of_versions.close,
+            () if versions.plan.history_sequence is None else (versions.change_count,),
+            lambda answer: of_versions.insert_versions(versions, chains, answer),
+        ),
+    )
+    # The key's leading column has an index.
+    yield Staged(of_versions.statements, steps, len(chains), is_indexed=True)
+
+
+def ordered_runs(
+    window: LaneWindow, mapped: MappedRelation, start: int, stop: int
+) -> list[OrderedRun]:
+    """Return a relation's changes of some shares, a run for each definition."""
+    runs: list[OrderedRun] = []
+    for number in range(start, stop):
+        share = window.shares[number]
+        for owner, changes, plan in window.parts[number]:
+            if owner is mapped:
+                if not runs or runs[-1].plan is not plan:
+                    runs.append(OrderedRun(plan))
+                for transaction, payloads in share.by_transaction(changes):
+                    runs[-1].parts.append((number, transaction, payloads))
+    return runs
+
+
+def ordered_steps(run: OrderedRun, statements: Statements, *, notes: bool) -> Iterator[Step]:
+    """Yield the steps that write a run in exact order. With *notes*, a missing row is noted."""
+    for first, rows in statements.batches(run.rows()):
+        block = InOrder(run, statements, notes)
+        steps = chain[Step](statements.copies(rows, first), (block,))
+        yield Staged(statements, steps, None, run.plan.key_is_indexed)
+
+
+def not_all_there(plan: ApplyPlan) -> ConflictError:
+    """Have exact order write a window: it locks each row, and names one that is missing."""
+    return ConflictError(
+        f'target table "{plan.mapping.target}": a row is missing, or another session changes it',
+        kind="update_missing",
+    )
