@@ -586,7 +586,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
             killed.set()
             raise asyncio.CancelledError
 
-    for module in ("hand_over", "plan_copies", "round", "prepare", "staging_tables"):
+    for module in ("hand_over", "plan_copies", "copy_round", "prepare_copy", "staging_tables"):
         monkeypatch.setattr(f"streamer.copy.{module}.failpoint", fail, raising=False)
     async with stream("t:") as streamer:
         await streamer.caught_up()
