@@ -107,7 +107,7 @@ class BlockedKeys:
         self.pending: list[Quarantined | Emptied] = []
         """The changes still to write to the table, in order."""
         self.is_cleared = False
-        """Nothing that was there before this transaction counts any more."""
+        """Changes in quarantine before this transaction no longer count."""
         self.is_to_clear = False
         self.change_count = 0
         """By how much the number of rows in quarantine has changed."""

@@ -1,9 +1,9 @@
-"""The changes of a table in a chunked copy that concern rows which the target has.
+"""The changes of copied rows, for a table in a chunked copy.
 
-A later chunk brings the other rows, as its snapshot has them, so the drainer leaves their changes
-out. An update may move a row between both ranges: then it becomes an insert or a delete. Pure.
+A later chunk copies the remaining rows, with their changes, so the drainer leaves those changes
+out. An update that moves a row between both ranges becomes an insert or a delete. Pure.
 
-PostgreSQL documentation, "Logical Replication Message Formats", has the layout of the messages.
+PostgreSQL documentation, "Logical Replication Message Formats", describes the messages.
 """
 
 import struct
@@ -34,8 +34,8 @@ _length_at: Final = struct.Struct(">I").unpack_from
 
 
 class UnknownRowError(Exception):
-    """A change cannot be assigned to a range, or a row that joins the range lacks values, or one
-    that leaves it would stay.
+    """A change fits no range, a row that joins the range lacks values, or a row that leaves the
+    range would stay.
     """
 
 
@@ -60,7 +60,7 @@ class CopiedRange:
             raise UnknownRowError(f"its key has no column {exc} any more") from None
 
     def take(self, payload: bytes) -> bytes | None:
-        """Return what a change does to the rows of the range; None if it does nothing.
+        """Return the effect of a change on the rows of the range; None for no effect.
 
         Raises UnknownRowError, ProtocolError.
         """
@@ -86,7 +86,7 @@ class CopiedRange:
             return b"D" + bytes(payload[1:end])
         if not self._has(new):
             return None
-        # Under another identity than FULL, the old tuple has nothing but the key.
+        # Except with REPLICA IDENTITY FULL, the old tuple contains only the key.
         if any(map(_is_unchanged, new)) or (
             payload[5] != ord("O") and any(map(_is_unchanged, second))
         ):
@@ -115,25 +115,27 @@ def _value(item: bytes, kind: str) -> KeyValue:
 
 
 def only_copied(share: "LaneTransaction") -> "LaneTransaction":
-    """Return *share* without changes of rows that a later chunk brings.
+    """Return *share* without changes of rows that a later chunk copies.
 
-    Raises SyncError if that cannot be decided: then the copy has to begin again, in one piece.
+    Raises SyncError if a change fits no range; the copy must then begin again, in one piece.
     """
     if all(mapped.state.chunks is None for mapped, _ in share.changes):
         return share
     changes = []
-    for mapped, its in share.changes:
+    for mapped, items in share.changes:
         copied = mapped.state.chunks
         is_there = mapped.has(share.transaction)
-        if copied is None or is_there or isinstance(its.relation, Redefinition):
-            changes.append((mapped, its))
+        if copied is None or is_there or isinstance(items.relation, Redefinition):
+            changes.append((mapped, items))
             continue
         mapping = mapped.mapping
         keeps_deleted = mapping.type is TableType.APPEND or mapping.rule.deleted_at is not None
         try:
-            range_ = CopiedRange(copied, its.relation, keeps_deleted=keeps_deleted)
-            taken = map(range_.take, its.payloads)
-            changes.append((mapped, Changes(its.relation, [p for p in taken if p is not None])))
+            range_ = CopiedRange(copied, items.relation, keeps_deleted=keeps_deleted)
+            retained = map(range_.take, items.payloads)
+            changes.append(
+                (mapped, Changes(items.relation, [p for p in retained if p is not None]))
+            )
         except UnknownRowError as exc:
             mapped.become(mapped.state.unfit_for_chunks(str(exc)))
             error = SyncError(
@@ -150,7 +152,7 @@ def _is_unchanged(item: bytes) -> bool:
 
 
 def _read_items(data: bytes, position: int) -> tuple[list[bytes], int]:
-    """Return the columns of a tuple, each with its kind and its length, and the tuple's end.
+    """Return the columns of a tuple, each with kind and length, and the end of the tuple.
 
     Raises ProtocolError.
     """

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """How many changes are held of each relation, and their bytes."""
+    """The number and the bytes of held changes, by relation."""
 
     __slots__ = ("_counts",)
 
@@ -16,7 +16,7 @@ class Held:
         self._counts: dict[MappedRelation, tuple[int, int]] = {}
 
     def of(self, mapped: "MappedRelation") -> tuple[int, int]:
-        """Return the number of changes of a relation, and their bytes."""
+        """Return the number and the bytes of a relation's changes."""
         return self._counts.get(mapped, (0, 0))
 
     def __bool__(self) -> bool:
@@ -27,7 +27,7 @@ class Held:
             number, size = self.of(mapped)
             self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
 
-    def remove(self, other: "Held") -> None:
-        for mapped, (number, size) in other._counts.items():
-            before, size_before = self.of(mapped)
-            self._counts[mapped] = (before - number, size_before - size)
+    def remove(self, released: "Held") -> None:
+        for mapped, (number, size) in released._counts.items():
+            count_before, size_before = self.of(mapped)
+            self._counts[mapped] = (count_before - number, size_before - size)

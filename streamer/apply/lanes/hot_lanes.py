@@ -1,16 +1,14 @@
-"""Connections of their own for hot lanes: a few workers, each of which serves one lane.
+"""Dedicated connections for hot lanes: a few workers, called places, each of which serves a lane.
 
-A hot lane (`streamer.apply.lanes.slow_lanes`) leaves its worker with all changes that wait there,
-between two windows. Then nothing of the lane is in a commit, and its position in the target is
-known. The other worker applies its changes in the same way, in the same order, each window with the
-position in one transaction. So a process that dies at any point begins where the target is, as
-always.
+A hot lane (`streamer.apply.lanes.slow_lanes`) moves with all queued changes from its worker to a
+place, between two windows. No commit then contains changes of the lane, so the position at the
+target is certain. The place applies the changes in the same order, each window with the position in
+a single transaction. So a restarted process begins at the target's position, as always.
 
-A place serves one lane, so hot lanes never wait for each other. The target never has fewer sessions
-at work than without places. Without a free place, further hot lanes stay in their workers.
+Hot lanes never wait for each other. Without a free place, further hot lanes stay in their workers.
 
-A lane keeps its place for a minute. It then goes home once it no longer takes long. A place whose
-lane has been idle for that time is free for another one.
+A lane keeps its place for at least a minute, until its writes are short. A place whose lane has
+been idle for a minute is free for a new lane.
 """
 
 from dataclasses import dataclass
@@ -22,15 +20,14 @@ if TYPE_CHECKING:
     from streamer.apply.lanes.lane import Lane, ShareQueue
 
 PLACES_MAX: Final = 4
-"""How many lanes have a connection of their own at most. A place connects while it has work."""
+"""Maximum number of places."""
 IDLE_SECONDS: Final = 10.0
-"""After how long without work a place closes its connection."""
+"""A place without work for this time closes its connection."""
 
 
 def place_count(workers: int) -> int:
-    """Return how many lanes may have connections of their own beside *workers* of them.
-
-    With few workers an operator wants few connections.
+    """Return the number of places beside *workers*: few workers mean that few connections are
+    wanted.
     """
     return min(workers, PLACES_MAX)
 
@@ -39,27 +36,27 @@ def place_count(workers: int) -> int:
 class _Guest:
     lane: "Lane"
     home: "ShareQueue"
-    """The worker that serves the lane otherwise."""
+    """The worker that the lane came from."""
     since: float
     worked_at: float
-    """When the place last committed changes of the lane."""
+    """Time of the place's last commit of changes of the lane."""
 
 
 class HotLanes:
-    """The lanes at their places. Times are those of one monotonic clock, in seconds."""
+    """The lanes at places. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._guests: dict[ShareQueue, _Guest | None] = {}
 
     def add_place(self, place: "ShareQueue") -> None:
-        """Let *place* serve hot lanes, and nothing else."""
+        """Reserve *place* for hot lanes."""
         self._guests[place] = None
 
     def is_place(self, queue: "ShareQueue") -> bool:
         return queue in self._guests
 
     def take(self, lane: "Lane", now: float) -> "ShareQueue | None":
-        """Return a place, where *lane* is to move now; None if all are taken, or it is at one."""
+        """Reserve a place for *lane*; None if no place is free, or *lane* is at a place."""
         if self.is_place(lane.queue):
             return None
         for place, guest in self._guests.items():
@@ -69,9 +66,9 @@ class HotLanes:
         return None
 
     def leave(self, lane: "Lane", now: float, *, is_cool: bool) -> "ShareQueue | None":
-        """Return the worker to which *lane* is to go home now, if its time at a place is over.
+        """Return the worker to which *lane* must return after a commit at a place; None: it stays.
 
-        The place has just committed changes of it. *is_cool*: other lanes would not mind it.
+        *is_cool*: `SlowLanes.is_cool` of *lane*.
         """
         guest = self._guests.get(lane.queue)
         if guest is None or guest.lane is not lane:
@@ -84,9 +81,8 @@ class HotLanes:
 
 
 def _has_left(guest: _Guest, now: float) -> bool:
-    """Whether the place of *guest* is free, because its lane has ended or gone home.
-
-    A lane that has been idle for long goes home: no worker has anything of it.
+    """Whether the place of *guest* is free. Return an idle lane, which has no changes anywhere, to
+    its worker.
     """
     lane = guest.lane
     if lane.is_ending:

@@ -1,36 +1,37 @@
 """Lanes: sequences of changes with a fixed order.
 
 With ``consistency: table`` every mapped relation has its own lane. With ``consistency:
-transaction`` the ready relations of a source share one, so that a source transaction becomes
+transaction`` the ready relations of a source share a lane, so that a source transaction becomes
 visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
-worker. A held lane sends them to a spool on disk, from which a drainer applies them on its own
-connection when it may. A relation is held while it waits for its copy, a lock or an operator. It
-also waits for the target to accept a row, and for the end of a transaction too large for memory.
-The others do not wait with it.
+worker. A held lane sends changes to a spool on disk, from which a drainer applies the changes on
+its own connection. A relation is held while it waits for its copy, a lock or an operator, for the
+target to accept a row, or for the end of a transaction too large for memory. The remaining
+relations continue.
 
-Order never depends on worker and drainer. A drainer begins after the worker has settled all its
+Order never depends on worker and drainer. A drainer begins after the worker has finished all its
 shares of the lane, and a lane becomes live again only with an empty spool.
 
-A lane *held to a point* lets a copy bring some rows or columns of a relation that is in sync. The
-others are not in the copy, so no change of theirs may be dropped:
+A lane *held to a point* lets a copy replace some rows or columns of a relation that is in sync. The
+copy lacks the remaining rows, so no change of those rows may be dropped:
 
-0. ``hold_to_point(EVERYTHING)``: the drainer applies everything while the copy
-   waits for its turn and prepares the target. So this table never holds back a change of a type
-   that other tables use, which could hold back the copy.
-1. ``hold_to_point(None)`` before the copy's snapshot exists: everything dispatched before is older.
-2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply what commits
-   before P, and nothing else. The stream has delivered all of that once the tracker is at P.
+0. ``hold_to_point(EVERYTHING)``: the drainer applies all changes while the copy waits for its slot
+   and prepares the target. So this table never holds back a change of a shared type, which could
+   hold back the copy.
+1. ``hold_to_point(None)`` before the copy's snapshot exists: all changes dispatched so far are
+   older.
+2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply only the
+   changes that commit before P. The stream has delivered all of those once the tracker is at P.
 3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
-   may exchange rows for those of the snapshot. It stores P as the relation's position.
-4. ``release(Hold.POINT)`` lets the drainer apply the rest.
+   may exchange rows for those of the snapshot, and stores P as the relation's position.
+4. ``release(Hold.POINT)`` lets the drainer apply the remaining changes.
 
 The state of the table (`streamer.control.table_state`) says which step comes next. `Relations`
 takes the step, and `SyncEvents.reach` waits for the third. A process that dies before the commit
-has stored nothing but applied changes, so the relation is as it was.
+has stored only applied changes, so the relation is unchanged.
 
 A copy in chunks (`streamer.copy.copy_in_chunks`) takes the same steps for each chunk after the
 first. Its lane stays held in between, and the drainer leaves out changes of rows that a later chunk
-brings (`streamer.apply.lanes.copied_range`).
+copies (`streamer.apply.lanes.copied_range`).
 """
 
 import asyncio
@@ -73,7 +74,7 @@ class RelationSource:
     """Facts about a relation's source that its plans need and RELATION messages lack.
 
     ``binary_types``: OIDs of types that may be applied in binary; empty in text transport.
-    ``conversion``: converts its text to UTF-8, if the source sends another encoding.
+    ``conversion``: converts the source's text to UTF-8, if the source uses a different encoding.
     ``unique_keys``: columns whose values no two rows share, not even within a transaction.
     """
 
@@ -89,7 +90,7 @@ class RelationSource:
     conversion: TextConversion | None = None
 
     def with_definition(self, relation: SourceRelation) -> "RelationSource":
-        """Return these facts with those of *relation*, as the source's catalogs have it."""
+        """Return these facts with the definition of *relation* in the source's catalogs."""
         return replace(
             self,
             primary_key=relation.primary_key,
@@ -104,7 +105,7 @@ class MappedRelation:
     """A mapped source relation: its place in the bookkeeping, and the target's progress.
 
     ``end_lsn`` is the present value of the progress row; only the task that commits changes of this
-    relation moves it. ``plans``: the ways to apply its changes, by definition, newest last.
+    relation moves it.
     """
 
     __slots__ = (
@@ -139,68 +140,67 @@ class MappedRelation:
         source: RelationSource,
         state: TableState | None = None,
     ) -> None:
-        """*state*: that of a table in sync through *end_lsn*, if it is not given."""
+        """*state*: by default a table in sync through *end_lsn*."""
         self.relation_id = relation_id
         self.mapping = mapping
         self.end_lsn = end_lsn
         self.become(state or TableState(State.READY, through_lsn=end_lsn))
         self.decided: MassDelete | None = None
-        """The last mass delete about which an operator has decided."""
+        """The last mass delete that an operator has decided about."""
         self.outlives = False
-        """The target may have rows whose deletes an operator has left out."""
+        """The target may contain rows whose deletes an operator has skipped."""
         self.obstacle: Callable[[], StreamerError] | None = None
-        """Makes the error that stops the relation until the rules have changed."""
+        """Makes the error that stops the relation until the rules change."""
         self.parts: set[Part] | None = None
         """Parts of the source's table that a command may drop without naming the table; None: any.
         """
         self.is_doubtful = False
-        """The stored definition may not be that of the source, which has to send it again."""
+        """The stored definition may differ from the source's, so the source must repeat it."""
         self.relid: int | None = None
-        """Oid of the source's table that the target has; another one of that name is another table.
-        """
+        """Oid of the source's table; a table of that name with a different oid is a new table."""
         self.source = source
         self.size_bytes = 0
-        """The size of the source's table as it was registered: decides the order of copies."""
+        """The size of the source's table at registration: decides the order of copies."""
         self.plan: ApplyPlan | None = None
         self.former_labels: Mapping[str, tuple[bool, Mapping[str, str]]] = {}  # `FormerColumns`
         self._statements: PlanStatements | None = None
         self._confirmed: Relation | None = None
         """The last message that repeated the definition: comparing again would cost each share."""
         self._confirmed_through = 0
-        """RELATION messages with lower numbers that repeat the definition of ``plan`` fit it."""
+        """RELATION messages with lower numbers that repeat the definition of ``plan`` fit ``plan``.
+        """
         self.quarantine = Quarantine()
         self.way_past_changes: Remedy | None = None
-        """How a copy leaves out the changes that the target refuses: an operator has asked for one.
-        """
+        """How the copy that an operator requested leaves out changes that the target refuses."""
         self.conflict_watch = 0
-        """Windows to come in which a writer looks for missing rows before it changes them."""
+        """Number of next windows in which a writer checks for missing rows before each change."""
 
     def become(self, state: TableState) -> None:
-        """Take *state* from now on. Its lane has to follow, see `Relations.become`."""
+        """Set *state*. The caller updates the lane, see `Relations.become`."""
         self.state = state
         self.skip_through_lsn = state.skips_through
 
     def knows(self, parts: set[Part]) -> None:
-        """Count *parts* to those of the source's table; a part that is gone makes no difference."""
+        """Add *parts* of the source's table. Dropped parts may stay in the set."""
         self.parts = parts | (self.parts or set())
 
     def has(self, transaction: Transaction) -> bool:
-        """Whether the target has the changes of *transaction* already: a copy brought them."""
+        """Whether a copy included the changes of *transaction*."""
         return transaction.final_lsn < self.skip_through_lsn
 
     def check(self) -> None:
-        """Raise the error of the obstacle, if there is one."""
+        """Raise the error of the obstacle, if any."""
         if self.obstacle is not None:
             error = self.obstacle()
             error.subject = self
             raise error
 
     def plan_for(self, relation: Relation) -> ApplyPlan | None:
-        """Return the plan for *relation* if it is the current one.
+        """Return the plan for *relation* if the plan is current.
 
-        The source repeats RELATION after every change of the table's definition, also after one
-        that RELATION does not show, such as another primary key. So each message needs a plan or a
-        confirmation, for which the planner has read the source's catalogs after the message came.
+        The source repeats RELATION after every change of the table's definition, also after changes
+        that RELATION does not show, such as a new primary key. So each message needs a plan or a
+        confirmation, for which the planner reads the source's catalogs after the message arrives.
         """
         plan = self.plan
         if plan is None or plan.relation is relation or self._confirmed is relation:
@@ -211,8 +211,9 @@ class MappedRelation:
         return None
 
     def set_plan(self, plan: ApplyPlan, confirmed_through: int = 0) -> None:
-        """Apply later changes by *plan*, for which the planner has read the source's catalogs
-        after it took the number *confirmed_through*.
+        """Apply later changes by *plan*.
+
+        *confirmed_through*: the message number before the planner read the source's catalogs.
         """
         self.plan, self._confirmed = plan, None
         self._confirmed_through = confirmed_through
@@ -224,25 +225,23 @@ class MappedRelation:
         return self._statements
 
     def confirm(self, through: int) -> None:
-        """The plan there is fits the source's catalogs, which the planner has read after it took
-        the number *through*.
-        """
+        """Confirm the plan by the source's catalogs, read after message number *through*."""
         self._confirmed_through = through
 
     def forget(self, plan: ApplyPlan) -> None:
-        """Make another plan for later changes."""
+        """Discard *plan*; later changes get a new plan."""
         if self.plan is plan:
             self.plan = None
 
     def decide(self, decided: MassDelete | None) -> None:
-        """An operator has decided about a mass delete, if any."""
+        """Store an operator's decision about a mass delete, if any."""
         self.decided = decided
         if decided is not None and decided.skips and not self.outlives:
             self.outlives = True
             self.plan = None
 
     def handed_over(self, chunks: ChunkedCopy | None, lsn: Lsn) -> None:
-        """The target has everything up to *lsn*: of all rows, or of those of *chunks*."""
+        """Record that a copy is complete up to *lsn*, for all rows or for the rows of *chunks*."""
         self.end_lsn = lsn
         if chunks is not None:
             return
@@ -252,16 +251,15 @@ class MappedRelation:
             self.outlives = False
 
     def fills_like(self, mapping: RelationMapping | None, columns: Sequence[str] | None) -> bool:
-        """Whether the target's rows are those that *mapping* would produce, but for the values of
-        columns that can be brought alone.
+        """Return whether *mapping* differs only in columns that a backfill can recompute.
 
-        *columns*: the source's, if they can. In quarantine, or without a copy, a relation needs
-        another one.
+        *columns*: the source's columns, or None if no backfill is possible. A relation without a
+        copy, or with rows in quarantine, needs a full copy.
         """
-        own = self.mapping
-        if mapping is None or (own.target, own.type) != (mapping.target, mapping.type):
+        present = self.mapping
+        if mapping is None or (present.target, present.type) != (mapping.target, mapping.type):
             return False
-        mark = own.rule.expressions_mark
+        mark = present.rule.expressions_mark
         if mark == mapping.rule.expressions_mark:
             return True
         if columns is None or self.quarantine.count or self.skip_through_lsn == EVERYTHING:
@@ -281,12 +279,12 @@ class Hold(enum.Flag):
     SYNC = enum.auto()  # a copy of its relation is under way
     PAUSED = enum.auto()  # at an operator's request
     ERROR = enum.auto()  # the target refuses a change: retried every few seconds
-    BUSY = enum.auto()  # a lock or another transient obstacle at the target
+    BUSY = enum.auto()  # a lock or a similar transient obstacle at the target
     LARGE = enum.auto()  # a transaction larger than memory
     QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
-    POINT = enum.auto()  # a copy exchanges rows at a point: the drainer works up to there
-    CHUNKS = enum.auto()  # a copy in chunks: the drainer knows which rows the target has
-    SLOW = enum.auto()  # the target takes long for it: a drainer spares the worker's other lanes
+    POINT = enum.auto()  # a copy exchanges rows at a point: the drainer stops at that point
+    CHUNKS = enum.auto()  # a copy in chunks: the drainer knows which rows are copied
+    SLOW = enum.auto()  # slow at the target: a drainer spares the remaining lanes of the worker
 
 
 BLOCKING = Hold.SYNC | Hold.PAUSED
@@ -311,7 +309,7 @@ def holds(state: TableState) -> Hold:
 
 
 STAYING = Hold.QUARANTINE | Hold.CHUNKS | Hold.SLOW
-"""A lane stays with the drainer for these, also with nothing held."""
+"""Reasons for which a lane stays with the drainer, even with an empty spool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,15 +363,15 @@ class LaneOwner(Protocol):
         ...
 
     def find_mapping(self, name: RelationName) -> RelationMapping | None:
-        """Return where a table of the source goes; None if no rule maps the table."""
+        """Return the mapping of a source table; None if no rule maps the table."""
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
-        """Whether a table has changes to apply that committed before *lsn*."""
+        """Whether unapplied changes of a table committed before *lsn*."""
         ...
 
     def has_delivered(self, lsn: Lsn) -> bool:
-        """Whether the stream has brought everything that committed before *lsn*."""
+        """Whether the stream has delivered all changes that committed before *lsn*."""
         ...
 
     def lane_held(self, lane: "Lane") -> None:
@@ -381,7 +379,7 @@ class LaneOwner(Protocol):
         ...
 
     def lane_live(self, lane: "Lane") -> None:
-        """The lane holds no changes any more."""
+        """The lane no longer holds changes."""
         ...
 
     def lane_durable(self, lane: "Lane", shares: list[LaneTransaction]) -> None:
@@ -393,19 +391,21 @@ class LaneOwner(Protocol):
         ...
 
     async def lane_waits(self, lane: "Lane", reason: str | None) -> None:
-        """The target does not take the lane's changes now, or takes them again."""
+        """The lane waits for the target because of *reason*; None: it no longer waits."""
         ...
 
     def has_brake(self, lane: "Lane") -> bool:
-        """Whether a table of the lane limits the rows that a transaction may delete."""
+        """Whether a table of the lane limits the deletes of a transaction."""
         ...
 
-    async def lane_braked(self, lane: "Lane", mapped: MappedRelation, found: MassDelete) -> None:
+    async def lane_braked(
+        self, lane: "Lane", mapped: MappedRelation, mass_delete: MassDelete
+    ) -> None:
         """The lane's next transaction deletes more rows of *mapped* than its rule allows."""
         ...
 
     async def lane_recovered(self, lane: "Lane") -> None:
-        """The target takes changes again."""
+        """The target accepts changes again."""
         ...
 
     async def lane_drained(self, lane: "Lane") -> None:
@@ -427,45 +427,44 @@ class LaneOwner(Protocol):
 
 @dataclass(eq=False)
 class Lane:
-    """One lane. Its methods never wait: they are called between two turns of the event loop."""
+    """A lane. Its methods never wait."""
 
     name: str
     queue: ShareQueue
     owner: LaneOwner
     open_spool: Callable[[], ShareSpool]
     table: str | None = None
-    """The source's table, if it is of one alone."""
+    """The source's table, if the lane serves a single table."""
     hold: Hold = Hold.NONE
     error: str | None = None
     pending: LanePending = field(default_factory=LanePending)
     spool: ShareSpool | None = None
     queued_count: int = 0
-    """Shares that the worker has and has not settled."""
+    """Number of unfinished shares at the worker."""
     returned: deque[ShareSpool] = field(default_factory=deque)
-    """Spools of the shares that the worker gave back; all of them come before `spool`."""
+    """Spools of the shares that the worker gave back; all precede `spool`."""
     backend_pid: int | None = None
-    """The drainer's session at the target, while it applies something of this lane."""
+    """The drainer's session at the target while the drainer applies changes of this lane."""
     is_draining: bool = False
-    """Whether a drainer is applying something of it now."""
+    """Whether a drainer is applying changes of this lane."""
     slow_until: float = 0.0
-    """Until when it stays held as slow, on the clock of `time.monotonic`."""
+    """End of the hold as slow, on the clock of `time.monotonic`."""
     queues_since: float | None = None
-    """Since when it waits for a connection of the drainer, on the clock of `time.monotonic`."""
+    """Start of the wait for a drainer's connection, on the clock of `time.monotonic`."""
     has_open_share: bool = False
     point: Lsn | None = None
-    """Held to a point: only changes that commit before it are drained; None if it is not known.
+    """The drainer applies only changes that commit before this point; None: not known yet.
     `EVERYTHING` before the snapshot.
     """
     is_at_point: bool = False
     """All changes before `point` that have arrived are durable."""
     passed_lsn: Lsn = NOTHING
-    """Everything of it that commits before is durable. `pending` may know that of a run only."""
+    """All changes of the lane that commit before are durable; `pending` counts whole runs."""
     is_ending: bool = False
-    """Its pipeline ends: the source sends unapplied changes again, to a lane of the next attempt.
-    """
+    """The pipeline ends; the source sends unapplied changes again to the next attempt."""
     brake: Brake = field(default_factory=Brake)
     requests: deque[QuarantineRequest] = field(default_factory=deque)
-    """Fulfilled by the drainer, before anything else."""
+    """The drainer fulfils requests before it applies changes."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -474,7 +473,7 @@ class Lane:
 
     @property
     def is_held_for_copy(self) -> bool:
-        """Whether it keeps every change, because a copy decides later which ones it has."""
+        """Whether the lane keeps every change until a copy decides which changes it includes."""
         return Hold.SYNC in self.hold
 
     @property
@@ -484,20 +483,20 @@ class Lane:
         return Hold.POINT not in self.hold or (self.point is not None and not self.is_at_point)
 
     def is_applying(self, through_lsn: Lsn) -> bool:
-        """Whether something of transactions up to *through_lsn* may be on its way to the target."""
+        """Whether changes up to *through_lsn* may be on their way to the target."""
         if not self.queued_count and not self.is_draining:
             return False
         behind = self.pending.flush_lsn_max
         return self.has_open_share or (behind is not None and behind < through_lsn)
 
     def is_behind(self, lsn: Lsn) -> bool:
-        """Whether it has changes that commit before *lsn* and are not durable."""
+        """Whether changes of the lane that commit before *lsn* are not durable."""
         first = self.pending.first_lsn
         return first is not None and first <= lsn and self.passed_lsn < lsn
 
     @property
     def has_backlog(self) -> bool:
-        """Whether there is something to drain."""
+        """Whether requests or changes wait for the drainer."""
         return bool(self.requests) or any(not spool.is_empty for spool in self._spools)
 
     @property
@@ -513,12 +512,12 @@ class Lane:
         return self._spools[0]
 
     def held(self, mapped: MappedRelation) -> tuple[int, int]:
-        """Return how many changes of a relation wait here, and their bytes."""
+        """Return the number and the bytes of a relation's held changes."""
         counts = [spool.held.of(mapped) for spool in self._spools]
         return sum(number for number, _ in counts), sum(size for _, size in counts)
 
     def dispatch(self, share: LaneTransaction) -> None:
-        """Take the next share, in commit order."""
+        """Send the next share, in commit order, to the worker or the spool."""
         if self.is_ending:
             return
         if self.spool is None and share.end_lsn is None:
@@ -526,7 +525,7 @@ class Lane:
         elif self.spool is None and share.redefines:
             self.keep(Hold.BUSY)
         if self.brake.add(share):
-            self.keep(Hold.BUSY)  # a drainer applies what comes before
+            self.keep(Hold.BUSY)  # a drainer applies the preceding changes
         if self.spool is None:
             self.queued_count += 1
             self.queue.put(self, share)
@@ -547,12 +546,12 @@ class Lane:
             self.error = error
         if self.spool is None:
             self.spool = self.open_spool()
-            self.queue.hurry()  # a drainer begins when nothing is queued
+            self.queue.hurry()  # a drainer begins when the queue is empty
             self.owner.lane_held(self)
         self.changed.set()
 
     def release(self, reason: Hold) -> None:
-        """*reason* no longer holds; the drainer continues unless another reason does."""
+        """Remove *reason*; the drainer continues unless a second reason blocks the lane."""
         self.hold &= ~reason
         if reason & Hold.ERROR:
             self.error = None
@@ -561,12 +560,12 @@ class Lane:
         self.changed.set()
 
     def keep_aside(self, until: float) -> None:
-        """Leave this lane to a drainer until a time of `time.monotonic`, also with nothing held."""
+        """Leave this lane to a drainer until *until*, a time of `time.monotonic`."""
         self.slow_until = until
         self.keep(Hold.SLOW)
 
     def hold_to_point(self, point: Lsn | None) -> None:
-        """Let the drainer apply changes that commit before *point*; None: no more for now."""
+        """Let the drainer apply changes that commit before *point*; None: no changes for now."""
         if Hold.POINT not in self.hold or self.point != point:
             self.point, self.is_at_point = point, False
             self.keep(Hold.POINT)
@@ -575,13 +574,13 @@ class Lane:
         return self.point is not None and share.transaction.final_lsn < self.point
 
     def ask(self, request: QuarantineRequest) -> None:
-        """Queue *request* at its place in the order; the same request twice counts once."""
-        if all(other.request_id != request.request_id for other in self.requests):
+        """Queue *request* in order, unless the queue already contains the request."""
+        if all(queued.request_id != request.request_id for queued in self.requests):
             self.requests.append(request)
             self.keep(Hold.BUSY)
 
     def split(self, share: LaneTransaction) -> list[LaneTransaction]:
-        """The worker goes on with the single transactions of one of its shares."""
+        """Return the shares of a share's transactions, which the worker applies instead."""
         singles = share.split()
         self.queued_count += len(singles) - 1
         return singles
@@ -592,9 +591,9 @@ class Lane:
         self._settle(len(shares))
 
     def give_back(self, shares: list[LaneTransaction]) -> None:
-        """The worker cannot apply *shares*, nor any of this lane that it got later.
+        """Hold the lane, and spool *shares*, which the worker cannot apply, and all later shares.
 
-        They go to disk like all shares of a held lane: it may be held for days. Raises SpoolError.
+        The lane may be held for days, so the shares go to disk. Raises SpoolError.
         """
         if self.is_ending:
             self._settle(len(shares))
@@ -605,7 +604,7 @@ class Lane:
             for share in shares:
                 for single in share.split():
                     spool.append(single)
-            # The worker gives back a window that it was committing after the shares behind it.
+            # The worker gives back the committing window after the shares behind that window.
             self.returned.appendleft(spool)
             self.is_at_point = False
         self._settle(len(shares))
@@ -616,10 +615,10 @@ class Lane:
             self.changed.set()
 
     def take(self, size: int) -> list[LaneTransaction]:
-        """Return the next held shares, about *size* bytes, or a piece of one that is larger.
+        """Return the next held shares, about *size* bytes, or a piece of a larger share.
 
-        They stay here until `drained` is called. A lane held to a point returns those before it.
-        Raises OpenShareDiscarded.
+        The lane keeps the shares until `drained` is called. A lane held to a point returns the
+        shares before that point. Raises OpenShareDiscarded.
         """
         if not self.is_held:
             return []
@@ -636,15 +635,13 @@ class Lane:
         return shares
 
     def drained(self, count: int) -> None:
-        """Drop the first *count* finished shares among those taken; the next `take` returns the
-        rest.
-        """
+        """Drop the first *count* finished shares; the next `take` returns the remaining shares."""
         spool = self.front
         spool.release(count)
         spool.rewind()
 
     def discard_open(self) -> None:
-        """The connection was lost inside a transaction; the source sends its changes again."""
+        """Discard the unfinished share of a lost connection; the source sends it again."""
         if self.has_open_share:
             assert self.spool is not None
             self.spool.discard_open()
@@ -653,7 +650,7 @@ class Lane:
             self.changed.set()
 
     def go_live(self) -> bool:
-        """Return to the worker's queue if nothing is left to drain; tell whether it did."""
+        """Return to the worker's queue if no change is held; return whether the lane is live."""
         if self.hold & (BLOCKING | Hold.POINT | STAYING):
             return False
         if self.has_backlog or self.has_open_share:
@@ -665,9 +662,7 @@ class Lane:
         return True
 
     def close(self) -> None:
-        """Forget everything; the next attempt reads the stream again from the acknowledged
-        position.
-        """
+        """Discard all changes; the next attempt streams again from the acknowledged position."""
         self._close_spools()
         self.requests.clear()
 
@@ -679,7 +674,7 @@ class Lane:
 
 
 async def until_idle(lane: Lane) -> None:
-    """Wait until the worker has settled everything that it had of *lane*."""
+    """Wait until the worker has finished all shares of *lane*."""
     while lane.queued_count:
         lane.queue.hurry()
         lane.changed.clear()
@@ -687,6 +682,6 @@ async def until_idle(lane: Lane) -> None:
 
 
 async def until_changed(lane: Lane, seconds: float | None) -> None:
-    """Wait until something about *lane* changes, at most *seconds*."""
+    """Wait until *lane* changes, at most *seconds*."""
     lane.changed.clear()
     await wait_for_event(lane.changed, seconds)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LaneTransaction:
-    """The changes of one source transaction that one lane applies: the lane's share of it.
+    """The changes of a source transaction that a lane applies: the lane's share.
 
-    Without ``end_lsn`` it is a piece, and more pieces of the transaction follow.
+    Without ``end_lsn`` the object is a piece, and more pieces of the transaction follow.
     """
 
     transaction: "Transaction"
@@ -29,30 +29,30 @@ class LaneTransaction:
 
     @property
     def led_times(self) -> list[int]:
-        """The commit times of the transactions that this share counts for."""
+        """The commit times of the transactions that this share counts."""
         return [self.transaction.commit_time] if self.is_lead else []
 
     @property
     def redefines(self) -> bool:
-        """Whether it changes the definition of one of its relations."""
+        """Whether the share changes the definition of a relation."""
         return any(isinstance(changes.relation, Redefinition) for _, changes in self.changes)
 
     @property
     def is_in_part_there(self) -> bool:
-        """Whether the target has some of its transactions, so that it has to be split."""
+        """Whether the target has some of the transactions, so that the share must be split."""
         return False
 
     def end_of(self, changes: "Changes") -> "Lsn | None":
-        """Return where the last transaction ends that made some of *changes*."""
+        """Return the end of the last transaction of *changes*."""
         del changes
         return self.end_lsn
 
     def by_commit_time(self, changes: "Changes") -> Iterator[tuple[int, list[bytes]]]:
-        """Yield *changes*, one of its own, by transaction: the commit time and the payloads."""
+        """Yield *changes* of this share by transaction: the commit time and the payloads."""
         yield self.transaction.commit_time, changes.payloads
 
     def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
-        """Yield the same with the transaction itself."""
+        """Yield *changes* of this share by transaction: the transaction and the payloads."""
         yield self.transaction, changes.payloads
 
     def split(self) -> "list[LaneTransaction]":
@@ -62,14 +62,14 @@ class LaneTransaction:
 
 @dataclass(slots=True)
 class LaneBlock(LaneTransaction):
-    """A lane's share of a block: of each transaction that has changes for it, and its end.
+    """A lane's share of a block of transactions.
 
-    ``transaction`` and ``end_lsn`` are those of the last one.
+    ``transaction`` and ``end_lsn`` belong to the last transaction.
     """
 
     block: TransactionBlock = field(default_factory=TransactionBlock)
     led: Collection[int] = ()
-    """The numbers of the transactions that this share counts for."""
+    """The numbers of the transactions that this share counts."""
 
     @property
     def led_times(self) -> list[int]:
@@ -97,18 +97,18 @@ class LaneBlock(LaneTransaction):
             yield self.block.transaction(number), payloads
 
     def split(self) -> list[LaneTransaction]:
-        found: dict[int, list[tuple[MappedRelation, Changes]]] = {}
+        parts: dict[int, list[tuple[MappedRelation, Changes]]] = {}
         for mapped, changes in self.changes:
             for number, payloads in changes.by_number():
-                found.setdefault(number, []).append((mapped, Changes(changes.relation, payloads)))
+                parts.setdefault(number, []).append((mapped, Changes(changes.relation, payloads)))
         led = set(self.led)
         return [
             LaneTransaction(
                 self.block.transaction(number),
-                found[number],
+                parts[number],
                 Lsn(self.block.end_lsns[number]),
-                sum(changes.size for _, changes in found[number]),
+                sum(changes.size for _, changes in parts[number]),
                 number in led,
             )
-            for number in sorted(found)
+            for number in sorted(parts)
         ]

@@ -1,4 +1,4 @@
-"""The changes of one lane in a target transaction, folded as far as they can be. Pure."""
+"""The changes of a lane in a target transaction, folded as far as possible. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,28 +14,31 @@ from streamer.util.lsn import Lsn
 
 @dataclass(slots=True)
 class RelationWindow:
-    """Changes of one relation in a window, folded as far as they can be."""
+    """Changes of a relation in a window, folded as far as possible."""
 
     mapped: MappedRelation
     folds: list[Fold] = field(default_factory=list)
     is_foldable: bool = True
     plan: ApplyPlan | None = None
-    """The newest plan of its changes."""
+    """The newest plan of the changes."""
     versions: list[Versions] = field(default_factory=list)
     """Instead of folds, for a history table."""
 
     @property
     def is_set(self) -> bool:
-        """Whether sets can express it."""
+        """Whether sets can express the changes."""
         return self.is_foldable and not any(fold.must_order for fold in self.folds)
 
     @property
     def counts(self) -> list[Counts]:
-        """How many changes it has, while sets can express it."""
-        return [*(fold.counts for fold in self.folds), *(each.counts for each in self.versions)]
+        """The numbers of changes, while sets can express the changes."""
+        return [
+            *(fold.counts for fold in self.folds),
+            *(version.counts for version in self.versions),
+        ]
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
-        """Add changes; those of a plan with metadata are extended."""
+        """Add changes, extended by the metadata of *plan*."""
         self.plan = plan
         if plan.must_order:
             self.is_foldable = False
@@ -51,7 +54,7 @@ class RelationWindow:
     def add_by_transaction(
         self, plan: ApplyPlan, parts: Iterable[tuple[Transaction, list[bytes]]]
     ) -> None:
-        """Add changes with values that depend on their transaction."""
+        """Add changes with values that depend on the transaction."""
         self.plan = plan
         for transaction, payloads in parts:
             if not self.is_foldable or plan.metadata is None:
@@ -80,7 +83,7 @@ class RelationWindow:
             self.needs_order()
 
     def needs_order(self) -> None:
-        """Sets cannot express it."""
+        """Record that sets cannot express the changes."""
         self.is_foldable = False
         self.folds.clear()
         self.versions.clear()
@@ -88,16 +91,16 @@ class RelationWindow:
 
 @dataclass(slots=True)
 class LaneWindow:
-    """Shares of one lane for one target transaction."""
+    """Shares of a lane for a target transaction."""
 
     lane: Lane
     shares: list[LaneTransaction] = field(default_factory=list)
     parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
-    """For each share, its changes that the target does not have yet, and how to apply them."""
+    """For each share, the changes that the target lacks, with plans."""
     relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
     change_count: int = 0
     version_count: int = 0
-    """The changes among them that end one version of a row and begin another."""
+    """The number of changes that end a version of a row and begin the next."""
     size: int = 0
 
     def add(
@@ -106,9 +109,9 @@ class LaneWindow:
         plans: Sequence[ApplyPlan | None],
         kept: list[list[bytes]] | None = None,
     ) -> None:
-        """Add a share; *plans* has one plan for each of its changes. Raises ProtocolError.
+        """Add a share; *plans* contains a plan for each item of its changes. Raises ProtocolError.
 
-        *kept*: payloads to fold of each, if that is not all of them.
+        *kept*: the payloads to fold for each item; by default all payloads.
         """
         parts: list[tuple[MappedRelation, Changes, ApplyPlan]] = []
         self.shares.append(share)
@@ -117,7 +120,7 @@ class LaneWindow:
         payloads = kept or [changes.payloads for _, changes in share.changes]
         for (mapped, changes), plan, folded in zip(share.changes, plans, payloads, strict=True):
             if plan is None or mapped.has(share.transaction):
-                continue  # a later copy has them
+                continue  # a later copy includes the changes
             parts.append((mapped, changes, plan))
             window = self.relations.get(mapped)
             if window is None:
@@ -132,12 +135,12 @@ class LaneWindow:
                 window.add_by_transaction(plan, share.by_transaction(changes))
             else:
                 window.plan = plan
-                if folded:  # their transactions are not known
+                if folded:  # the transactions of the payloads are not known
                     window.needs_order()
             self.change_count += len(changes.payloads)
 
     def only(self, number: int) -> "LaneWindow":
-        """Return a window of share *number* alone, planned alike."""
+        """Return a window of share *number* alone, with the same plans."""
         window = LaneWindow(self.lane, [self.shares[number]], [self.parts[number]])
         for mapped, changes, plan in self.parts[number]:
             relation = window.relations.setdefault(mapped, RelationWindow(mapped))

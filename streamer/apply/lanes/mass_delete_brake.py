@@ -1,8 +1,8 @@
 """The brake of a lane: finds source transactions that delete more than `max_deleted_rows` allows.
 
-The brake counts what arrives, so it knows the whole of a transaction before any of it is applied. A
-lane with such a transaction is held, and the drainer stops in front of it until an operator has
-decided. Pure.
+The brake counts changes on arrival, so the count of a transaction is complete before a worker
+applies the first change. A lane with such a transaction is held, and the drainer stops before the
+transaction until an operator decides. Pure.
 """
 
 from dataclasses import dataclass, replace
@@ -35,11 +35,11 @@ class Brake:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Lsn, MappedRelation], _Removed] = {}
-        """Of transactions that have not ended."""
+        """Removals of transactions that have not ended."""
         self._found: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
 
     def add(self, share: "LaneTransaction") -> bool:
-        """Count a share, or the next piece of one; return whether a transaction has to wait."""
+        """Count a share, or the next piece of a share; return whether a transaction must wait."""
         for mapped, changes in share.changes:
             rule = mapped.mapping.rule
             if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
@@ -52,9 +52,9 @@ class Brake:
             return False
         is_found = False
         for (lsn, mapped), removed in self._counts.items():
-            found = _mass_delete(removed, mapped.mapping.rule)
-            if found.exceeds(mapped.mapping.rule.max_deleted_rows):
-                self._found.setdefault(lsn, {})[mapped] = found
+            mass_delete = _mass_delete(removed, mapped.mapping.rule)
+            if mass_delete.exceeds(mapped.mapping.rule.max_deleted_rows):
+                self._found.setdefault(lsn, {})[mapped] = mass_delete
                 is_found = True
         self._counts.clear()
         return is_found
@@ -71,47 +71,55 @@ class Brake:
             removed.truncates += truncates
 
     def discard_open(self) -> None:
-        """Forget the transaction that has not ended: the source sends it again."""
+        """Discard the counts of the unfinished transaction, which the source sends again."""
         self._counts.clear()
 
     def waiting(self, share: "LaneTransaction") -> "tuple[MappedRelation, MassDelete] | None":
-        """Return a table for which *share* waits until an operator decides."""
-        for mapped, found in self._of(share).items():
-            is_decided = _decision(mapped, found) is not None
-            if not is_decided and found.exceeds(mapped.mapping.rule.max_deleted_rows):
-                return mapped, found
+        """Return the table for which *share* waits until an operator decides, if any."""
+        for mapped, mass_delete in self._of(share).items():
+            is_decided = _decision(mapped, mass_delete) is not None
+            if not is_decided and mass_delete.exceeds(mapped.mapping.rule.max_deleted_rows):
+                return mapped, mass_delete
         return None
 
     def without_skipped(self, share: "LaneTransaction") -> "LaneTransaction":
-        """Return *share* without the deletes that an operator wants left out."""
+        """Return *share* without the deletes that an operator skips."""
         skipped = self._skipped(share)
         if not skipped:
             return share
         changes = [
-            (mapped, _without_removals(its) if mapped in skipped else its)
-            for mapped, its in share.changes
+            (mapped, _without_removals(items) if mapped in skipped else items)
+            for mapped, items in share.changes
         ]
         return replace(share, changes=changes)
 
     def release(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        """Forget *share*, which is durable; return what was left out of it."""
+        """Discard the counts of *share*, which is durable; return the skipped mass deletes."""
         skipped = self._skipped(share)
         self._found.pop(share.transaction.final_lsn, None)
         return skipped
 
     def _of(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        found = self._found.get(share.transaction.final_lsn, {})
-        return {m: each for m, each in found.items() if not m.has(share.transaction)}
+        mass_deletes = self._found.get(share.transaction.final_lsn, {})
+        return {
+            m: mass_delete
+            for m, mass_delete in mass_deletes.items()
+            if not m.has(share.transaction)
+        }
 
     def _skipped(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        found = self._of(share)
-        return {mapped: each for mapped, each in found.items() if _decision(mapped, each)}
+        mass_deletes = self._of(share)
+        return {
+            mapped: mass_delete
+            for mapped, mass_delete in mass_deletes.items()
+            if _decision(mapped, mass_delete)
+        }
 
 
-def _decision(mapped: "MappedRelation", found: MassDelete) -> bool | None:
-    """Return whether the deletes of *found* are to be left out; None without a decision."""
+def _decision(mapped: "MappedRelation", mass_delete: MassDelete) -> bool | None:
+    """Return whether an operator skips the deletes of *mass_delete*; None without a decision."""
     decided = mapped.decided
-    return None if decided is None or decided.lsn != found.lsn else decided.skips
+    return None if decided is None or decided.lsn != mass_delete.lsn else decided.skips
 
 
 def _mass_delete(removed: _Removed, rule: TableRule) -> MassDelete:
@@ -126,5 +134,5 @@ def _mass_delete(removed: _Removed, rule: TableRule) -> MassDelete:
 
 
 def _without_removals(changes: Changes) -> Changes:
-    kept = [p for p in changes.payloads if p[0] not in (DELETE, TRUNCATE)]
-    return Changes(changes.relation, kept)
+    retained = [p for p in changes.payloads if p[0] not in (DELETE, TRUNCATE)]
+    return Changes(changes.relation, retained)

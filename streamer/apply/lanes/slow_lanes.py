@@ -1,12 +1,13 @@
-"""Finds lanes that make the other lanes of their worker wait in every window. Pure.
+"""Detects lanes that delay their worker in every window. Pure.
 
-A worker writes the lanes of a window one after the other, in one transaction. So all tables and
-sources of the worker wait for the lane that takes longest. Two kinds of lanes move away:
+A worker writes the lanes of a window sequentially, in one transaction. So all tables and sources of
+the worker wait for the slowest lane. Two kinds of lanes leave the worker:
 
-- A *hot* lane has many changes, and works at a high rate. It gets a connection of its own
+- A *hot* lane has many changes, and works at a high rate. A dedicated connection serves the lane
   (`streamer.apply.lanes.hot_lanes`).
-- A *slow* lane takes long for few changes, because of a trigger for example. A source may bring
-  more than its target can take. So a drainer applies it for a while, and keeps its changes on disk.
+- A *slow* lane needs much time for few changes, because of a trigger for example. A source may
+  send changes faster than the target applies changes of the lane. So a drainer applies the lane
+  for a while, and keeps the changes on disk.
 """
 
 import enum
@@ -19,24 +20,25 @@ if TYPE_CHECKING:
     from streamer.apply.lanes.lane import Lane
 
 LONG_SECONDS_MIN: Final = 0.01
-"""A lane that takes less of a window delays the others little."""
+"""A lane with shorter writes delays its worker little."""
 LONG_TIMES: Final = 4
-"""How many times as long as other lanes of the worker it takes. On a machine with much other work
-all lanes take long, and moving one of them would not help.
+"""A lane takes long from this multiple of the worker's median lane on.
+
+On a busy machine all lanes take long, and moving a lane would not help.
 """
 WINDOWS: Final = 3
-"""In how many windows, one after the other among those for which others wait, it takes long."""
+"""A lane leaves after this number of consecutive long windows for which further lanes wait."""
 SLOW_SECONDS_MIN: Final = 0.03
 SLOW_CHANGES_PER_SECOND: Final = 2000
-"""A lane that takes so long at a lower rate is slow."""
+"""A lane with longer writes and a lower rate is slow."""
 COOL_SECONDS: Final = 0.005
-"""A lane that takes less of its windows does without a connection of its own."""
+"""A lane with shorter writes needs no dedicated connection."""
 ASIDE_SECONDS: Final = 60.0
-"""How long a lane stays away at least."""
+"""Minimum time of a lane outside its worker."""
 
 
 class Move(enum.Enum):
-    """Where a lane is to go, so that others do not wait for it."""
+    """Where a lane moves."""
 
     NONE = enum.auto()
     TO_OWN_CONNECTION = enum.auto()
@@ -45,7 +47,7 @@ class Move(enum.Enum):
 
 @dataclass(slots=True)
 class _Usual:
-    """Moving averages of what a lane takes of a window, and has in it."""
+    """Moving averages of a lane's write time and changes in a window."""
 
     seconds: float
     change_count: float
@@ -68,10 +70,11 @@ class SlowLanes:
         self._usual: WeakKeyDictionary[Lane, _Usual] = WeakKeyDictionary()
 
     def wrote(self, lane: "Lane", seconds: float, change_count: int, *, others_wait: bool) -> Move:
-        """A window had *change_count* changes of *lane*, and writing them took *seconds*.
+        """Record that a worker wrote *change_count* changes of *lane* in *seconds*; return the move
+        of the lane.
 
-        *others_wait*: other lanes have changes in this window or behind it. A lane that is to move
-        begins afresh.
+        *others_wait*: further lanes have changes in this window or behind it. A move resets the
+        averages of the lane.
         """
         usual = self._usual.setdefault(lane, _Usual(seconds, change_count))
         usual.add(seconds, change_count)
@@ -85,10 +88,10 @@ class SlowLanes:
         return Move.TO_DISK if usual.is_slow else Move.TO_OWN_CONNECTION
 
     def is_cool(self, lane: "Lane") -> bool:
-        """Whether *lane* takes so little of its windows that other lanes would not mind it."""
+        """Whether the writes of *lane* are too short to delay a worker."""
         usual = self._usual.get(lane)
         return usual is not None and usual.seconds < COOL_SECONDS
 
     def _others(self, lane: "Lane") -> float:
-        others = [each.seconds for other, each in self._usual.items() if other is not lane]
-        return median_low(others) if others else 0.0
+        times = [usual.seconds for owner, usual in self._usual.items() if owner is not lane]
+        return median_low(times) if times else 0.0

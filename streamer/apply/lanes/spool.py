@@ -1,11 +1,11 @@
-"""Changes on disk, in order: those of a held lane, and streamed transactions before their commit.
+"""Changes on disk, in order: a held lane's changes, and streamed transactions before their commit.
 
-Nothing here is durable, and nothing needs to be: spooled changes count as in flight, so after a
-crash the source sends them again. Files live in a directory of the process, which it removes at its
-end, or the next process after a crash.
+Spooled changes need not be durable: after a crash the source sends changes in flight again. Files
+live in a directory of the process. The process removes the directory at its end; after a crash the
+next process does.
 
-A lane's spool is a row of segment files. It has one position for reading and one for writing, and
-deletes segments after their release.
+A lane's spool is a sequence of segment files. It has a position for reading and a position for
+writing, and deletes segments after their release.
 """
 
 import mmap
@@ -35,7 +35,7 @@ _READ_BYTES: Final = 1024 * 1024
 _BUFFER_BYTES: Final = 64 * 1024
 
 _BLOCK_BYTES: Final = 128 * 1024
-"""About so many bytes of payloads go into one record, unless a single one is larger."""
+"""Approximate bytes of payloads in a record, unless a single payload is larger."""
 
 _TRANSACTION: Final = 1
 _RELATION: Final = 2
@@ -53,14 +53,14 @@ log = structlog.get_logger()
 
 
 class OpenShareDiscarded(Exception):  # news, not an error
-    """The unfinished share being read is gone; begin it again."""
+    """The spool discarded the unfinished share that the reader was inside; read it again."""
 
 
 def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
-    """Pack payloads into records: *tag*, their number, their lengths, and all of them in one row.
+    """Pack payloads into records: *tag*, the number of payloads, the lengths, and the payloads.
 
-    Rows are many, so nothing here is done by one at a time. A record comes in one piece, unless it
-    holds a large payload, which the spool does not copy.
+    Rows are many, so no step here handles a single row. A record comes in one piece, unless a
+    payload is large: the spool does not copy large payloads.
     """
     step = max(1, len(payloads) * _BLOCK_BYTES // (sum(map(len, payloads)) or 1))
     for start in range(0, len(payloads), step):
@@ -75,7 +75,7 @@ def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
 
 
 def _unpack_block(data: bytes, begin: int) -> list[bytes]:
-    """Return the payloads of the record whose content begins there."""
+    """Return the payloads of the record whose content begins at *begin*."""
     (number,) = _count.unpack_from(data, begin)
     first = begin + _count.size
     lengths = array("I")
@@ -87,7 +87,7 @@ def _unpack_block(data: bytes, begin: int) -> list[bytes]:
 def claim_parent(parent: Path) -> None:
     """Make the configured directory of spools, or check that it belongs to this user alone.
 
-    It holds journals, jobs of Spark and the id of the installation. Raises SpoolError.
+    The directory contains journals, Spark jobs and the installation's id. Raises SpoolError.
     """
     try:
         make_private(parent)
@@ -103,7 +103,7 @@ def _unusable(parent: Path, error: OSError) -> SpoolError:
 
 
 class SpoolDirectory:
-    """The directory that one process keeps its spools in."""
+    """The directory of a process's spools."""
 
     def __init__(self, parent: Path) -> None:
         claim_parent(parent)
@@ -121,11 +121,11 @@ class SpoolDirectory:
         return self.path / f"{self._count:08d}.spool"
 
     def lane_spool(self) -> "LaneSpool":
-        """Return a new spool for a lane; it makes its first file when it holds something."""
+        """Return a new spool for a lane, without files until the first change."""
         return LaneSpool(self)
 
     def _make_again(self) -> None:
-        """A cleaner has removed the directory. Files that are open stay usable without it."""
+        """Make the directory that a cleaner has removed. Open files stay usable."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))
         claim_parent(self.path.parent)
         try:
@@ -134,7 +134,7 @@ class SpoolDirectory:
             raise SpoolError(f"cannot make {self.path} again: {exc.strerror}") from exc
 
     def close(self) -> None:
-        """Remove the directory with everything in it."""
+        """Remove the directory and all files in it."""
         self._directory.close()
 
 
@@ -193,7 +193,7 @@ class _Segment:
         self.size = size
 
     def read(self, offset: int) -> bytes:
-        """Return some bytes from *offset* on, at least one whole record; none at the end.
+        """Return bytes from *offset* on, at least a whole record; no bytes at the end.
 
         A large record is mapped instead of read: memory holds only pages in use.
         """
@@ -220,7 +220,7 @@ class _Segment:
 
 
 class LaneSpool:
-    """The shares of one held lane."""
+    """The shares of a held lane."""
 
     def __init__(self, directory: SpoolDirectory) -> None:
         self._directory = directory
@@ -232,7 +232,7 @@ class LaneSpool:
         self._first_segment = 0  # number of the first segment that still exists
         self._released: tuple[int, int] = (0, 0)
         self._cursor: tuple[int, int] = (0, 0)
-        # Read finished shares before their release: the end of each, and its changes.
+        # Read finished shares before their release: the end and the changes of each.
         self._read: deque[tuple[tuple[int, int], Held]] = deque()
         self._reader = _ShareReader(self._relations)
         self._discarded = False
@@ -243,7 +243,7 @@ class LaneSpool:
     # ---- writing -------------------------------------------------------------------------------
 
     def append(self, share: LaneTransaction) -> None:
-        """Write a share, or the next piece of the unfinished one. Raises SpoolError."""
+        """Write a share, or the next piece of the unfinished share. Raises SpoolError."""
         records: list[bytes] = []
         add = records.append
         if not self._write_is_open:
@@ -273,7 +273,7 @@ class LaneSpool:
         number = self._relation_numbers.get(key)
         if number is None:
             number = self._relation_numbers[key] = len(self._relations)
-            self._relations.append((mapped, relation))  # keeps both alive, so the ids stay theirs
+            self._relations.append((mapped, relation))  # keeps both alive, so the ids stay valid
         return number
 
     def _last_segment(self) -> _Segment:
@@ -287,7 +287,7 @@ class LaneSpool:
         return (self._first_segment + len(self._segments) - 1, self._segments[-1].size)
 
     def discard_open(self) -> None:
-        """Take the unfinished share away; a reader that is inside it learns at its next read."""
+        """Discard the unfinished share; the next read of a reader inside it raises an error."""
         if not self._write_is_open:
             return
         self._write_is_open = False
@@ -304,7 +304,7 @@ class LaneSpool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the owner has released everything written."""
+        """Whether the owner has released all shares."""
         return self._released >= self._end()
 
     @property
@@ -322,13 +322,13 @@ class LaneSpool:
     def read(self, size: int) -> list[LaneTransaction]:
         """Read finished shares of about *size* bytes; or, if the next is larger, a piece of it.
 
-        Empty when there is nothing to read now. Raises OpenShareDiscarded.
+        Empty if no changes can be read now. Raises OpenShareDiscarded.
         """
         if self._discarded:
             raise OpenShareDiscarded
         shares: list[LaneTransaction] = []
-        taken = 0
-        while taken < size:
+        used_total = 0
+        while used_total < size:
             data = self._read_bytes()
             if not data:
                 break
@@ -342,7 +342,7 @@ class LaneSpool:
                 self._piece_held.add(share)
                 self._read.append(((number, offset + end), self._piece_held))
                 self._piece_held = Held()
-            taken += used
+            used_total += used
         if not shares and (piece := self._reader.take_piece()) is not None:
             shares.append(piece)
             self._piece_held.add(piece)
@@ -401,9 +401,9 @@ class _ShareReader:
         self._size = 0
 
     def feed(self, data: bytes, shares: list[LaneTransaction]) -> tuple[int, list[int]]:
-        """Read whole records from *data*, adding finished shares.
+        """Read whole records from *data*, and add finished shares to *shares*.
 
-        Returns how many bytes that took, and where each of these shares ended.
+        Returns the number of bytes read, and the end of each of these shares.
         """
         position, end = 0, len(data)
         boundaries: list[int] = []
@@ -441,12 +441,12 @@ class _ShareReader:
         return share
 
     def take_piece(self) -> LaneTransaction | None:
-        """Return the part of a lane transaction that was read before its end, if any."""
+        """Return the piece of an unfinished lane transaction that has been read, if any."""
         if self._transaction is None or self._size == 0:
             return None
         mapped, changes = self._changes[-1]
         piece = self._take_share(None)
-        # Later changes belong to the same relation until the spool names another.
+        # Later changes belong to the same relation until the next _RELATION record.
         self._changes.append((mapped, Changes(changes.relation, self._payloads)))
         return piece
 
@@ -455,7 +455,7 @@ _NO_SUBXID: Final = bytes(4)  # InvalidTransactionId
 
 
 class StreamedSpool:
-    """The messages of one streamed transaction."""
+    """The messages of a streamed transaction."""
 
     def __init__(self, directory: SpoolDirectory) -> None:
         self._segment = _Segment(directory.new_file())
@@ -465,15 +465,15 @@ class StreamedSpool:
             self._segment.append(block)
 
     def append_large(self, subxid: bytes, message: bytes) -> None:
-        kind, rest = message[:1], message[5:]
-        length = array("I", [len(kind) + len(rest)])
+        kind, body = message[:1], message[5:]
+        length = array("I", [len(kind) + len(body)])
         size = len(subxid) + _count.size + length.itemsize + length[0]
         head = _header.pack(_PAYLOADS, size) + subxid + _count.pack(1) + length.tobytes()
         self._segment.append(head + bytes(kind))
-        self._segment.append(rest)
+        self._segment.append(body)
 
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield the appended messages, in order, some at a time."""
+        """Yield the appended messages in order, by blocks."""
         position = 0
         while position < self._segment.size:
             data = self._segment.read(position)
