@@ -26,9 +26,7 @@ IDLE_SECONDS: Final = 10.0
 
 
 def place_count(workers: int) -> int:
-    """Return the number of places beside *workers*: few workers mean that few connections are
-    wanted.
-    """
+    """Return the number of places: with few workers an operator wants few connections."""
     return min(workers, PLACES_MAX)
 
 

@@ -4,9 +4,9 @@ With ``consistency: table`` every mapped relation has its own lane. With ``consi
 transaction`` the ready relations of a source share a lane, so that a source transaction becomes
 visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
 worker. A held lane sends changes to a spool on disk, from which a drainer applies the changes on
-its own connection. A relation is held while it waits for its copy, a lock or an operator, for the
-target to accept a row, or for the end of a transaction too large for memory. The remaining
-relations continue.
+its own connection. A relation is held while it waits for its copy, a lock, an operator, or a row
+that the target refuses. The end of a transaction too large for memory is a further reason. The
+remaining relations continue.
 
 Order never depends on worker and drainer. A drainer begins after the worker has finished all its
 shares of the lane, and a lane becomes live again only with an empty spool.

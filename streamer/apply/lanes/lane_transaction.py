@@ -39,7 +39,7 @@ class LaneTransaction:
 
     @property
     def is_in_part_there(self) -> bool:
-        """Whether the target has some of the transactions, so that the share must be split."""
+        """Whether the target has some of the transactions: a worker then splits the share."""
         return False
 
     def end_of(self, changes: "Changes") -> "Lsn | None":

@@ -322,7 +322,7 @@ class LaneSpool:
     def read(self, size: int) -> list[LaneTransaction]:
         """Read finished shares of about *size* bytes; or, if the next is larger, a piece of it.
 
-        Empty if no changes can be read now. Raises OpenShareDiscarded.
+        Empty if the reader has reached the end. Raises OpenShareDiscarded.
         """
         if self._discarded:
             raise OpenShareDiscarded
@@ -441,7 +441,7 @@ class _ShareReader:
         return share
 
     def take_piece(self) -> LaneTransaction | None:
-        """Return the piece of an unfinished lane transaction that has been read, if any."""
+        """Return the read piece of an unfinished lane transaction, if any."""
         if self._transaction is None or self._size == 0:
             return None
         mapped, changes = self._changes[-1]

@@ -1,1 +1,1 @@
-"""Workers: windows of changes, written and committed in one target transaction."""
+"""Workers: windows of changes, written and committed in a target transaction."""

@@ -18,14 +18,16 @@ def table_labels(mapped: MappedRelation) -> TableLabels:
 
 
 def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
-    """Count changes of one relation that are durable now."""
+    """Count durable changes of a relation."""
     metrics.count_changes(table_labels(mapped), asdict(counts))
 
 
 def skipped_truncates(
     window: LaneWindow, share_count: int | None = None
 ) -> dict[MappedRelation, int]:
-    """Return how often the first *share_count* shares truncate each table that ignores it."""
+    """Return the number of TRUNCATEs, by table that ignores TRUNCATE, in the first *share_count*
+    shares.
+    """
     skipped: dict[MappedRelation, int] = {}
     for parts in window.parts[:share_count]:
         for mapped, changes, _ in parts:
@@ -36,7 +38,7 @@ def skipped_truncates(
 
 
 def count_window(metrics: Metrics, window: LaneWindow) -> None:
-    """Count the changes of a window that a worker has committed."""
+    """Count the changes of a committed window."""
     for mapped, relation in window.relations.items():
         if relation.is_foldable:
             for counts in relation.counts:
@@ -53,6 +55,6 @@ def count_window(metrics: Metrics, window: LaneWindow) -> None:
 def count_shares(
     metrics: Metrics, source: SourceMapping, shares: Sequence[LaneTransaction]
 ) -> None:
-    """Count transactions whose changes are durable now, each once."""
+    """Count transactions with durable changes, each once."""
     commit_times = [time for share in shares for time in share.led_times]
     metrics.count_transactions(source.database, source.sid, commit_times)

@@ -1,13 +1,13 @@
 """When a worker commits its window. Pure.
 
-Every commit has a fixed price: statements, progress, a flush of the target's WAL. So a worker does
-not commit more often than every ``interval_min``. Otherwise it commits as soon as the commit before
-has ended and something is there. Under load a commit takes longer, and the next window grows.
+Every commit costs statements, progress and a flush of the target's WAL. So a worker does not commit
+more often than every ``interval_min``. Otherwise a worker commits as soon as the preceding commit
+ends and changes are queued. Under load a commit takes longer, and the next window grows.
 
-If changes arrive so fast that they must be a backlog, delay does not matter. A larger window is
-then cheaper while its relations have few rows each, or while many of its changes fall on the same
-rows. Such a window stays open for ``interval_max``, or until it stops growing. Another one is
-committed at once, so that the target works while the process reads.
+At the rate of a backlog, delay does not matter. A larger window is then cheaper while its relations
+have few rows, or while many changes fall on the same rows. Such a window stays open for
+``interval_max``, or until it stops growing. The worker commits any further window at once, so that
+the target works while the process reads.
 """
 
 import math
@@ -19,23 +19,23 @@ BACKLOG_CHANGES: Final = 20_000
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
 """Bytes a second that mean a backlog: rows may be wide."""
 MEASURED_SECONDS_MIN: Final = 0.015
-"""Changes of a shorter time do not make a rate: a transaction arrives in one burst."""
+"""Minimum time for a rate, because a transaction arrives in a burst."""
 GROWTH_SECONDS_MIN: Final = 0.002
 GROWTH_SECONDS_MAX: Final = 0.02
-"""A window that does not grow for this long has everything that was on its way."""
+"""A window that does not grow for this time contains all changes in flight."""
 WORTH_CHANGES: Final = 8000
 WORTH_BYTES: Final = 1536 * 1024
-"""A window of one relation that is worth a commit of its own."""
+"""From these limits on, a larger window is no cheaper."""
 WORTH_CHANGES_EACH: Final = 1000
 WORTH_BYTES_EACH: Final = 128 * 1024
-"""So much more a window needs for every relation, whose statements have a fixed price."""
+"""Addition to the limits for every relation, whose statements have a fixed cost."""
 FOLDED_MIN: Final = 0.25
-"""From this part of the changes on that folding has saved, more may be saved in a larger window."""
+"""If folding has saved this part of the changes, a larger window may save more."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowFacts:
-    """What a window holds. ``size``: bytes. ``row_count``: rows left after folding."""
+    """The content of a window. ``size``: bytes. ``row_count``: rows after folding."""
 
     change_count: int
     size: int
@@ -45,17 +45,17 @@ class WindowFacts:
     @property
     def gains_by_waiting(self) -> bool:
         """Whether the target has less work if the window grows further."""
-        others = self.relation_count
+        count = self.relation_count
         is_small = (
-            self.change_count < WORTH_CHANGES + others * WORTH_CHANGES_EACH
-            and self.size < WORTH_BYTES + others * WORTH_BYTES_EACH
+            self.change_count < WORTH_CHANGES + count * WORTH_CHANGES_EACH
+            and self.size < WORTH_BYTES + count * WORTH_BYTES_EACH
         )
         return is_small or self.row_count < (1 - FOLDED_MIN) * self.change_count
 
 
 @dataclass(slots=True)
 class CommitPace:
-    """When one worker commits. Times are those of one monotonic clock, in seconds."""
+    """The commit times of a worker, in seconds of a monotonic clock."""
 
     interval_min: float
     interval_max: float
@@ -66,11 +66,10 @@ class CommitPace:
     def seconds_left(
         self, now: float, opened_at: float, window: WindowFacts, *, is_growing: bool
     ) -> float:
-        """Return how long a window that is not full waits before it is looked at again; 0 if it is
-        to be committed.
+        """Return the time until the next check of a window that is not full; 0 to commit now.
 
-        *opened_at*: when the window got its first change. *is_growing*: it has grown since it was
-        looked at last.
+        *opened_at*: time of the first change. *is_growing*: whether the window has grown since the
+        last check.
         """
         latest = opened_at + self.interval_max
         if is_growing and _is_backlog(now - opened_at, window.change_count, window.size):

@@ -1,6 +1,6 @@
-"""Finds the conflicts of a writer's changes, and notes them in its transaction.
+"""Finds the conflicts of a writer's changes, and writes conflict rows in the same transaction.
 
-`streamer.apply.write.conflicts` has the mechanism.
+`streamer.apply.write.conflicts` describes the mechanism.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ from streamer.errors.error_classes import ConflictError, StreamerError
 _NOTED_SQL: Final = f"select seq, kind, key from pg_temp.{NOTED} order by seq"
 
 OriginOf = Callable[[int], tuple[Transaction, int] | None]
-"""Returns the transaction of a change in exact order, and the kind of its message."""
+"""Returns the transaction and the message kind of a change in exact order."""
 
 
 class ConflictNotes:
@@ -52,13 +52,13 @@ class ConflictNotes:
 
     async def note(self, mapped: MappedRelation, conflicts: list[Conflict]) -> None:
         """Write conflicts of a relation."""
-        kept = self._transaction.conflicts_kept
-        await note_conflicts(self._transaction.target, mapped.relation_id, conflicts, kept)
+        kept_max = self._transaction.conflicts_kept
+        await note_conflicts(self._transaction.target, mapped.relation_id, conflicts, kept_max)
 
     # ---- sets ----------------------------------------------------------------------------------
 
     async def look_for(self, window: LaneWindow, mapped: MappedRelation, change: Change) -> None:
-        """Note rows that *change* is to find and the target lacks, if the table is watched."""
+        """Note rows that *change* needs and the target lacks, if the table is watched."""
         if not (change.is_noted and mapped.conflict_watch):
             return
         mapped.conflict_watch -= 1
@@ -75,9 +75,9 @@ class ConflictNotes:
         await self.note(mapped, missing_rows(missing, changes, deletes=is_delete))
 
     def count_missing(self, mapped: MappedRelation, change: Change, missing: int) -> None:
-        """Count the rows that *change* has not found.
+        """Count the rows that *change* did not find.
 
-        Raises ConflictsFound if rows are missing that `look_for` has not looked for.
+        Raises ConflictsFound if rows are missing without a check by `look_for`.
         """
         if change.conflict is None or not missing:
             return
@@ -89,7 +89,7 @@ class ConflictNotes:
     # ---- exact order ---------------------------------------------------------------------------
 
     def are_noted(self, mapped: MappedRelation) -> bool:
-        """Whether the next block in exact order notes missing rows, or ends at one."""
+        """Whether the next block in exact order notes missing rows, or ends at a missing row."""
         if not mapped.conflict_watch:
             return False
         mapped.conflict_watch -= 1
@@ -110,7 +110,7 @@ class ConflictNotes:
         is_partial: bool,
         notes: bool,
     ) -> None:
-        """Apply the staged changes one by one; with *notes*, note those whose row is missing."""
+        """Apply the staged changes in order; with *notes*, note changes whose row is missing."""
         target = self._transaction.target
         if notes:
             await target.execute(CREATE_NOTED)
@@ -122,7 +122,7 @@ class ConflictNotes:
     async def note_in_order(
         self, mapped: MappedRelation, plan: ApplyPlan, origin_of: OriginOf
     ) -> None:
-        """Count and note the conflicts that a block in exact order has listed."""
+        """Count and note the conflicts that a block in exact order listed."""
         rows = await self._transaction.target.fetch(_NOTED_SQL)
         for name, number in Counter(row["kind"] for row in rows).items():
             self._transaction.count_conflict(mapped, name, number)

@@ -1,14 +1,14 @@
 """Conflicts: changes whose row the target lacks, or has already, noted in ``streamer.conflict``.
 
-The transaction that applies a change notes its conflict, so each one is there exactly once. Nothing
-is looked up before a conflict happens. A writer that counts fewer rows than it changed, or whose
-block in exact order does not find one, raises `ConflictsFound`. The caller rolls back and writes
-the same window again. From then on the writer looks for missing rows of that table before it
-changes them, until `WATCHED_WINDOWS` windows had no conflict.
+The transaction that applies a change notes its conflict, so ``streamer.conflict`` has each conflict
+exactly once. A writer searches for missing rows only after a conflict. If a row count is too low,
+or a block in exact order misses a row, the writer raises `ConflictsFound`. The caller rolls back
+and writes the same window again. From then on the writer checks for missing rows of that table
+before each change, until `WATCHED_WINDOWS` windows had no conflict.
 
 A change that the target refuses stops its table or goes into quarantine. The transaction that
-stores the quarantined change notes its conflict. The conflict of a table that stops is stored with
-the state of the table, once for the change.
+stores the quarantined change notes its conflict. The state of a stopped table includes the
+conflict, once for the change.
 """
 
 import json
@@ -27,9 +27,9 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.transactions import Transaction
 
 WATCHED_WINDOWS: Final = 100
-"""So many windows without a conflict end the search for missing rows."""
+"""The search for missing rows ends after this number of windows without a conflict."""
 NOTED_MAX: Final = 1000
-"""Conflicts of one table that a window notes; the metric counts the others, too."""
+"""Maximum conflicts of a table that a window notes; the metric counts all conflicts."""
 
 UPDATE_MISSING: Final = "update_missing"
 DELETE_MISSING: Final = "delete_missing"
@@ -39,16 +39,16 @@ QUARANTINED: Final = "quarantined"
 
 _OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 Key = dict[str, str | None]
-"""Text of the values by the source's names of the columns; None is NULL."""
+"""Texts of values by the source's column names; None is NULL."""
 
 
 class ConflictsFound(Exception):  # not an error: a window to be written again
-    """Rows of a window are missing in the target. The writer notes them the next time."""
+    """Rows of a window are missing at the target. The writer notes the rows in the next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A conflict. ``existing``: JSON about the target's row, if there is one."""
+    """A conflict. ``existing``: JSON about the target's row, if any."""
 
     kind: str
     resolution: str
@@ -75,7 +75,7 @@ class Conflict:
 async def note_conflicts(
     target: Executor, relation_id: int, conflicts: Sequence[Conflict], kept: int
 ) -> None:
-    """Write *conflicts* of a relation, which keeps the newest *kept* of them."""
+    """Write *conflicts* of a relation, and keep the newest *kept* conflicts."""
     if not conflicts:
         return
     rows = [conflict.fields for conflict in conflicts]
@@ -90,28 +90,28 @@ def operation_of(kind: int) -> str:
 def find_changes(
     window: LaneWindow, mapped: MappedRelation, plan: ApplyPlan, keys: Collection[Any]
 ) -> dict[Any, tuple[Transaction, int]]:
-    """Return the change of each of *keys* that asked for a row: its transaction, and its kind.
+    """Return the transaction and the kind of the change that needed a row, for each of *keys*.
 
-    *keys*: as in a fold. Of several changes of a key, that is the last delete, or else the
+    *keys*: as in a fold. Of several changes of a key, the result is the last delete, or else the
     first update. Pure.
     """
-    found: dict[Any, tuple[Transaction, int]] = {}
-    wanted = set(keys)
+    origins: dict[Any, tuple[Transaction, int]] = {}
+    key_set = set(keys)
     get_key = plan.get_key
     for share, parts in zip(window.shares, window.parts, strict=True):
-        for owner, changes, its in parts:
-            if owner is not mapped or its is not plan:
+        for owner, changes, changes_plan in parts:
+            if owner is not mapped or changes_plan is not plan:
                 continue
             for transaction, payloads in share.by_transaction(changes):
                 rows = [payload for payload in payloads if payload[0] in (UPDATE, DELETE)]
                 for change in read_changes(plan, rows):
                     row = change.old if change.old is not None else change.new
                     key = None if row is None else get_key(row)
-                    if key not in wanted:
+                    if key not in key_set:
                         continue
-                    if change.kind == DELETE or key not in found:
-                        found[key] = transaction, change.kind
-    return found
+                    if change.kind == DELETE or key not in origins:
+                        origins[key] = transaction, change.kind
+    return origins
 
 
 def missing_rows(
@@ -119,15 +119,16 @@ def missing_rows(
     changes: dict[Any, tuple[Transaction, int]],
     deletes: bool,
 ) -> list[Conflict]:
-    """Return the conflicts of rows that the target lacks: each with its key in a fold, and that as
-    text. Pure.
+    """Return the conflicts of missing rows.
+
+    *rows*: the key of each row, as in a fold and as text. Pure.
     """
     conflicts = []
     for key, texts in rows:
         if key not in changes:
             continue
         transaction, kind = changes[key]
-        # A row may go under another key, and then its first change is the change of the key.
+        # A row may leave under a new key; then its first change is the change of the key.
         name = DELETE_MISSING if deletes and kind == DELETE else UPDATE_MISSING
         conflicts.append(Conflict(name, RESOLUTIONS[name], operation_of(kind), texts, transaction))
     return conflicts

@@ -1,8 +1,8 @@
 """The order in which a window writes tables that foreign keys connect, where the keys fire.
 
-At the end of each statement a foreign key must hold, unless it is deferrable. So the writer writes
-a referenced row before the rows that refer to it, and removes it after them, in any order of
-changes. Pure.
+At the end of each statement a foreign key must hold, unless the key is deferrable. So the writer
+writes referenced rows before referencing rows, and removes referenced rows after referencing rows,
+in any order of changes. Pure.
 """
 
 import enum
@@ -18,15 +18,15 @@ class Removal(enum.Enum):
     """The moment at which a window removes rows of a relation."""
 
     FIRST = "first"
-    """Before all writes: no row refers to them, or their keys or unique values return."""
+    """Before all writes: no row refers to the removed rows, or a key or unique value returns."""
     WITHIN = "within"
-    """With all other changes of the relation."""
+    """With the remaining changes of the relation."""
     LAST = "last"
-    """After all writes: rows that refer to them may refer to others by then."""
+    """After all writes: by then, referencing rows may refer to different rows."""
 
 
 class Half(enum.Enum):
-    """Which of a relation's rows to write."""
+    """The rows of a relation to write."""
 
     BOTH = "both"
     REMOVALS = "removals"
@@ -38,12 +38,12 @@ def is_connected(window: LaneWindow) -> bool:
     if len(window.relations) < 2:
         return False
     targets = [r.plan.target for r in window.relations.values() if r.plan is not None]
-    here = {target.oid for target in targets}
-    return any(target.references & here for target in targets)
+    oids = {target.oid for target in targets}
+    return any(target.references & oids for target in targets)
 
 
 def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
-    """Return *relations* so that each comes after those that it refers to; cut a circle."""
+    """Return *relations* so that referenced relations come first; cut a circle."""
     by_oid = {r.plan.target.oid: r for r in relations if r.plan is not None}
     ordered: dict[int, RelationWindow] = {}
     visited: set[int] = set()
@@ -64,17 +64,20 @@ def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
 
 
 def write_order(window: LaneWindow) -> list[tuple[RelationWindow, Half]]:
-    """Return what to write of *window*, in order; a relation may come in two halves."""
-    moments = [(each, removal_of(each)) for each in in_key_order(window.relations.values())]
+    """Return the relations of *window* in order; a relation may come in two halves."""
+    moments = [
+        (window_relation, removal_of(window_relation))
+        for window_relation in in_key_order(window.relations.values())
+    ]
     first, last = (
         [(relation, Half.REMOVALS) for relation, at in reversed(moments) if at is moment]
         for moment in (Removal.FIRST, Removal.LAST)
     )
-    rest = [
+    middle = [
         (relation, Half.BOTH if at is Removal.WITHIN else Half.ADDITIONS)
         for relation, at in moments
     ]
-    return [*first, *rest, *last]
+    return [*first, *middle, *last]
 
 
 def removal_of(relation: RelationWindow) -> Removal:
@@ -85,7 +88,7 @@ def removal_of(relation: RelationWindow) -> Removal:
     if fold.plan.type is TableType.APPEND:
         return Removal.WITHIN
     if fold.moves:
-        # Rows that refer to the old key go to the new one in between, unless a DELETE takes them.
+        # Referencing rows change to the new key in between, unless a DELETE removes those rows.
         target = fold.plan.target
         is_last = target.is_referenced and not target.delete_acts and not _returns(fold)
         return Removal.LAST if is_last and not fold.truncate else Removal.WITHIN
@@ -97,9 +100,9 @@ def removal_of(relation: RelationWindow) -> Removal:
 
 
 def keeps_keys(fold: Fold) -> bool:
-    """Return whether a TRUNCATE must leave the rows alone whose keys are there again behind it.
+    """Return whether a TRUNCATE must keep the rows whose keys are inserted again afterwards.
 
-    The table that refers to them may be ahead, and refer to the new ones already.
+    The referencing table may be ahead, and refer to the new rows already.
     """
     plan = fold.plan
     return (
@@ -113,5 +116,5 @@ def keeps_keys(fold: Fold) -> bool:
 
 
 def _returns(fold: Fold) -> bool:
-    """Return whether an insert brings a removed key again, or perhaps a unique value of its row."""
+    """Return whether an insert repeats a removed key, or perhaps a removed row's unique value."""
     return len(fold.plan.target.unique_keys) > 1 or not fold.inserts.keys().isdisjoint(fold.deletes)

@@ -1,4 +1,4 @@
-"""Plans for relations, made from the target's catalogs when a definition is first met."""
+"""Plans for relations, made from the target's catalogs at the first change of a definition."""
 
 import asyncio
 import contextlib
@@ -66,13 +66,13 @@ log = structlog.get_logger()
 AskRelations = Callable[
     [str, str | None, Sequence[RelationName]], Awaitable[dict[RelationName, SourceRelation]]
 ]
-"""Asks the source of a database and sid for the definitions of tables, of those that are there."""
+"""Asks the source of a database and sid for the definitions of existing tables."""
 
 AskPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
 """Asks the source of a database and sid for the present definition of a table with capture."""
 
 AskTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[DefinedType]]]
-"""Asks the source of a database and sid about types by their names."""
+"""Asks the source of a database and sid about types by name."""
 
 AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
@@ -93,7 +93,7 @@ order by k.conname
 
 
 class Planner:
-    """Makes plans and keeps the newest of each relation. Workers and drainers share it."""
+    """Makes plans and keeps the newest plan of each relation, for all workers and drainers."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ class Planner:
         self._known = Batched(self._read_known)
 
     def inside(self, connection: TargetConnection) -> "Planner":
-        """Return a planner that reads the target by the open transaction of *connection*, which
-        alone sees the definitions that it has changed.
+        """Return a planner that reads the target in the open transaction of *connection*, which
+        sees its own uncommitted definitions.
         """
         planner = copy.copy(self)
         planner._inside = connection
@@ -137,11 +137,10 @@ class Planner:
         """Return a plan for each of a lane transaction's changes; None for changes that the target
         has.
 
-        *ahead*: shares that come next. Their relations without any plan get one, too, because it
-        costs the servers little more to describe many relations than one. May add columns to the
-        target, which waits for sessions that write there. Raises
-        TargetSchemaError if the target does not fit, TransportError if it fits but not in binary,
-        TargetContentionError, TargetConnectionError.
+        *ahead*: the next shares. Plan their relations, too, because the description of many
+        relations costs the servers little more. May add columns to the target, which waits for
+        sessions that write to the table. Raises TargetSchemaError if the target does not fit,
+        TransportError if only binary does not fit, TargetContentionError, TargetConnectionError.
         """
         await self._plan_first([share, *ahead])
         plans: list[ApplyPlan | None] = []
@@ -154,9 +153,9 @@ class Planner:
         return plans
 
     async def _plan_first(self, shares: Iterable[LaneTransaction]) -> None:
-        """Plan the relations of *shares* that have no plan, side by side.
+        """Plan the relations of *shares* that lack a plan, concurrently.
 
-        An error is left to the share's own turn.
+        `plans` raises an error again when the share is due.
         """
         first: dict[MappedRelation, Relation] = {}
         for share in takewhile(lambda share: not share.redefines, shares):
@@ -178,26 +177,28 @@ class Planner:
     async def _read_targets(
         self, keys: list[tuple[Claim, RelationName]]
     ) -> dict[tuple[Claim, RelationName], TargetRelation]:
-        found: dict[tuple[Claim, RelationName], TargetRelation] = {}
+        targets: dict[tuple[Claim, RelationName], TargetRelation] = {}
         for claim, names in _grouped(keys).items():
             async with self._target(claim) as connection:
-                there = await read_relations(connection, names)
-            found |= {(claim, name): each for name, each in there.items()}
-        return found
+                relations = await read_relations(connection, names)
+            targets |= {(claim, name): target for name, target in relations.items()}
+        return targets
 
     async def _read_known(
         self, keys: list[tuple[Claim, int]]
     ) -> dict[tuple[Claim, int], dict[str, int]]:
-        found: dict[tuple[Claim, int], dict[str, int]] = {}
+        columns: dict[tuple[Claim, int], dict[str, int]] = {}
         for claim, relation_ids in _grouped(keys).items():
             async with self._target(claim) as connection:
-                known = await read_known(connection, relation_ids)
-            found |= {(claim, relation_id): each for relation_id, each in known.items()}
-        return found
+                by_relation = await read_known(connection, relation_ids)
+            columns |= {
+                (claim, relation_id): numbers for relation_id, numbers in by_relation.items()
+            }
+        return columns
 
     @asynccontextmanager
     async def _target(self, claim: Claim) -> AsyncIterator[TargetConnection]:
-        """Have the connection for a block, on the server of *claim*."""
+        """Yield the connection to the server of *claim*."""
         if self._inside is not None:
             async with self._lock:
                 yield self._inside
@@ -214,24 +215,24 @@ class Planner:
         return await self._targets.get((mapped.source.claim, mapped.mapping.target))
 
     async def _define(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
-        """Read the source's keys again, and return the columns of its table."""
-        before = mapped.source
+        """Read the source's keys again, and return the columns of the table."""
+        facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
-        if source not in self._definitions:  # no source waits for another one
-            ask = partial(self._ask_relations, before.database, before.sid)
+        if source not in self._definitions:  # no source waits for a different source
+            ask = partial(self._ask_relations, facts.database, facts.sid)
             self._definitions[source] = Batched(ask)
         definition = await self._definitions[source].get(name)
         if definition is not None and mapped.relid in (None, definition.oid):
-            mapped.source = before.with_definition(definition)
+            mapped.source = facts.with_definition(definition)
         return {} if definition is None else {c.name: c for c in definition.columns}
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
-        """Define the source again; return the present plan if it fits *relation* as well."""
-        before, plan, number = mapped.source, mapped.plan, next_number()
+        """Define the source again; return the present plan if the plan fits *relation* as well."""
+        facts, plan, number = mapped.source, mapped.plan, next_number()
         if plan is None:
             return None
         await self._define(mapped)
-        if plan is not mapped.plan or plan.relation != relation or mapped.source != before:
+        if plan is not mapped.plan or plan.relation != relation or mapped.source != facts:
             return None
         mapped.confirm(number)
         return plan
@@ -239,7 +240,7 @@ class Planner:
     async def _read_both(
         self, mapped: MappedRelation
     ) -> tuple[TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]]:
-        """Read the table at the target, and the columns of its last copy; define the source."""
+        """Read the table at the target, and the columns of the last copy; define the source."""
 
         async def read() -> tuple[
             TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]
@@ -247,10 +248,10 @@ class Planner:
             async with asyncio.TaskGroup() as group:
                 columns = group.create_task(self._define(mapped), name="definition")
                 target = group.create_task(self._read(mapped), name="target")
-                known = group.create_task(
+                stored = group.create_task(
                     self._known.get((mapped.source.claim, mapped.relation_id)), name="known"
                 )
-            return target.result(), known.result(), columns.result()
+            return target.result(), stored.result(), columns.result()
 
         try:
             return await apart(read(), "reading both sides")
@@ -262,20 +263,20 @@ class Planner:
         if (confirmed := await self._confirm(mapped, relation)) is not None:
             return confirmed
         number = next_number()
-        target, known, columns = await self._read_both(mapped)
+        target, stored, columns = await self._read_both(mapped)
         types = mapped.source.types
-        now = _other_columns(mapped, relation, known, columns)
+        now = _other_columns(mapped, relation, stored, columns)
         added_now: dict[str, str | None] = {}
         if target is not None and (missing := missing_columns(relation, mapped.mapping, target)):
             adds = mapped.mapping.rule.on_column_added is OnColumnAdded.ADD
             names = [name for name, _ in missing]
             types = await self._name_types(mapped, relation, names, may_fail=adds)
-            changes = judge_added(names, known or {}, now)
-            if known is not None and (lost := [name for name in names if known.get(name, 0) > 0]):
-                # A session dropped them at the target. They lack values when they are back.
-                known = known | {name: -known[name] for name in lost}
+            changes = judge_added(names, stored or {}, now)
+            if stored is not None and (lost := [name for name in names if stored.get(name, 0) > 0]):
+                # A session dropped these columns at the target; new columns will lack values.
+                stored = stored | {name: -stored[name] for name in lost}
                 async with self._target(mapped.source.claim) as connection:
-                    await store_known(connection, mapped.relation_id, known)
+                    await store_known(connection, mapped.relation_id, stored)
             if not adds or any(change.before is not None for change in changes.values()):
                 raise missing_error(mapped.mapping, target.name, missing, types, changes)
             if all(name in types for name in names):
@@ -304,23 +305,23 @@ class Planner:
             async with self._target(mapped.source.claim) as connection:
                 if await has_deferred(connection, plan.name):
                     plan = replace(plan, is_provisional=True)
-        if known is not None:
-            await self._store_columns(mapped, plan, known, now, added_now)
-        if plan.mapping is mapped.mapping:  # otherwise another rule came meanwhile
+        if stored is not None:
+            await self._store_columns(mapped, plan, stored, now, added_now)
+        if plan.mapping is mapped.mapping:  # otherwise a new rule arrived meanwhile
             mapped.set_plan(plan, number)
         return plan
 
     async def _check_hashed_types(self, mapped: MappedRelation, relation: Relation) -> None:
-        """Refuse another type of a hash's input than rows of the target have.
+        """Refuse a new type of a hash's input: existing hashes use texts of the stored type.
 
-        Their hashes are of texts of that type. Raises MappingError.
+        Raises MappingError.
         """
-        inputs = [each.column for each in mapped.mapping.rule.hashes]
+        inputs = [hashed.column for hashed in mapped.mapping.rule.hashes]
         async with self._target(mapped.source.claim) as connection:
             stored = await read_definition(connection, mapped.relation_id)
         if stored is not None:
             now = await self._name_types(mapped, relation, inputs, may_fail=False)
-            before = {column.name: column.type for column in stored.columns}
+            stored_types = {column.name: column.type for column in stored.columns}
             source = mapped.source
             table = str(mapped.mapping.source)
             resync = run(
@@ -330,47 +331,47 @@ class Planner:
                 database=source.database,
                 sid=source.sid,
             )
-            check_input_types(mapped.mapping, before, now, resync)
+            check_input_types(mapped.mapping, stored_types, now, resync)
 
     async def _store_columns(
         self,
         mapped: MappedRelation,
         plan: ApplyPlan,
-        known: dict[str, int],
+        stored: dict[str, int],
         now: dict[str, DefinedColumn],
         added: dict[str, str | None],
     ) -> None:
-        """Store the source's columns, and request those that existing rows of the target lack.
+        """Store the source's columns, and request columns that existing target rows lack.
 
-        *added*: columns of the target that this process has just added, with their values.
+        *added*: columns that this process has just added to the target, with fill values.
         """
-        columns = columns_of(plan, known, now)
-        wanted = columns_to_bring(plan, known, now, added)
-        if not wanted and columns == known:
+        columns = columns_of(plan, stored, now)
+        backfilled = columns_to_bring(plan, stored, now, added)
+        if not backfilled and columns == stored:
             return
         async with self._target(mapped.source.claim) as connection:
-            await store_known(connection, mapped.relation_id, columns, wanted)
-        if wanted:
+            await store_known(connection, mapped.relation_id, columns, backfilled)
+        if backfilled:
             log.info(
                 "columns of existing rows are brought",
                 source=_label(mapped),
                 table=str(mapped.mapping.source),
-                columns=", ".join(wanted),
+                columns=", ".join(backfilled),
             )
 
     async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
-        """Refuse a table whose deletes would change rows of another mapped table.
+        """Refuse a table whose deletes would change rows of a second mapped table.
 
         Workers write tables in parallel, so such an action may delete rows that the source has
-        inserted again since, without an error.
+        inserted again, without an error.
         """
         if not plan.target.is_referenced or plan.type is TableType.HISTORY:
             return
         async with self._target(mapped.source.claim) as connection:
-            found = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
+            rows = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
             ours = await read_targets(connection)
             acting = [
-                row for row in found if str(RelationName(row["namespace"], row["name"])) in ours
+                row for row in rows if str(RelationName(row["namespace"], row["name"])) in ours
             ]
             if not acting or await may_replace_role(connection):
                 return
@@ -394,11 +395,11 @@ class Planner:
     async def describe_types(
         self, mapped: MappedRelation, names: Sequence[str]
     ) -> Sequence[DefinedType]:
-        """Return types of the source of *mapped* by their names. Raises SourceError."""
+        """Return types of the source of *mapped* by name. Raises SourceError."""
         return await self._ask_types(mapped.source.database, mapped.source.sid, names)
 
     async def describe_present(self, mapped: MappedRelation) -> SourceDefinition | None:
-        """Return the definition that the source's table has now. Raises SourceError."""
+        """Return the present definition of the source's table. Raises SourceError."""
         source = mapped.source
         message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
         return None if message is None else message.definition
@@ -406,8 +407,8 @@ class Planner:
     async def present(
         self, mapped: MappedRelation, relations: Sequence[Relation]
     ) -> tuple[DefinitionMessage | None, list[dict[str, str | None]]]:
-        """Return the source's present definition, and the columns of *relations* with the names of
-        their types, where these are known. Raises StreamerError.
+        """Return the source's present definition, and the columns of *relations* with the known
+        type names. Raises StreamerError.
         """
         source, shown = mapped.source, []
         message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
@@ -418,16 +419,16 @@ class Planner:
         return message, shown
 
     async def plan_again(self, mapped: MappedRelation, definition: Definition) -> ApplyPlan:
-        """Plan changes that come from quarantine, as text. Raises like `plans`.
+        """Plan changes from quarantine, as text. Raises like `plans`.
 
-        Leave out a column that the target lacks if the source has none of that name any more.
+        Leave out a column that the target lacks and the source no longer has.
         """
         target = await self._read(mapped)
         relation = definition.relation(mapped.mapping.source)
         if target is not None:
             missing = missing_columns(relation, mapped.mapping, target)
-            gone = frozenset(name for name, _ in missing if name not in mapped.source.types)
-            relation = definition.relation(mapped.mapping.source, gone)
+            dropped = frozenset(name for name, _ in missing if name not in mapped.source.types)
+            relation = definition.relation(mapped.mapping.source, dropped)
         facts = await self._describe(mapped)
         types = mapped.source.types
         return await self._plan(mapped, relation, target, types, facts, binary=False)
@@ -469,7 +470,7 @@ class Planner:
     async def _input_types(
         self, mapped: MappedRelation, relation: Relation, facts: ExpressionFacts
     ) -> dict[str, str]:
-        """Return the types of the columns that expressions use, as RELATION has them."""
+        """Return the types of the columns that expressions use, as in RELATION."""
         if not mapped.mapping.rule.expressions:
             return {}
         names = [column.name for column in relation.columns]
@@ -480,23 +481,23 @@ class Planner:
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
     ) -> dict[str, str]:
-        """Return the names of the columns' types, without those that neither server knows."""
+        """Return the names of the columns' types, without types that both servers lack."""
         source = mapped.source
         keys = type_keys(relation, names)
         async with self._target(mapped.source.claim) as connection:
-            found = await read_own_type_names(connection, list(keys.values()))
-        if unknown := [key for key in keys.values() if key not in found]:
+            type_names = await read_own_type_names(connection, list(keys.values()))
+        if unknown := [key for key in keys.values() if key not in type_names]:
             try:
-                found |= await self._ask_source(source.database, source.sid, unknown)
+                type_names |= await self._ask_source(source.database, source.sid, unknown)
             except StreamerError:
                 if may_fail:
                     raise
-                # The coming error says enough without it.
-        return {name: found[key] for name, key in keys.items() if key in found}
+                # The caller raises an error anyway, without these names.
+        return {name: type_names[key] for name, key in keys.items() if key in type_names}
 
     @staticmethod
     def forget(share: LaneTransaction) -> None:
-        """The target refused a plan of *share*: its tables may have changed."""
+        """Discard the plans of *share* after the target refused a plan."""
         for mapped, _ in share.changes:
             mapped.plan = None
 
@@ -525,7 +526,7 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
 
 
 def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
-    """Return the plans of a share if all are known, without waiting."""
+    """Return the plans of a share if all plans are known, without waiting."""
     plans: list[ApplyPlan | None] = []
     for mapped, changes in share.changes:
         plan = mapped.plan_for(changes.relation)
@@ -538,17 +539,17 @@ def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
 def _other_columns(
     mapped: MappedRelation,
     relation: Relation,
-    known: dict[str, int] | None,
+    stored: dict[str, int] | None,
     present: dict[str, DefinedColumn],
 ) -> dict[str, DefinedColumn]:
-    """Return the *present* columns if *relation* has others than the last copy had.
+    """Return the *present* columns if the columns of *relation* differ from the last copy.
 
     Raises ColumnsRenamedError.
     """
     names = [column.name for column in relation.columns]
-    if known is None or (known.keys() >= set(names) and in_order(names, known)):
+    if stored is None or (stored.keys() >= set(names) and in_order(names, stored)):
         return {}
-    if traded := traded_names(names, known, present):
+    if traded := traded_names(names, stored, present):
         source, table = mapped.source, str(mapped.mapping.source)
         listed = ", ".join(f'"{name}"' for name in traded)
         options = after_loss([mapped.mapping.type])
@@ -561,46 +562,46 @@ def _other_columns(
     return present
 
 
-def in_order(names: Sequence[str], known: Mapping[str, int]) -> bool:
-    """Return whether those of *names* that are *known* come in the order of their numbers. Pure.
+def in_order(names: Sequence[str], stored: Mapping[str, int]) -> bool:
+    """Return whether the *stored* columns among *names* are in the order of column numbers. Pure.
 
     A number is negative if the target does not get the column.
     """
-    numbers = [abs(known[name]) for name in names if name in known]
+    numbers = [abs(stored[name]) for name in names if name in stored]
     return numbers == sorted(numbers)
 
 
 def traded_names(
-    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+    names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> list[str]:
-    """Return the columns of a message that another column lent its name, if there may be any. Pure.
+    """Return the columns of a message that may use the former name of a different column. Pure.
 
-    RELATION has the columns in the order of their numbers, which no command changes. *names*: its
-    columns. A column that was dropped and added again under its name has a new number and comes
-    last. A number under another known name is a rename, which a later one may take back. Then
-    nothing else shows that values between the two belong to other columns.
+    *names*: the columns of RELATION, in the order of column numbers, which no command changes. A
+    column that was dropped and added again has a new number and comes last. A number under a
+    different stored name is a rename. If a later rename restores the name, only the order shows
+    that values in between belong to different columns.
     """
-    if in_order(names, known):
+    if in_order(names, stored):
         return []
     present = {name: now[name].number for name in names if name in now}
-    former = {abs(number): name for name, number in known.items()}
+    former = {abs(number): name for name, number in stored.items()}
     lent = [name for name, number in present.items() if former.get(number, name) != name]
     if lent or in_order(names, present):
         return lent
-    there = [name for name in names if name in known]
-    ordered = sorted(there, key=lambda name: abs(known[name]))
-    return [name for name, other in zip(there, ordered, strict=True) if name != other]
+    common = [name for name in names if name in stored]
+    ordered = sorted(common, key=lambda name: abs(stored[name]))
+    return [name for name, in_place in zip(common, ordered, strict=True) if name != in_place]
 
 
 def judge_added(
-    names: Sequence[str], known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+    names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> dict[str, ColumnChange]:
-    """Return the changes of the source that columns come from which the target lacks.
+    """Return the source's changes that made columns which the target lacks.
 
-    Leave out a column that the source no longer has by that name. If the target had a column at its
-    last copy, a session dropped it there, with the values of all rows. Pure.
+    Leave out a column that the source no longer has by that name. If the last copy included a
+    column, a session has dropped that column at the target, with all values. Pure.
     """
-    by_number = {abs(number): name for name, number in known.items()}
+    by_number = {abs(number): name for name, number in stored.items()}
     changes = {}
     for name in now.keys() & set(names):
         column, former = now[name], by_number.get(now[name].number)
@@ -609,29 +610,29 @@ def judge_added(
             added = column if former is None else lost
             changes[name] = ColumnChange(DdlKind.ADD_COLUMN, None, added)
         else:
-            before = replace(column, name=former)
-            changes[name] = ColumnChange(DdlKind.RENAME_COLUMN, before, column)
+            former_column = replace(column, name=former)
+            changes[name] = ColumnChange(DdlKind.RENAME_COLUMN, former_column, column)
     return changes
 
 
 def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels | None:
-    """Return how former labels of enums are read in rows of *relation*, if any are expected."""
-    found: tuple[dict[int, Labels], dict[int, Labels]] = ({}, {})
+    """Return the former enum labels that rows of *relation* may have, if any."""
+    by_kind: tuple[dict[int, Labels], dict[int, Labels]] = ({}, {})
     for number, column in enumerate(relation.columns):
         if column.name in mapped.former_labels:
             is_array, labels = mapped.former_labels[column.name]
-            found[is_array][number] = labels
-    return FormerLabels(*found) if any(found) else None
+            by_kind[is_array][number] = labels
+    return FormerLabels(*by_kind) if any(by_kind) else None
 
 
 def columns_of(
-    plan: ApplyPlan, known: Mapping[str, int], now: Mapping[str, DefinedColumn]
+    plan: ApplyPlan, stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> dict[str, int]:
-    """Return the columns to remember; the number of one that the target does not get is negative.
+    """Return the columns to store; a number is negative if the target does not get the column.
 
-    *now*: the source's present columns, if there are others than *known*. Pure.
+    *now*: the source's present columns, if different from *stored*. Pure.
     """
-    numbers = {name: abs(number) for name, number in known.items() if name in now or not now}
+    numbers = {name: abs(number) for name, number in stored.items() if name in now or not now}
     numbers = {name: column.number for name, column in now.items()} | numbers
     written = plan.written
     return {name: number if name in written else -number for name, number in numbers.items()}
@@ -639,27 +640,27 @@ def columns_of(
 
 def columns_to_bring(
     plan: ApplyPlan,
-    known: Mapping[str, int],
+    stored: Mapping[str, int],
     now: Mapping[str, DefinedColumn],
     added: Mapping[str, str | None],
 ) -> list[str]:
-    """Return the columns of the target, by name, that its existing rows lack values of.
+    """Return the names of target columns for which existing rows lack values.
 
-    That are columns that the target gets as of now: the source or the target has added them, or the
-    mapping has let them in. No change brings the values that existing rows have. Leave out a
-    renamed column, one that *added* has filled, and a new one without a default. Pure.
+    The source or the target has added such a column, or the mapping now includes the column. No
+    change contains the values of existing rows. Leave out renamed columns, columns that *added* has
+    filled, and new columns without a default. Pure.
     """
-    numbers = {abs(number): name for name, number in known.items()}
-    found = []
-    for name, there in plan.written.items():
-        if name in known:
-            if known[name] < 0:
-                found.append(there)
+    numbers = {abs(number): name for name, number in stored.items()}
+    lacking = []
+    for name, target_name in plan.written.items():
+        if name in stored:
+            if stored[name] < 0:
+                lacking.append(target_name)
         elif (column := now.get(name)) is not None and column.number not in numbers:
             has_values = column.may_hide_values or column.fill is not None
-            if has_values and added.get(there) is None:
-                found.append(there)
-    return found
+            if has_values and added.get(target_name) is None:
+                lacking.append(target_name)
+    return lacking
 
 
 def _label(mapped: MappedRelation) -> str:

@@ -28,7 +28,7 @@ _QUARANTINE = "set `on_error: quarantine` for this table"
 
 
 def advise(error: StreamerError, mapped: MappedRelation, plan: ApplyPlan | None) -> None:
-    """Complete *error*, raised by a change of *mapped*, with its row and the next step."""
+    """Complete *error*, raised by a change of *mapped*, with the row and the next step."""
     error.message = _located(error)
     if plan is None or (error.remedy is not None and not isinstance(error, IdentityError)):
         return
@@ -160,10 +160,9 @@ _HEADER: Final = 4
 
 
 def _sent_type(column: Column) -> str | None:
-    """Name the type that the source sends now; the catalog's answer is older than a change of a
-    column.
+    """Name the type that the source sends; the stored catalog may be older than a column change.
 
-    None for a type whose name does not follow from its OID and modifier here.
+    None for a type that has no name here.
     """
     has_modifier, modifier = column.type_modifier >= _HEADER, column.type_modifier - _HEADER
     if column.type_oid == _VARCHAR:
@@ -178,8 +177,8 @@ def late_key(mapped: MappedRelation, plan: ApplyPlan) -> bool:
     key = mapped.source.primary_key
     if plan.relation.replica_identity != "f" or not key or key in mapped.source.unique_keys:
         return False
-    there = [name for name in plan.target.primary_key if name != SID]
-    return there == [mapped.mapping.target_column(name) for name in key]
+    target_key = [name for name in plan.target.primary_key if name != SID]
+    return target_key == [mapped.mapping.target_column(name) for name in key]
 
 
 def _make_late(error: ConflictError, plan: ApplyPlan) -> str:

@@ -1,6 +1,4 @@
-"""Changes as the rows of a staging table: whole ones for sets, one row a change for exact order.
-Pure.
-"""
+"""Changes as rows of a staging table: whole rows for sets, or a row per change in order. Pure."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +47,7 @@ _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
 @dataclass
 class OrderedRun:
-    """Changes of one relation under one definition, in order: (share number, transaction,
-    payloads).
-    """
+    """Changes of a relation under a definition, in order: (share number, transaction, payloads)."""
 
     plan: ApplyPlan
     parts: list[tuple[int, Transaction, list[bytes]]] = field(default_factory=list)
@@ -94,14 +90,14 @@ class OrderedRun:
 
     @cached_property
     def _positions(self) -> tuple[list[int], list[int]]:
-        """The positions of staged values: of new rows, and of old ones."""
+        """The positions of staged values: of new rows, and of old rows."""
         plan = self.plan
         new = [column.position for column in plan.plain_columns]
         old = [column.position for column in plan.staged_key]
         return new + [i.position for i in plan.inputs], old + [i.position for i in plan.old_inputs]
 
     def locate(self, error: StreamerError) -> None:
-        """Have *error* tell which change it is about, if it knows the number."""
+        """Add the change to *error*, if *error* has the change's number."""
         number = error.change_number
         place = None if number is None else self._place(number)
         if number is None or place is None:
@@ -116,7 +112,7 @@ class OrderedRun:
         error.key = error.key or key
 
     def origin_of(self, number: int) -> tuple[Transaction, int] | None:
-        """Return the transaction of change *number*, and the kind of its message."""
+        """Return the transaction and the message kind of change *number*."""
         place = self._place(number)
         return None if place is None else (place[1], place[2][0])
 
@@ -126,7 +122,7 @@ class OrderedRun:
         return None if row is None else key_text(self.plan.key, _texts(self.plan, row))
 
     def key_texts(self, number: int) -> dict[str, str | None] | None:
-        """Return the key of change *number* by the source's names of its columns."""
+        """Return the key of change *number* by the source's column names."""
         row, columns = self._key_row(number), self.plan.relation.columns
         names = (columns[column.position].name for column in self.plan.key)
         return None if row is None else dict(zip(names, _texts(self.plan, row), strict=True))
@@ -134,7 +130,7 @@ class OrderedRun:
     def invalid_text(self, number: int) -> str | None:
         """Name the column of change *number* whose text is not, or cannot be, UTF-8.
 
-        In binary the server's COPY names it.
+        In binary the server's COPY names the column.
         """
         change = None if self.plan.binary else self._change(number)
         rows = () if change is None else (change.new, change.old)
@@ -156,7 +152,7 @@ class OrderedRun:
         return None if place is None else next(read_changes(self.plan, [place[2]]))
 
     def _place(self, number: int) -> tuple[int, Transaction, bytes] | None:
-        """Return change *number*: the number of its share, its transaction and its message."""
+        """Return the share number, the transaction and the message of change *number*."""
         for share_number, transaction, payloads in self.parts:
             if number < len(payloads):
                 return share_number, transaction, payloads[number]
@@ -177,7 +173,7 @@ def _is_utf8(value: Value) -> bool:
 
 
 def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
-    """Yield the values of the key as text; of a type without a text here, in hexadecimal."""
+    """Yield the values of the key as text; of types unknown to `binary_text`, in hexadecimal."""
     for column in plan.key:
         value = row[column.position]
         if value is NULL or value is NULL_BINARY:
@@ -190,7 +186,7 @@ def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
 
 
 def _masked(values: list[Value], binary: bool) -> Row:
-    """Return *values* behind their mask, NULL where they are unchanged."""
+    """Return *values* behind a mask; an unchanged value becomes NULL."""
     letters = "".join("u" if value is UNCHANGED else "." for value in values)
     null = constant(None, binary=binary)
     return [
@@ -206,7 +202,7 @@ def staged_rows(
     rows: Iterable[Any],
     positions: tuple[int, ...] | None = None,
 ) -> Copy:
-    """Stage *rows* as *op*: their values at *positions*; without those, all of their values."""
+    """Stage *rows* as *op*: the values at *positions*, or all values."""
     plan = statements.plan
     names = ["op", *columns]
     count = len(names) - 1 if positions is None else plan.row_width
@@ -222,7 +218,7 @@ def staged_keys(statements: Statements, op: int, keys: Collection[Any]) -> Copy:
 
 
 def numbered_keys(statements: Statements, op: int, keys: Sequence[Any]) -> Copy:
-    """Stage *keys* of a fold, each behind its number."""
+    """Stage *keys* of a fold, each behind a number."""
     plan = statements.plan
     columns = ["seq", *map(statements.new, plan.key)]
     numbered = (
@@ -233,7 +229,7 @@ def numbered_keys(statements: Statements, op: int, keys: Sequence[Any]) -> Copy:
 
 
 def marking_rows(statements: Statements, op: int, removed: Mapping[Any, Row | None]) -> Copy:
-    """Stage the old rows of removed keys: keys, and the values that mark rows as deleted."""
+    """Stage removed keys, and the values that mark rows as deleted."""
     plan = statements.plan
     staged = plan.key + plan.metadata_columns
     positions = tuple(column.position for column in staged)
@@ -255,7 +251,7 @@ def partial_rows(statements: Statements, op: int, rows: Iterable[PendingRow]) ->
 
 
 def moved_rows(statements: Statements, op: int, moves: Collection[tuple[Any, PendingRow]]) -> Copy:
-    """Stage rows with a new key, each with its old one."""
+    """Stage rows with a new key, each with the old key."""
     plan = statements.plan
     columns, positions = statements.new_values
     masked = _masked_rows((row for _, row in moves), positions, plan.binary)
@@ -268,7 +264,7 @@ def moved_rows(statements: Statements, op: int, moves: Collection[tuple[Any, Pen
 
 
 def inserted_rows(statements: Statements, rows: Iterable[PendingRow]) -> Copy:
-    """Insert rows into the target table itself."""
+    """Insert rows into the target table."""
     plan = statements.plan
     prefix = () if plan.sid is None else (constant(plan.sid, binary=plan.binary),)
     layout = RowLayout(plan.row_width, plan.binary, plan.positions, prefix)
@@ -278,11 +274,11 @@ def inserted_rows(statements: Statements, rows: Iterable[PendingRow]) -> Copy:
 
 
 def in_order(keys: Collection[Any]) -> Collection[Any]:
-    """Return *keys* in an order in which the target finds them faster.
+    """Return *keys* in an order that makes index lookups at the target faster.
 
-    Neighbours in an index are often neighbours in memory: writing in their order costs the target's
-    backend a third to a half less. The order has no other meaning. Keys that cannot be compared,
-    such as large ones, keep the order in which they came.
+    Neighbours in an index are often neighbours in memory: writing in index order costs the target's
+    backend a third to a half less. Keys that cannot be compared, such as large values, keep the
+    given order.
     """
     try:
         return sorted(keys)
@@ -302,7 +298,7 @@ def _key_rows(plan: ApplyPlan, keys: Iterable[Any]) -> Iterable[Any]:
 def _masked_rows(
     rows: Iterable[PendingRow], positions: Sequence[int], binary: bool
 ) -> Iterator[Row]:
-    """Yield the values of rows at *positions*, each row behind its mask."""
+    """Yield the values of rows at *positions*, each row behind a mask."""
     for row in rows:
         assert not isinstance(row, bytes), "a whole row"
         yield _masked([row[position] for position in positions], binary)

@@ -1,12 +1,12 @@
-"""The target transaction: changes and the progress they stand for, committed together.
+"""The target transaction: changes and their progress, committed together.
 
-A `TargetTransaction` owns one connection and knows neither queues nor changes. A worker or drainer
-begins it, has a writer write windows in it, and commits it with the progress reached. A process
-that dies before the commit leaves the target as it was. One that dies after it leaves progress
-rows, by which a restart skips the changes that are there.
+A `TargetTransaction` owns a connection and knows neither queues nor changes. A worker or drainer
+begins the transaction, lets a writer write windows, and commits with the new progress. A process
+that dies before the commit leaves the target unchanged. If the process dies later, a restart skips
+the applied changes by the progress rows.
 
-A transaction compares progress rows before it sets them. If another process has moved one, that
-process has replaced this one, whose transaction must not commit.
+A transaction compares progress rows before an update of those rows. If a second process has moved a
+progress row, that process has replaced this process, whose transaction must not commit.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ log = structlog.get_logger()
 NONE: Final[Mapping[MappedRelation, int]] = MappingProxyType({})
 CONFLICTS_KEPT: Final = 1000
 STAGES_MAX: Final = 200
-"""Staging tables kept per connection; the least recently used goes first."""
+"""Maximum staging tables of a connection; the least recently used is dropped first."""
 FACTS_MAX: Final = 1000
-"""Prepared statements kept per connection, in the same way."""
+"""Maximum prepared statements of a connection; the least recently used is dropped first."""
 DELETED_ROWS_MAX: Final = 2000
 """A staging table with more rows, dead ones included, is emptied by TRUNCATE instead of DELETE.
 
@@ -58,9 +58,9 @@ of the session in every transaction that touches a temporary table.
 
 
 class TargetTransaction:
-    """One connection to the target, and the transaction on it.
+    """A connection to the target and its transaction.
 
-    The transaction calls *on_committed* when it knows of the commit, by COMMIT or by `settle`.
+    *on_committed*: called when COMMIT or `settle` confirms a commit.
     """
 
     def __init__(
@@ -79,20 +79,20 @@ class TargetTransaction:
         self._metrics = metrics
         self._lock_seconds = lock_seconds
         self.conflicts_kept = conflicts_kept
-        """How many rows of each table streamer.conflict keeps."""
+        """Maximum rows of a table in streamer.conflict."""
         self._connection: TargetConnection | None = None
         self._stages: OrderedDict[str, tuple[Statements, int]] = OrderedDict()
-        """The session's staging tables by name, each with the rows written since its TRUNCATE."""
+        """The session's staging tables by name, with the number of rows since TRUNCATE."""
         self._facts: OrderedDict[str, PlannedFacts] = OrderedDict()
-        """The facts of plans that the session knows by a prepared statement."""
+        """The facts of plans for which the session has a prepared statement."""
         self._may_have_others = False
-        """The session may have staging tables that `_stages` lacks, with any rows in them."""
+        """The session may have staging tables that `_stages` lacks, with any rows."""
         self._given_up: int | None = None
         self._claims: Collection[Claim] = ()
         self._committing: dict[MappedRelation, Lsn] = {}
         self._conflicts: list[tuple[MappedRelation, str, int]] = []
         self._skipped = NONE
-        """TRUNCATEs that the transaction being committed has ignored, by table."""
+        """TRUNCATEs that the committing transaction has ignored, by table."""
 
     @property
     def target(self) -> TargetConnection:
@@ -106,11 +106,10 @@ class TargetTransaction:
         return self._connection is None or self._connection.is_closed
 
     async def connect(self, claims: Collection[Claim] | None = None) -> None:
-        """Connect unless connected, to the server where *claims* (those of before, if none are
-        given) were taken.
+        """Connect, unless connected, to the server of *claims*; None: of the previous claims.
 
-        Raises TargetConnectionError, TargetRejectedError; TargetMovedError for claims that cannot
-        be proven on a connection that was opened just now.
+        Raises TargetConnectionError, TargetRejectedError; TargetMovedError for claims that a new
+        connection cannot prove.
         """
         if claims is not None:
             self._claims = claims
@@ -143,16 +142,16 @@ class TargetTransaction:
         connection = await TargetConnection.connect(self._address, self._name, applies=True)
         try:
             milliseconds = int(self._lock_seconds * 1000)
-            # Without the check, PL/pgSQL parses a statement of a block in exact order when it runs,
-            # and most of them never run.
+            # Without the check, PL/pgSQL parses a statement of a block in exact order only when the
+            # statement runs, and most statements never run.
             await connection.fetch_value(
                 "select set_config('lock_timeout', $1, false),"
                 " set_config('check_function_bodies', 'off', false)",
                 str(milliseconds),
             )
             if self._given_up is not None:
-                # The server may not have noticed yet that the client is gone, and hold locks that
-                # the next attempt needs.
+                # The server may not have detected the disconnect yet, and hold locks that the next
+                # attempt needs.
                 await connection.execute(END_OWN_SQL, self._given_up, self._name)
                 self._given_up = None
         except BaseException:
@@ -177,18 +176,18 @@ class TargetTransaction:
 
     async def begin(self) -> None:
         self._conflicts.clear()
-        # A deferrable constraint is checked at the source's commit at the latest, not before.
+        # The source checks a deferrable constraint at its commit at the latest.
         self.target.begin("begin; set constraints all deferred")
 
     def _forget_stages(self) -> None:
-        # A rollback removes the staging tables that its transaction made, and gives others the rows
-        # back that they held before.
+        # A rollback removes the staging tables that its transaction made, and restores the rows of
+        # older staging tables.
         self._stages.clear()
-        self._facts.clear()  # a statement was prepared or not, as far as its message went
+        self._facts.clear()  # the server may or may not have prepared a statement
         self._may_have_others = True
 
     async def rollback(self) -> None:
-        """Roll back; a connection that is lost has done so already."""
+        """Roll back; for a lost connection, the server does."""
         self._forget_stages()
         if self._connection is None or self._connection.is_closed:
             self.disconnect()
@@ -209,7 +208,7 @@ class TargetTransaction:
         await self.target.rollback(name)
 
     async def check_constraints(self) -> None:
-        """Make deferred constraints speak now."""
+        """Check deferred constraints now."""
         await self.target.execute("set constraints all immediate; set constraints all deferred")
 
     async def commit(
@@ -217,9 +216,8 @@ class TargetTransaction:
     ) -> None:
         """Store *progress* and commit. Raises TargetFencedError after a rollback.
 
-        *skipped*: how many TRUNCATEs of each table the transaction has ignored.
-
-        If the connection is lost here, the outcome is unknown until `settle` has been asked.
+        *skipped*: the number of TRUNCATEs that the transaction has ignored, by table. After a lost
+        connection, `settle` determines the outcome.
         """
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_commit")
@@ -232,7 +230,7 @@ class TargetTransaction:
                 *([move_sql(positions, self._claims)] if moved else []),
             ]
         )
-        # If cancelled, still wait for the COMMIT: the tracker must know whether it became durable.
+        # If cancelled, still wait for the COMMIT: the tracker needs the outcome.
         committing = asyncio.ensure_future(self.target.commit(last))
         try:
             await asyncio.shield(committing)
@@ -272,14 +270,14 @@ class TargetTransaction:
         self._on_committed()
 
     def forget(self, relations: Collection[MappedRelation]) -> None:
-        """The outcome of a commit no longer matters to *relations*: their source begins again."""
+        """Ignore the outcome of a commit for *relations*, whose source begins again."""
         for mapped in relations:
             self._committing.pop(mapped, None)
 
     async def settle(self) -> bool:
-        """After a lost connection: whether the interrupted COMMIT took effect.
+        """Return whether the COMMIT that a lost connection interrupted took effect.
 
-        Waits for the old backend, should it still be at it: it holds the progress rows.
+        Waits for the old backend, which locks the progress rows until its COMMIT ends.
         """
         if not self._committing:
             return False
@@ -298,30 +296,30 @@ class TargetTransaction:
     # ---- for writers ---------------------------------------------------------------------------
 
     def stage(self, statements: Statements, count: int | None = None) -> None:
-        """Have an empty staging table of *statements* for *count* small rows, or for any rows.
+        """Prepare an empty staging table of *statements* for *count* small rows, or for any rows.
 
-        The server makes or empties it together with the next message.
+        The server makes or empties the table with the next message.
         """
         target, stage = self.target, statements.stage
         self.keep(statements.facts)
-        known = self._stages.pop(stage, None)
+        existing = self._stages.pop(stage, None)
         rows = 0
-        if known is None:
+        if existing is None:
             while len(self._stages) >= STAGES_MAX:
                 _, (oldest, _) = self._stages.popitem(last=False)
                 target.send_before_next(oldest.drop_stage)
             target.send_before_next(statements.create_stage)
             if self._may_have_others:
                 target.send_before_next(statements.truncate_stage)
-        elif known[1] <= DELETED_ROWS_MAX:
-            rows = known[1]
+        elif existing[1] <= DELETED_ROWS_MAX:
+            rows = existing[1]
             target.send_before_next(statements.delete_stage)
         else:
             target.send_before_next(statements.truncate_stage)
         self._stages[stage] = statements, rows + (DELETED_ROWS_MAX + 1 if count is None else count)
 
     def keep(self, facts: PlannedFacts) -> None:
-        """Have the server refuse the next message if *facts* are not those of the target by now."""
+        """Make the server refuse the next message if *facts* no longer describe the target."""
         if facts.name in self._facts:
             self._facts.move_to_end(facts.name)
             self.target.send_before_next(facts.keep)
@@ -335,7 +333,7 @@ class TargetTransaction:
     async def copy(self, rows: Copy, then: str = "") -> int:
         """COPY *rows*, and run the statement *then* in the same message.
 
-        Returns how many rows the last of them touched.
+        Returns the number of rows that the last statement touched.
         """
         try:
             return await self.target.copy_in(
@@ -353,7 +351,7 @@ class TargetTransaction:
 
     def _empty_large_stages(self) -> list[str]:
         """Return statements that free the space of large staging tables."""
-        large = [each for each in self._stages.values() if each[1] > DELETED_ROWS_MAX]
+        large = [item for item in self._stages.values() if item[1] > DELETED_ROWS_MAX]
         for statements, _ in large:
             self._stages[statements.stage] = statements, 0
         return [statements.truncate_stage for statements, _ in large]
@@ -365,7 +363,7 @@ class TargetTransaction:
 
 
 async def _paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Let others run between chunks, so that a long COPY does not keep a reader from its socket."""
+    """Let readers of sockets run between the chunks of a long COPY."""
     since = time.monotonic()
     for chunk in chunks:
         yield chunk

@@ -1,13 +1,13 @@
 """An apply worker: a queue, a window that fills, and a window in its COMMIT.
 
-While the server writes one window, the worker decodes and folds the next, so both work at the same
-time. `streamer.apply.write.commit_pace` decides when a window closes; one that is large closes at
-once. It always ends at source commits.
+While the server writes a window, the worker decodes and folds the next window.
+`streamer.apply.write.commit_pace` decides when a window closes; a large window closes at once. A
+window always ends at source commits.
 
-The worker knows one way to apply a window. If the target rejects a lane's changes that way, the
-worker gives the lane back. The lane is then held, and a drainer (`streamer.drain`) finds the
-cause without delaying the other lanes. The worker itself retries after a lost connection, with the
-same window. A lane for which the others wait leaves the worker (`streamer.apply.lanes.slow_lanes`).
+If the target rejects a lane's changes, the worker gives the lane back. The lane is then held, and a
+drainer (`streamer.drain`) finds the cause without delaying the remaining lanes. After a lost
+connection, the worker retries the same window. A lane that delays the window leaves the worker
+(`streamer.apply.lanes.slow_lanes`).
 """
 
 import asyncio
@@ -53,11 +53,11 @@ log = structlog.get_logger()
 WINDOW_CHANGES_MAX: Final = 50_000
 WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 HOT_PART: Final = 0.75
-"""A lane with this part of a window's changes is hot: the window is open for its sake."""
+"""A lane with this part of a window's changes is hot: the window stays open only for that lane."""
 LOCK_SECONDS: Final = 3.0
-"""How long a worker waits for a lock before it gives the lane to a drainer."""
+"""Time that a worker waits for a lock before a drainer takes over the lane."""
 SLOW_SECONDS: Final = 3.0
-"""How long a worker writes one lane while others wait, before it gives the lane to a drainer."""
+"""Time that a worker writes a lane while more lanes wait, before a drainer takes over the lane."""
 
 _TURN_SECONDS: Final = 0.005
 
@@ -71,7 +71,7 @@ class Window:
     share_count: int = 0
     change_count: int = 0
     version_count: int = 0
-    """The changes among them that end one version of a row and begin another."""
+    """The number of changes that end a version of a row and begin the next."""
     size: int = 0
 
     def add(self, lane: Lane, share: LaneTransaction, plans: list[ApplyPlan | None]) -> None:
@@ -91,22 +91,24 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        # A version writes two rows, and takes the memory of both.
+        # A version writes two rows, and needs memory for both.
         row_count = self.change_count + self.version_count
         return row_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
 
     @property
     def facts(self) -> WindowFacts:
-        relations = [each for lane in self.lanes.values() for each in lane.relations.values()]
-        # Changes in exact order are not folded: each of them is a row.
-        folds = [fold for each in relations for fold in each.folds]
-        ordered = self.change_count - sum(each.counts.total for each in folds)
+        relations = [
+            relation for lane in self.lanes.values() for relation in lane.relations.values()
+        ]
+        # Changes in exact order are not folded: each change is a row.
+        folds = [fold for relation in relations for fold in relation.folds]
+        ordered = self.change_count - sum(relation.counts.total for relation in folds)
         row_count = ordered + sum(fold.row_count for fold in folds)
         return WindowFacts(self.change_count, self.size, len(relations), row_count)
 
 
 class Worker:
-    """One apply worker. `put` is called by readers, `run` by its owner."""
+    """An apply worker. Readers call `put`, the owner calls `run`."""
 
     def __init__(
         self,
@@ -132,22 +134,22 @@ class Worker:
         self._filled = asyncio.Event()
         self._taken = asyncio.Event()
         self._due = asyncio.Event()
-        """Set to commit the filling window now, at any pace."""
+        """Set to commit the filling window now, regardless of the pace."""
         self._committing: Window | None = None
         self._left = asyncio.Event()
-        """Set when a lane has left the window that is being committed."""
+        """Set when a lane leaves the committing window."""
         self._too_slow: Lane | None = None
         self._slow_lanes = SlowLanes()
         self._hot_lanes = hot_lanes or HotLanes()
         self._write_seconds: dict[Lane, float] = {}
-        """How long the server took for each lane of the window."""
+        """The write time of each lane of the window."""
         self._connects_ahead = True
-        """Whether no share has come yet. The first one is planned while the worker connects."""
+        """Whether no share has arrived yet. The worker plans the first share while connecting."""
 
     # ---- the queue -----------------------------------------------------------------------------
 
     def put(self, lane: Lane, share: LaneTransaction) -> None:
-        """Queue a share; readers see to it that there is room."""
+        """Queue a share; readers check the budget before."""
         self._queue.append((lane, share))
         self.queued_bytes += share.size
         self._budget.take(lane, share.size)
@@ -156,7 +158,7 @@ class Worker:
             self._filled.set()
 
     def hurry(self) -> None:
-        """Commit the queued shares without a pause: a task waits for that."""
+        """Commit the queued shares without a pause: a task waits for the commit."""
         self._due.set()
 
     def _give_bytes(self, lane: Lane, size: int) -> None:
@@ -164,9 +166,7 @@ class Worker:
         self._budget.give(lane, size)
 
     async def drop(self, lanes: set[Lane]) -> None:
-        """The pipeline of *lanes* ends. Returns when none of their changes is in flight any
-        more.
-        """
+        """Remove the changes of *lanes*, whose pipeline ends, and wait until none is in flight."""
         for lane in lanes:
             self._take_back(lane)
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
@@ -174,7 +174,7 @@ class Worker:
             await self._left.wait()
 
     def _take_back(self, lane: Lane) -> list[LaneTransaction]:
-        """Remove everything of *lane* outside the running COMMIT, oldest first."""
+        """Remove and return the shares of *lane* outside the running COMMIT, oldest first."""
         window = self._filling.lanes.pop(lane, None)
         shares = window.shares if window else []
         self._filling.share_count -= len(shares)
@@ -184,9 +184,9 @@ class Worker:
             self._filling.size -= window.size
             self._taken.set()
         shares = [*shares, *(share for owner, share in self._queue if owner is lane)]
-        kept = [item for item in self._queue if item[0] is not lane]
+        remaining = [item for item in self._queue if item[0] is not lane]
         self._queue.clear()
-        self._queue.extend(kept)
+        self._queue.extend(remaining)
         self._give_bytes(lane, sum(share.size for share in shares))
         return shares
 
@@ -251,8 +251,7 @@ class Worker:
                 self._metrics.count_error(exc, source.database, source.sid)
                 await backoff.wait()
             except StreamerError:
-                # A drainer will meet the same error and report it. The commit in progress goes
-                # first.
+                # A drainer raises and reports the same error after the commit in progress.
                 break
         self._give_back(lane)
         return None
@@ -264,7 +263,7 @@ class Worker:
             lane.give_back(shares)
         except SpoolError as exc:
             lane.owner.source_failed(exc)
-            lane.give_back(shares)  # forgotten: the source sends them again
+            lane.give_back(shares)  # discarded: the source sends the shares again
 
     # ---- committing ----------------------------------------------------------------------------
 
@@ -276,7 +275,7 @@ class Worker:
             try:
                 await self._commit(window)
             except Exception:
-                # A defect: the sources begin again, and their lanes do not take this back.
+                # A defect: the sources begin again, and the lanes discard the window's shares.
                 for lane in list(window.lanes):
                     self._give_bytes(lane, window.lanes.pop(lane).size)
                 raise
@@ -311,7 +310,7 @@ class Worker:
         return window
 
     async def _wait_for_changes(self) -> None:
-        """Wait for the first change of a window; a place of hot lanes gives up its connection."""
+        """Wait for the first change of a window; an idle place closes its connection."""
         if not self._hot_lanes.is_place(self) or self._connects_ahead:
             await self._filled.wait()
         elif not await wait_for_event(self._filled, IDLE_SECONDS):
@@ -319,7 +318,7 @@ class Worker:
             self._connects_ahead = True
 
     def _delays_others(self, window: Window) -> bool:
-        """Whether other lanes would wait for a hot one that is not in a backlog."""
+        """Whether a hot lane without a backlog would delay further lanes."""
         counts = [lane_window.change_count for lane_window in window.lanes.values()]
         return (
             len(counts) > 1
@@ -328,13 +327,13 @@ class Worker:
         )
 
     async def _connect_ahead(self) -> None:
-        """Connect while the first shares are planned. A commit handles errors, and connects."""
+        """Connect while the planner plans the first shares. `_commit` handles errors."""
         self._connects_ahead = False
         with contextlib.suppress(StreamerError):
             await self._transaction.connect({lane.owner.claim for lane, _ in self._queue})
 
     async def _commit(self, window: Window) -> None:
-        """Commit *window*; give back the lanes that this way does not suit."""
+        """Commit *window*; give back the lanes whose changes the target rejects."""
         backoff = Backoff()
         while window.lanes:
             try:
@@ -356,7 +355,7 @@ class Worker:
                 backoff.log(log, f"worker {self.number} waits for the target", exc)
                 await backoff.wait()
             except StreamerError as exc:
-                # The commit itself failed (a deferred constraint, say): any lane may be at fault.
+                # The COMMIT failed (a deferred constraint, say): any lane may be the cause.
                 self._metrics.count_error(exc)
                 await self._transaction.rollback()
                 for lane in list(window.lanes):
@@ -364,8 +363,8 @@ class Worker:
         self._finish(window)
 
     async def _write(self, window: Window) -> bool:
-        """Begin, and write all lanes. If one fails, give it back, roll back and return False; also
-        if it has to be written again.
+        """Begin, and write all lanes. Return False after a rollback, because a lane failed and is
+        no longer in *window*, or because of conflicts.
         """
         self._write_seconds.clear()
         await self._transaction.begin()
@@ -392,7 +391,7 @@ class Worker:
         return True
 
     async def _write_lane(self, window: LaneWindow) -> bool:
-        """Write the changes of a lane; False if they have to be written again, with notes."""
+        """Write the changes of a lane; False if a second write must note conflicts."""
         try:
             await self._writer.write(window)
         except ConflictsFound:
@@ -401,9 +400,9 @@ class Worker:
 
     @contextlib.contextmanager
     def _timing(self, window: Window, lane: Lane) -> Iterator[None]:
-        """Limit the time of this block, which writes *lane*, while others wait for it.
+        """Limit the time of this block, which writes *lane*, while further lanes wait.
 
-        A drainer then starts it again, without delaying others.
+        After the limit a drainer repeats the write.
         """
         loop = asyncio.get_running_loop()
 
@@ -426,20 +425,20 @@ class Worker:
             self._write_seconds[lane] = time.monotonic() - began
 
     def _is_in_the_way(self, window: Window, lane: Lane) -> bool:
-        waiting = {*window.lanes, *self._filling.lanes, *(other for other, _ in self._queue)}
+        waiting = {*window.lanes, *self._filling.lanes, *(queued for queued, _ in self._queue)}
         if waiting - {lane}:
             return True
         return not self._budget.has_room(lane.owner) and lane.owner.has_other_lanes
 
     def _give_up(self, window: Window, error: StreamerError, lanes: Collection[Lane]) -> None:
-        """The sources of *lanes* have to begin again; other sources have no part in it."""
+        """Make the sources of *lanes* begin again, and remove all lanes of those sources."""
         for owner in {lane.owner for lane in lanes}:
             owner.source_failed(error)
             self._leave(window, [lane for lane in window.lanes if lane.owner is owner])
 
     def _leave(self, window: Window, lanes: Collection[Lane]) -> None:
-        """Leave the changes of *lanes* to the next attempts of their sources, which read how far
-        the target is.
+        """Leave the changes of *lanes* to the next attempts of the sources, which read the target's
+        position.
         """
         for lane in lanes:
             self._transaction.forget(window.lanes[lane].relations)
@@ -476,33 +475,37 @@ class Worker:
                 self._move(lane, home)
 
     def _find_moves(self, window: Window) -> dict[Lane, Move]:
-        """Return where the lanes of *window* have to move."""
+        """Record the write times of *window*, and return the move of each lane."""
         return {
             lane: self._slow_lanes.wrote(
                 lane,
                 self._write_seconds[lane],
-                its.change_count,
+                lane_window.change_count,
                 others_wait=self._is_in_the_way(window, lane),
             )
-            for lane, its in window.lanes.items()
+            for lane, lane_window in window.lanes.items()
             if lane in self._write_seconds
         }
 
     def _move(self, lane: Lane, to: ShareQueue) -> None:
-        """Leave *lane*, of which nothing is in a commit, and all that waits of it to *to*."""
+        """Move *lane*, of which no change is in a commit, and its queued shares to *to*."""
         shares = self._take_back(lane)
         lane.queue = to
         for share in shares:
             to.put(lane, share)
-        to.hurry()  # a task may wait for the lane: it has asked this worker to hurry
+        to.hurry()  # a task may wait for the lane, and has called `hurry` of this worker
         failpoint("apply.lane_moved")
 
 
 def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:
-    """Return the lanes that have changes of *relations*; all, if it is none of theirs."""
-    wanted = set(relations)
-    found = [lane for lane, its in window.lanes.items() if not wanted.isdisjoint(its.relations)]
-    return found or list(window.lanes)
+    """Return the lanes with changes of *relations*; all lanes, if no lane has such changes."""
+    relation_set = set(relations)
+    matches = [
+        lane
+        for lane, lane_window in window.lanes.items()
+        if not relation_set.isdisjoint(lane_window.relations)
+    ]
+    return matches or list(window.lanes)
 
 
 def _progress(window: Window) -> dict[MappedRelation, Lsn]:

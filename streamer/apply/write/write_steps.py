@@ -1,7 +1,6 @@
-"""What a window writes, as steps that `streamer.apply.write.writer` takes one after the other.
-Pure.
+"""The steps that write a window; `streamer.apply.write.writer` executes the steps. Pure.
 
-A step is made when its turn comes, so that only its own rows are in memory twice.
+Steps are lazy, so that memory contains only the rows of one step twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from streamer.errors.error_classes import ConflictError
 
 @dataclass(frozen=True, slots=True)
 class Execute:
-    """Statements whose answer tells nothing."""
+    """Statements without a result."""
 
     sql: str
 
@@ -58,13 +57,13 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows staged as *op*, and the statements that change the rows of the target with their keys.
+    """Rows staged as *op*, and the statements that change the target's rows with the same keys.
 
-    ``leaves`` removes or marks rows that go, and ``writes`` writes rows that stay. Marked rows make
-    ``room`` in between. With ``inserts``, a row that the target lacks is inserted.
+    ``leaves`` removes or marks rows, and ``writes`` writes the remaining rows. Marked rows make
+    ``room`` in between. With ``inserts``, the writer inserts rows that the target lacks.
 
-    ``conflict``: the kind of conflict that a missing row is. With ``is_noted``, each such row is
-    looked for by ``keys``.
+    ``conflict``: the kind of conflict of a missing row. With ``is_noted``, the writer searches for
+    missing rows by ``keys``.
     """
 
     statements: Statements
@@ -82,7 +81,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Inquiry:
-    """A query whose answer makes the next step."""
+    """A query; ``then`` makes the next step from the answer."""
 
     sql: str
     parameters: tuple[Any, ...]
@@ -91,7 +90,7 @@ class Inquiry:
 
 @dataclass(frozen=True, slots=True)
 class InOrder:
-    """The staged changes of *run*, one by one."""
+    """The staged changes of *run*, in exact order."""
 
     run: OrderedRun
     statements: Statements
@@ -117,7 +116,7 @@ Step = Execute | Keep | Copy | Change | Inquiry | InOrder | Staged
 def fold_steps(
     fold: Fold, statements: PlanStatements, half: Half = Half.BOTH, *, fires_keys: bool
 ) -> Iterator[Step]:
-    """Yield the steps that write a fold, or half of it.
+    """Yield the steps that write a fold, or a half of a fold.
 
     *fires_keys*: the server checks foreign keys.
     """
@@ -140,7 +139,7 @@ def fold_steps(
 
 
 def _replace_rows(fold: Fold, statements: PlanStatements, half: Half) -> Iterator[Step]:
-    """Have the table hold the rows inserted after a TRUNCATE, and no others."""
+    """Replace the table's rows by the rows inserted after a TRUNCATE."""
     sets = statements.sets
     rows = whole_rows(sets, OP_UPDATED, fold.inserts.values())
     if half is Half.REMOVALS:
@@ -183,8 +182,8 @@ def _change_rows(fold: Fold, sets: Statements, fires_keys: bool) -> Iterator[Ste
 def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: bool) -> Change:
     plan = sets.plan
     rows = (marking_rows if plan.marks_in_filter else staged_keys)(sets, OP_DELETE, removed)
-    # With rows that outlive their deletes, a fold removes keys that no row may have. Foreign keys
-    # of the target may have removed others.
+    # If rows outlive their deletes, a fold also removes keys that no row may have. Foreign keys of
+    # the target may also have removed rows.
     is_conflict = plan.filter is None and not plan.may_outlive
     return Change(
         sets,
@@ -199,9 +198,9 @@ def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: boo
 
 
 def _move(fold: Fold, sets: Statements) -> Change:
-    """Give rows their new keys. Without ``deletes``, rows with the old keys stay for now."""
+    """Set new keys. Without ``deletes``, rows with the old keys stay for now."""
     if not (fold.deletes or fold.plan.key_is_indexed):
-        raise not_all_there(fold.plan)  # an INSERT does not tell for which row it is
+        raise not_all_there(fold.plan)  # an INSERT does not name the moved row
     moves = fold.moves.values()
     lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
     move = sets.move if fold.deletes else sets.copy_moved
@@ -210,7 +209,7 @@ def _move(fold: Fold, sets: Statements) -> Change:
 
 
 def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
-    is_conflict = fold.plan.filter is None  # else a row has just been let in
+    is_conflict = fold.plan.filter is None  # else the filter may pass a row only now
     return Change(
         sets,
         whole_rows(sets, OP_UPDATED, whole),
@@ -227,7 +226,7 @@ def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
 
 
 def _update_partly(sets: Statements, partial: list[PendingRow]) -> Change:
-    """Update rows that lack unchanged values, which the target's rows keep."""
+    """Update rows without their unchanged values, which the target's rows keep."""
     op, lacking = OP_UPDATED_PARTLY, [unchanged_positions(row) for row in partial]
     update = sets.update(op, frozenset.intersection(*lacking), masked=frozenset.union(*lacking))
     return Change(
@@ -242,11 +241,11 @@ def _update_partly(sets: Statements, partial: list[PendingRow]) -> Change:
 
 
 def version_steps(versions: Versions, statements: PlanStatements) -> Iterator[Step]:
-    """Yield the steps that end the open versions of all keys, and bring the new ones.
+    """Yield the steps that end the open versions of all keys, and insert the new versions.
 
     An answer that sets do not expect raises NotFoldable.
     """
-    if not versions.chains:  # a large value comes in a piece of its own
+    if not versions.chains:  # a large value arrives in a separate piece
         return
     of_versions = statements.versions
     chains = versions.in_order_of_keys()
@@ -258,7 +257,7 @@ def version_steps(versions: Versions, statements: PlanStatements) -> Iterator[St
             lambda answer: of_versions.insert_versions(versions, chains, answer),
         ),
     )
-    # The key's leading column has an index.
+    # An index covers the key's leading column.
     yield Staged(of_versions.statements, steps, len(chains), is_indexed=True)
 
 
@@ -279,7 +278,7 @@ def ordered_runs(
 
 
 def ordered_steps(run: OrderedRun, statements: Statements, *, notes: bool) -> Iterator[Step]:
-    """Yield the steps that write a run in exact order. With *notes*, a missing row is noted."""
+    """Yield the steps that write a run in exact order. With *notes*, note missing rows."""
     for first, rows in statements.batches(run.rows()):
         block = InOrder(run, statements, notes)
         steps = chain[Step](statements.copies(rows, first), (block,))
@@ -287,7 +286,7 @@ def ordered_steps(run: OrderedRun, statements: Statements, *, notes: bool) -> It
 
 
 def not_all_there(plan: ApplyPlan) -> ConflictError:
-    """Have exact order write a window: it locks each row, and names one that is missing."""
+    """Return the error after which exact order, which locks and names rows, writes the window."""
     return ConflictError(
         f'target table "{plan.mapping.target}": a row is missing, or another session changes it',
         kind="update_missing",

@@ -1,8 +1,8 @@
-"""Writes windows to the target, as sets or in exact order, inside a transaction of its caller.
+"""Writes windows to the target, as sets or in exact order, inside a transaction of the caller.
 
-The writer uses sets where they give the same result as single changes. Rows go to a staging table
-by COPY, and one statement applies them. For everything else, a block at the server goes through
-staged changes in exact order. `streamer.apply.write.write_steps` has the steps of both.
+The writer uses sets if the result equals that of single changes: COPY stages the rows, and a
+statement applies the staged rows. Otherwise a block at the server applies staged changes in exact
+order. `streamer.apply.write.write_steps` makes the steps of both ways.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -39,10 +39,10 @@ from streamer.errors.error_classes import ConflictError, StreamerError
 from streamer.util.failpoints import failpoint
 
 LARGE_WINDOW_BYTES: Final = 1024 * 1024
-"""The server frees the space of staged rows at the end of a window that is larger."""
+"""The server frees the space of staged rows at the end of a larger window."""
 
 WriteOrdered = Callable[[LaneWindow, MappedRelation, int, int], Awaitable[None]]
-"""Writes one relation's changes of some shares in exact order."""
+"""Writes a relation's changes of some shares in exact order."""
 
 
 class Writer:
@@ -61,10 +61,10 @@ class Writer:
     # ---- windows -------------------------------------------------------------------------------
 
     async def write(self, window: LaneWindow) -> None:
-        """Write a window as sets where that gives the same result, else in exact order.
+        """Write a window as sets if the result is the same, else in exact order.
 
-        In tables that foreign keys connect, write referenced rows before those that refer to them,
-        and remove them after those.
+        In tables that foreign keys connect, write referenced rows before referencing rows, and
+        remove referenced rows after referencing rows.
         """
         if self.orders_by_keys(window):
             for relation, half in write_order(window):
@@ -93,8 +93,8 @@ class Writer:
                 await self._take(steps, mapped, window)
 
     async def _write_versions(self, window: LaneWindow, relation: RelationWindow) -> None:
-        """Write versions of a history table as sets; in exact order, if the target's rows are not
-        what sets expect.
+        """Write versions of a history table as sets; in exact order, if sets do not fit the
+        target's rows.
         """
         failpoint("apply.write")
         mapped, target = relation.mapped, self._transaction.target
@@ -115,20 +115,19 @@ class Writer:
     ) -> None:
         """Write the shares from number *start* to before *stop* of a window in exact order.
 
-        The order is exact for each table. Of tables that foreign keys connect, those that others
-        refer to come first; with *reverse* they come last. An error's ``share_number`` tells which
-        share is at fault, where that is known.
+        The order is exact for each table. If foreign keys connect tables, referenced tables come
+        first; with *reverse* last. An error's ``share_number`` names the failed share, if known.
         """
         relations = list(window.relations)
         if self.orders_by_keys(window):
-            relations = [each.mapped for each in in_key_order(window.relations.values())]
+            relations = [relation.mapped for relation in in_key_order(window.relations.values())]
         for mapped in reversed(relations) if reverse else relations:
             await self._write_ordered(window, mapped, start, stop)
 
     async def write_ordered(
         self, window: LaneWindow, mapped: MappedRelation, start: int, stop: int
     ) -> None:
-        """Write one relation's changes in exact order, a run for each definition of it."""
+        """Write a relation's changes in exact order, a run for each definition."""
         for run in ordered_runs(window, mapped, start, stop):
             statements = mapped.statements(run.plan).in_order
             steps = ordered_steps(run, statements, notes=self.conflicts.are_noted(mapped))
@@ -183,9 +182,9 @@ class Writer:
         *,
         is_indexed: bool,
     ) -> AsyncIterator[None]:
-        """Have an empty staging table, and let the server plan as the key asks for.
+        """Prepare an empty staging table, and allow hash joins if the key has no index.
 
-        Without an index on the key each row would take a scan of the whole table. A rollback of the
+        Without an index on the key each row would need a scan of the whole table. A rollback of the
         transaction or savepoint resets the setting, too.
         """
         transaction, plan = self._transaction, statements.plan
@@ -200,24 +199,23 @@ class Writer:
         transaction.target.send_before_next("set local enable_hashjoin = off")
 
     async def _touch_rows(self, change: Change) -> tuple[int, int]:
-        """Stage rows, and write them. Return how many rows of the target have left, and how many
-        rows that stay the statement touched.
+        """Stage and write rows, in a single message if possible.
 
-        That is one message, unless the target has to be asked for something in between.
+        Return the number of removed or marked target rows, and the number of written rows.
         """
         leaves, writes = change.leaves, change.writes
         if change.statements.plan.key_is_indexed and not (leaves and writes):
             touched = await self._transaction.copy(change.rows, leaves or writes or "")
             return (touched, 0) if leaves else (0, touched)
         await self._transaction.copy(change.rows)
-        left = await self._touch(change, leaves)
+        left_count = await self._touch(change, leaves)
         await self._touch(change, change.room)
-        return left, await self._touch(change, writes)
+        return left_count, await self._touch(change, writes)
 
     async def _touch(self, change: Change, statement: str | None) -> int:
-        """Run *statement* on staged rows; return how many rows of the target it touched.
+        """Run *statement* on staged rows; return the number of touched target rows.
 
-        Refuses keys of several rows, unless an index of the target keeps them unique.
+        Refuses keys of several rows, unless an index of the target makes keys unique.
         """
         if statement is None:
             return 0
@@ -229,15 +227,15 @@ class Writer:
             raise _several_rows(f": Key {touched['several']}")
         return int(touched["rows"])
 
-    async def _account_for(self, change: Change, left: int, written: int) -> int:
-        """Have the numbers of rows account for all staged ones; insert those that the target lacks,
-        and return how many it lacked.
+    async def _account_for(self, change: Change, left_count: int, written: int) -> int:
+        """Check that the row counts cover all staged rows; insert missing rows, and return the
+        number of missing rows.
 
-        The statements have different snapshots, so a row that a session deletes and inserts again
-        between them is in none.
+        The statements use different snapshots, so a row that a session deletes and inserts again in
+        between is in no snapshot.
         """
         target, statements, op = self._transaction.target, change.statements, change.op
-        missing = change.count - left - written
+        missing = change.count - left_count - written
         if missing < 0:
             raise _several_rows()
         if not missing:
@@ -250,13 +248,13 @@ class Writer:
             inserted = await target.execute(statements.insert_missing(op))
         if written + inserted != passing:
             raise not_all_there(statements.plan)
-        if left < change.count - passing and await target.fetch_value(statements.remain(op)):
+        if left_count < change.count - passing and await target.fetch_value(statements.remain(op)):
             raise not_all_there(statements.plan)
         return missing
 
 
 def _explain(error: StreamerError, mapped: MappedRelation, run: OrderedRun) -> None:
-    """Have *error* tell which change of *run* the target refuses, and what to do."""
+    """Complete *error* with the change of *run* that the target refuses, and with a remedy."""
     plan = run.plan
     run.locate(error)
     error.conflict = refusal(error, run)
