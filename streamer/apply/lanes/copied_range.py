@@ -132,10 +132,9 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
         keeps_deleted = mapping.type is TableType.APPEND or mapping.rule.deleted_at is not None
         try:
             range_ = CopiedRange(copied, items.relation, keeps_deleted=keeps_deleted)
-            retained = map(range_.take, items.payloads)
-            changes.append(
-                (mapped, Changes(items.relation, [p for p in retained if p is not None]))
-            )
+            results = map(range_.take, items.payloads)
+            payloads = [payload for payload in results if payload is not None]
+            changes.append((mapped, Changes(items.relation, payloads)))
         except UnknownRowError as exc:
             mapped.become(mapped.state.unfit_for_chunks(str(exc)))
             error = SyncError(

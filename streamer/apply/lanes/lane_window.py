@@ -32,13 +32,10 @@ class RelationWindow:
     @property
     def counts(self) -> list[Counts]:
         """The numbers of changes, while sets can express the changes."""
-        return [
-            *(fold.counts for fold in self.folds),
-            *(version.counts for version in self.versions),
-        ]
+        return [*(fold.counts for fold in self.folds), *(v.counts for v in self.versions)]
 
     def add(self, plan: ApplyPlan, payloads: list[bytes]) -> None:
-        """Add changes, extended by the metadata of *plan*."""
+        """Add changes; with metadata in *plan*, the payloads must be extended already."""
         self.plan = plan
         if plan.must_order:
             self.is_foldable = False

@@ -35,7 +35,7 @@ class QuarantineWriter:
     """Writes windows, and puts changes that the target refuses into quarantine.
 
     It has a separate transaction and a separate writer. Only drainers use a QuarantineWriter: it
-    serves one lane at a time, and needs the outcome of each transaction before the next begins.
+    serves a lane at a time, and needs the outcome of each transaction before the next begins.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from streamer.errors.error_classes import StreamerError, UntranslatableTextError
 from streamer.postgres.sqlstate import CONFLICT_KINDS, is_row_specific
 
 STAGED_MAX: Final = 4000
-"""Changes in one COPY while the staging table may still refuse some."""
+"""Maximum changes of a COPY while the staging table may still refuse some."""
 
 _REFUSED_SQL: Final = (
     f"select seq, state, message, detail, existing from pg_temp.{REFUSED} order by seq"
@@ -52,7 +52,7 @@ class _ItemRun:
     """Of rejected changes, JSON about the target's row that has the key already, if known."""
 
     def origin_of(self, number: int) -> tuple[Transaction, int]:
-        """Return the transaction of staged change *number*, and the kind of its message."""
+        """Return the transaction and the message kind of staged change *number*."""
         item = self.items[self.staged[number]]
         return item.transaction, item.change.kind
 

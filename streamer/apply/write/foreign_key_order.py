@@ -65,10 +65,7 @@ def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
 
 def write_order(window: LaneWindow) -> list[tuple[RelationWindow, Half]]:
     """Return the relations of *window* in order; a relation may come in two halves."""
-    moments = [
-        (window_relation, removal_of(window_relation))
-        for window_relation in in_key_order(window.relations.values())
-    ]
+    moments = [(r, removal_of(r)) for r in in_key_order(window.relations.values())]
     first, last = (
         [(relation, Half.REMOVALS) for relation, at in reversed(moments) if at is moment]
         for moment in (Removal.FIRST, Removal.LAST)

@@ -190,10 +190,8 @@ class Planner:
         columns: dict[tuple[Claim, int], dict[str, int]] = {}
         for claim, relation_ids in _grouped(keys).items():
             async with self._target(claim) as connection:
-                by_relation = await read_known(connection, relation_ids)
-            columns |= {
-                (claim, relation_id): numbers for relation_id, numbers in by_relation.items()
-            }
+                stored = await read_known(connection, relation_ids)
+            columns |= {(claim, number): names for number, names in stored.items()}
         return columns
 
     @asynccontextmanager
@@ -363,7 +361,7 @@ class Planner:
         """Refuse a table whose deletes would change rows of a second mapped table.
 
         Workers write tables in parallel, so such an action may delete rows that the source has
-        inserted again, without an error.
+        inserted again meanwhile, without an error.
         """
         if not plan.target.is_referenced or plan.type is TableType.HISTORY:
             return

@@ -499,13 +499,12 @@ class Worker:
 
 def _lanes_with(window: Window, relations: Collection[object]) -> list[Lane]:
     """Return the lanes with changes of *relations*; all lanes, if no lane has such changes."""
-    relation_set = set(relations)
-    matches = [
+    lanes = [
         lane
         for lane, lane_window in window.lanes.items()
-        if not relation_set.isdisjoint(lane_window.relations)
+        if not lane_window.relations.keys().isdisjoint(relations)
     ]
-    return matches or list(window.lanes)
+    return lanes or list(window.lanes)
 
 
 def _progress(window: Window) -> dict[MappedRelation, Lsn]:
