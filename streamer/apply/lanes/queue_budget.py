@@ -47,7 +47,6 @@ class Budget:
         return self._by_source.get(source, 0) < limit
 
     async def wait_for_room(self, source: object) -> None:
-        """Wait until *source* may dispatch more."""
         while not self.has_room(source):
             self._given.clear()
             await self._given.wait()

@@ -379,7 +379,6 @@ class LaneSpool:
             self._first_segment += 1
 
     def close(self) -> None:
-        """Delete the files."""
         while self._segments:
             self._segments.popleft().close()
 

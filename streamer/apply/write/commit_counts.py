@@ -18,7 +18,6 @@ def table_labels(mapped: MappedRelation) -> TableLabels:
 
 
 def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
-    """Count durable changes of a relation."""
     metrics.count_changes(table_labels(mapped), asdict(counts))
 
 
@@ -38,7 +37,6 @@ def skipped_truncates(
 
 
 def count_window(metrics: Metrics, window: LaneWindow) -> None:
-    """Count the changes of a committed window."""
     for mapped, relation in window.relations.items():
         if relation.is_foldable:
             for counts in relation.counts:

@@ -51,7 +51,6 @@ class ConflictNotes:
         self._transaction = transaction
 
     async def note(self, mapped: MappedRelation, conflicts: list[Conflict]) -> None:
-        """Write conflicts of a relation."""
         kept_max = self._transaction.conflicts_kept
         await note_conflicts(self._transaction.target, mapped.relation_id, conflicts, kept_max)
 

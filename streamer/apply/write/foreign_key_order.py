@@ -78,7 +78,6 @@ def write_order(window: LaneWindow) -> list[tuple[RelationWindow, Half]]:
 
 
 def removal_of(relation: RelationWindow) -> Removal:
-    """Return when to remove the rows of *relation*."""
     if not relation.is_set or len(relation.folds) != 1:
         return Removal.WITHIN
     (fold,) = relation.folds

@@ -212,7 +212,6 @@ def staged_rows(
 
 
 def staged_keys(statements: Statements, op: int, keys: Collection[Any]) -> Copy:
-    """Stage *keys* of a fold."""
     columns = map(statements.new, statements.plan.key)
     return staged_rows(statements, op, columns, _key_rows(statements.plan, in_order(keys)))
 
@@ -238,7 +237,6 @@ def marking_rows(statements: Statements, op: int, removed: Mapping[Any, Row | No
 
 
 def whole_rows(statements: Statements, op: int, rows: Iterable[PendingRow]) -> Copy:
-    """Stage rows with all new values."""
     columns, positions = statements.new_values
     return staged_rows(statements, op, columns, rows, positions)
 
