@@ -1,1 +1,1 @@
-"""Definitions of tables: messages about them, the difference of two, and their SQL. Pure."""
+"""Definitions of tables: messages, differences, and the SQL of definitions. Pure."""

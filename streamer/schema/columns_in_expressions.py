@@ -1,8 +1,9 @@
 """Renames columns in expressions that PostgreSQL has deparsed. Pure.
 
-``ruleutils.c`` writes a column of the only relation without a prefix. It writes keywords in upper
-case, and quotes every other word that is not in lower case. So an unquoted word in lower case is a
-column, a function, a type, a schema, a collation or a field. The words around it tell which.
+``ruleutils.c`` writes a column of the only relation without a prefix, and keywords in upper case.
+The deparser quotes all remaining words that are not in lower case. So an unquoted word in lower
+case is a column, a function, a type, a schema, a collation or a field. The adjacent words tell
+which.
 """
 
 import re
@@ -45,7 +46,7 @@ class _Token:
 
     @property
     def name(self) -> str | None:
-        """The identifier, or None for a keyword and anything else."""
+        """The identifier; None if the token is none."""
         if self.kind == "quoted":
             return self.text[1:-1].replace('""', '"')
         if self.kind == "word" and self.text == self.text.lower():
@@ -54,7 +55,7 @@ class _Token:
 
 
 def rename_columns(text: str, names: Mapping[str, str]) -> str:
-    """Return the expression *text* with its columns renamed.
+    """Return the expression *text* with renamed columns.
 
     *names*: new names by old name, for all columns that the expression uses. Raises
     UnclearExpressionError for a reference to a whole row.
@@ -81,7 +82,7 @@ def rename_columns(text: str, names: Mapping[str, str]) -> str:
 
 
 def uses_column(text: str, column: str) -> bool:
-    """Whether an expression uses a column: another name for that would change it.
+    """Whether an expression uses a column: a different name for *column* changes the text.
 
     Raises UnclearExpressionError for a reference to a whole row.
     """
@@ -91,7 +92,7 @@ def uses_column(text: str, column: str) -> bool:
 def over_columns(text: str, names: Mapping[str, str | None]) -> str:
     """Return an expression of the source over the columns of the target.
 
-    *names*: those by the source's names of all columns; None for one that the target does not get.
+    *names*: the target's names by name at the source, for all columns; None for an absent column.
     Raises AbsentColumnError if the expression uses such a column, UnclearExpressionError.
     """
     for column, name in names.items():
@@ -104,7 +105,7 @@ _QUOTED: Final = re.compile(r'"([a-z_][a-z0-9_]*)"')
 
 
 def without_needless_quotes(text: str) -> str:
-    """Return SQL without the quotes that a renamed column has in expressions, to compare it."""
+    """Return comparable SQL, without the quotes around renamed columns."""
     return _QUOTED.sub(r"\1", text)
 
 
@@ -113,13 +114,13 @@ def _is_whole_row(tokens: list[_Token], n: int) -> bool:
 
 
 def _is_column(tokens: list[_Token], n: int) -> bool:
-    before = tokens[n - 1] if n else None
+    previous = tokens[n - 1] if n else None
     after = tokens[n + 1] if n + 1 < len(tokens) else None
     if after is not None and after.text in ("(", ".", "=>"):
         return False  # a function, a schema, an argument's name
-    if before is None:
+    if previous is None:
         return True
-    if before.text in _TYPE_FOLLOWS or before.name is not None:
+    if previous.text in _TYPE_FOLLOWS or previous.name is not None:
         return False  # a type, the second word of a type, a collation, a field
-    is_field = before.text == "(" and n > 1 and tokens[n - 2].text == "EXTRACT"
+    is_field = previous.text == "(" and n > 1 and tokens[n - 2].text == "EXTRACT"
     return not is_field

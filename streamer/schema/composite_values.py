@@ -1,4 +1,4 @@
-"""The numbers of attributes of composite values in texts: evidence about their types.
+"""The numbers of attributes of composite values in texts: evidence about types.
 
 PostgreSQL documentation, "Composite Type Input and Output Syntax" and "Array Input and Output
 Syntax". Pure.
@@ -14,7 +14,7 @@ def attribute_counts(
 ) -> Iterator[tuple[int, int]]:
     """Yield the OID of the type and the number of attributes of each composite value in *text*.
 
-    *text*: a value of the type with the name *type_name*. *types*: by their names.
+    *text*: a value of the type with the name *type_name*. *types*: by name.
     """
     if type_name.endswith("[]"):
         _, _, elements = text.rpartition("]=") if text.startswith("[") else ("", "", text)
@@ -34,7 +34,7 @@ def attribute_counts(
 
 
 def _items(text: str, brackets: str) -> list[str]:
-    """Return the items of a literal; arrays of several dimensions lose their dimensions."""
+    """Return the items of a literal, in a single list for several dimensions."""
     items, item, is_quoted, place = [], "", False, 0
     while place < len(text):
         character, following = text[place], text[place + 1 : place + 2]

@@ -18,7 +18,7 @@ def create_type_sql(type_: DefinedType) -> list[str]:
             return [f"create type {quoted} as enum ({labels})"]
         case "d":
             named = [f"constraint {quote_identifier(n)} {text}" for _, n, text in type_.checks]
-            checks = "".join(f" {each}" for each in named if not each.endswith(NOT_VALID))
+            checks = "".join(f" {clause}" for clause in named if not clause.endswith(NOT_VALID))
             later = [f"alter domain {quoted} add {e}" for e in named if e.endswith(NOT_VALID)]
             default = "" if type_.default is None else f" default {type_.default}"
             not_null = " not null" if type_.not_null else ""

@@ -154,7 +154,7 @@ class DefinitionMessage:
 
     @property
     def computes_values(self) -> bool:
-        """Whether the statement may have computed a column's values in its own way."""
+        """Whether the statement may have computed a column's values in an unknown way."""
         return re.search(r"\busing\b", self.query, re.IGNORECASE) is not None
 
     @property
@@ -279,7 +279,7 @@ def _without(
 
 
 def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Partition, ...]:
-    """Return the partitions without those of *oids* and their partitions; parents first."""
+    """Return the partitions without the partitions of *oids*, at all levels; parents first."""
     removed = {
         partition.oid
         for partition in partitions
@@ -402,7 +402,7 @@ def _united(was: DefinedType, told: DefinedType) -> DefinedType:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The evidence that refused rows give about the definition at their place.
+    """The evidence of refused rows about the definition at that place of the stream.
 
     ``relations``: the columns of each RELATION message of the rows, in order, with their types as
     far as known. ``may_have``: whether a row may contain a label of an enum. ``eases``: the kinds
@@ -545,6 +545,6 @@ def _explaining_attributes(
 def _more_partitions(
     stored: tuple[Partition, ...], told: tuple[Partition, ...], shown: Shown
 ) -> tuple[Partition, ...]:
-    """Return the present partitions if none has left: a new partition could have its bounds."""
+    """Return the present partitions if all remain: a new partition could reuse bounds."""
     is_more = {partition.oid for partition in stored} <= {partition.oid for partition in told}
     return told if stored and is_more and DdlKind.ATTACH_PARTITION in shown.eases else stored

@@ -101,21 +101,21 @@ def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None)
 def names_at_target(
     columns: Iterable[str],
     mapping: RelationMapping,
-    there: Collection[str] | None = None,
+    available: Collection[str] | None = None,
     key: Collection[str] = (),
 ) -> dict[str, str | None]:
     """Return the target's names of the source's *columns*, for expressions over these.
 
-    None for a column that the target does not get, or gets as a hash. *there*: the target's
-    columns; None if the mapping alone tells. The target then gets the columns of *key*.
+    None for a column that the target does not get, or gets as a hash. *available*: the target's
+    columns; None if the mapping alone decides. The target then gets the columns of *key*.
     """
     names: dict[str, str | None] = {}
     for column in columns:
         name = mapping.target_column(column)
-        if there is None:
+        if available is None:
             is_there = not mapping.is_optional(column) or column in key
         else:
-            is_there = name in there
+            is_there = name in available
         is_plain = name is not None and mapping.hash_of(name) is None
         names[column] = name if is_there and is_plain else None
     return names
@@ -157,8 +157,8 @@ def columns_to_add(
 ) -> list[DefinedColumn]:
     """Return the columns that the target lacks, as a source without the capture shows these.
 
-    *missing*: their names here and there. *types*: by name at the source, as far as known.
-    *changes*: by that name, those that the catalogs of the source show since the last copy.
+    *missing*: names at the source and at the target. *types*: by name at the source, as far as
+    known. *changes*: by that name, changes that the source's catalogs show since the last copy.
     """
     columns = []
     for source, name in missing:
@@ -172,9 +172,9 @@ def columns_to_add(
 def add_columns_sql(
     table: str, columns: Iterable[DefinedColumn], *, if_not_exists: bool = False
 ) -> list[str]:
-    """Return the statements that add columns to a quoted *table*, with their values in its rows.
+    """Return the statements that add columns to a quoted *table*, with values in existing rows.
 
-    Later values come from the source: a default of the target would hide that one is missing.
+    Later values come from the source: a default of the target would hide a missing value.
     """
     add = "add column if not exists" if if_not_exists else "add column"
     adds, drops = [], []
@@ -201,7 +201,7 @@ def history_keys(key: Sequence[str], timing: str = "") -> tuple[str, str]:
     if not timing:
         return primary, f"({quote_columns(key)}) where {is_open}"
     equal = ", ".join(f"{quote_identifier(name)} with =" for name in key)
-    # Of the constraints that can be deferred, only this one may be partial.
+    # Of deferrable constraints, only an exclusion constraint may be partial.
     return primary, f"exclude using btree ({equal}) where ({is_open}){timing}"
 
 

@@ -9,7 +9,7 @@ from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.schema.source_definition import SourceDefinition
 
 FormerColumns = Mapping[str, tuple[bool, Mapping[str, str]]]
-"""By column: whether it is an array, and the present names of labels by former names."""
+"""By column: whether the type is an array, and present labels by former labels."""
 
 
 def follow_labels(
@@ -17,7 +17,7 @@ def follow_labels(
     renamed: Mapping[int, Mapping[str, str]],
     types: Iterable[DefinedType],
 ) -> dict[str, dict[str, str]]:
-    """Return the former labels after some were *renamed*, by the OIDs of their types.
+    """Return the former labels after some were *renamed*, by the OIDs of types.
 
     *stored*: the earlier former labels. *types*: the present types.
     """
@@ -36,7 +36,7 @@ def follow_labels(
 def former_columns(
     definition: SourceDefinition, labels: Mapping[str, Mapping[str, str]]
 ) -> FormerColumns:
-    """Return the columns of *definition* with the former labels of their types."""
+    """Return the columns of *definition* whose types have former labels."""
     by_type = {}
     for kind in definition.types or ():
         if names := labels.get(str(kind.oid)):

@@ -1,11 +1,11 @@
 """Indexes, constraints and types of a table, and the difference between two states.
 
-Each object has an OID for life. So a rename is exact, like that of a column. PostgreSQL rebuilds an
-index under a new OID when the type of a column changes; the mark of the index stays.
+An object keeps the OID for life, so a rename is exact. PostgreSQL rebuilds an index under a new OID
+when the type of a column changes; the mark of the index stays.
 
-`streamer.postgres.describing.objects_sql` reads indexes and constraints. An object without texts
-has only the fields that a query reads without a lock on the table, and equality counts only those.
-Pure.
+`streamer.postgres.describing.objects_sql` reads indexes and constraints. Of an object without
+texts, a query read only the fields that need no lock on the table. Equality compares only these
+fields. Pure.
 """
 
 import re
@@ -20,7 +20,7 @@ from streamer.postgres.quoting import quote_identifier
 INDEX: Final = "i"
 _SUFFIX: Final = re.compile(r"(\([\d,-]+\))?(\[\])?$")
 _FORMER_BYTES: Final = 40
-"""The bytes of a type's name that its former name has; a name may have 63."""
+"""The bytes of a type's name in the former name; a name may have 63 bytes."""
 _PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
 
 
@@ -28,7 +28,7 @@ _PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
 class IndexKey:
     """A key of an index: a column or an expression, and the clauses that follow the key.
 
-    ``collation``, ``opclass``: quoted names, None for the default ones. ``operator``: of an
+    ``collation``, ``opclass``: quoted names, None for the default. ``operator``: of an
     exclusion constraint, as SQL.
     """
 
@@ -73,7 +73,7 @@ class IndexDefinition:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], names: Mapping[int, str]) -> Self:
-        """Read the JSON of an index. *names*: of the table's columns, by their numbers."""
+        """Read the JSON of an index. *names*: of the table's columns, by number."""
         keys = (
             IndexKey(**{**_as_tuples(key), "column": names.get(key["column"])})
             for key in values.get("keys", ())
@@ -144,7 +144,7 @@ class ConstraintDefinition:
     def of(
         cls, values: Mapping[str, Any], index: IndexDefinition | None, names: Mapping[int, str]
     ) -> Self:
-        """Read the JSON of a constraint. *names*: of the table's columns, by their numbers."""
+        """Read the JSON of a constraint. *names*: of the table's columns, by number."""
         referenced = values.get("referenced")
         named = {
             "columns": _named(values.get("columns"), names),
@@ -166,7 +166,7 @@ class ConstraintDefinition:
 
 
 DefinedObject = IndexDefinition | ConstraintDefinition
-"""An index that no constraint has, or a constraint."""
+"""An index without a constraint, or a constraint."""
 
 
 def object_of(values: Mapping[str, Any], names: Mapping[int, str]) -> DefinedObject:
@@ -180,11 +180,11 @@ def object_of(values: Mapping[str, Any], names: Mapping[int, str]) -> DefinedObj
 
 def constraints_of(objects: Iterable[DefinedObject]) -> list[ConstraintDefinition]:
     """Return the constraints among *objects*."""
-    return [each for each in objects if isinstance(each, ConstraintDefinition)]
+    return [part for part in objects if isinstance(part, ConstraintDefinition)]
 
 
 def primary_key_of(objects: Iterable[DefinedObject]) -> ConstraintDefinition | None:
-    return next((each for each in constraints_of(objects) if each.kind == "p"), None)
+    return next((c for c in constraints_of(objects) if c.kind == "p"), None)
 
 
 def unique_keys_of(objects: Iterable[DefinedObject]) -> tuple[tuple[str, ...], ...]:
@@ -192,7 +192,7 @@ def unique_keys_of(objects: Iterable[DefinedObject]) -> tuple[tuple[str, ...], .
 
     The primary key comes first.
     """
-    keys = [(each.kind != "p", each.index) for each in objects if each.index is not None]
+    keys = [(part.kind != "p", part.index) for part in objects if part.index is not None]
     keys.sort(key=lambda key: (key[0], key[1].oid))
     return tuple(
         tuple(column for column in index.columns if column is not None)
@@ -219,14 +219,14 @@ def _as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
-    # An expression of an exclusion constraint has the number 0, and system columns have negative
-    # numbers. A second statement may have read the columns, before or after a change.
+    # An expression of an exclusion constraint has the number 0, a system column a negative number.
+    # A second statement may have read the columns, before or after a change.
     return tuple(names[number] for number in numbers or () if number in names)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """One change of an index or a constraint; None where it is not there."""
+    """A change of an index or a constraint; None for an absent state."""
 
     kind: DdlKind
     before: DefinedObject | None
@@ -234,9 +234,9 @@ class ObjectChange:
 
     @property
     def name(self) -> str:
-        found = self.before or self.after
-        assert found is not None
-        return found.name
+        part = self.before or self.after
+        assert part is not None
+        return part.name
 
     def __str__(self) -> str:
         if self.before is not None and self.after is not None and self.after.name != self.name:
@@ -247,22 +247,22 @@ class ObjectChange:
 def object_difference(
     before: Iterable[DefinedObject], after: Iterable[DefinedObject]
 ) -> list[ObjectChange]:
-    """Return the changes of indexes and constraints, in an order to make them in.
+    """Return the changes of indexes and constraints, in a feasible order.
 
-    An index that a failed build left invalid counts as none.
+    An index that a failed build left invalid does not count.
     """
-    former = {each.oid: each for each in before if each.is_valid or not each.is_index}
-    present = {each.oid: each for each in after if each.is_valid or not each.is_index}
-    gone = {(o.kind, o.name): o for oid, o in former.items() if oid not in present}
+    former = {part.oid: part for part in before if part.is_valid or not part.is_index}
+    present = {part.oid: part for part in after if part.is_valid or not part.is_index}
+    missing = {(o.kind, o.name): o for oid, o in former.items() if oid not in present}
     dropped: list[ObjectChange] = []
     renamed: list[ObjectChange] = []
     added: list[ObjectChange] = []
     for new in present.values():
-        old = former.get(new.oid) or gone.pop((new.kind, new.name), None)
+        old = former.get(new.oid) or missing.pop((new.kind, new.name), None)
         if old is None:
             index = None if new.index is None else former.get(new.index.oid)
             if index is not None and index.is_index:  # ADD CONSTRAINT … USING INDEX
-                gone.pop((index.kind, index.name), None)
+                missing.pop((index.kind, index.name), None)
                 renamed += _renamed(index, new)
             added.append(_added(new))
         elif _marks(old) != _marks(new):
@@ -272,7 +272,7 @@ def object_difference(
             renamed += _renamed(old, new)
             if new.is_valid and not old.is_valid:
                 added.append(ObjectChange(DdlKind.VALIDATE_CONSTRAINT, new, new))
-    dropped += map(_dropped, gone.values())
+    dropped += map(_dropped, missing.values())
     return [*dropped, *_in_order(renamed), *added]
 
 
@@ -283,11 +283,11 @@ def _marks(part: DefinedObject) -> tuple[str, str]:
 def _in_order(renames: Sequence[ObjectChange]) -> Iterator[ObjectChange]:
     """Return *renames*, each to a name that is free by then.
 
-    Indexes have one space of names, and constraints another; an index of a constraint is in both.
+    Indexes and constraints have separate name spaces; an index of a constraint is in both.
     """
     for with_index in (True, False):
-        changes = {each.name: each for each in renames if _has_index(each) is with_index}
-        names = {former: each.after.name for former, each in changes.items() if each.after}
+        changes = {rename.name: rename for rename in renames if _has_index(rename) is with_index}
+        names = {former: rename.after.name for former, rename in changes.items() if rename.after}
         for former, name in ordered_renames(names):
             change = changes.pop(former)
             assert change.before is not None
@@ -325,9 +325,9 @@ class DefinedType:
 
     ``kind``: pg_type.typtype: e (enum), d (domain), c (composite), r (range). ``labels``: OID and
     text, in order. ``base``: of a domain or a range, as SQL. ``checks``: OID, name and definition.
-    ``attributes``: number, name and type. ``operator_class``: of a range, if it is not the default
-    one. ``multirange``: the name of its multirange, in the same schema. ``extension``: the one that
-    has the type, or has brought it.
+    ``attributes``: number, name and type. ``operator_class``: of a range, if not the default.
+    ``multirange``: the name of the multirange, in the same schema. ``extension``: the extension
+    that contains the type.
     """
 
     oid: int
@@ -348,7 +348,7 @@ class DefinedType:
     def of(cls, fields: dict[str, Any]) -> Self:
         """Read the JSON of `streamer.postgres.describing.USED_TYPES`."""
         lists = {name: fields.get(name) or () for name in ("labels", "checks", "attributes")}
-        return cls(**{**fields, **{n: tuple(map(tuple, each)) for n, each in lists.items()}})
+        return cls(**{**fields, **{n: tuple(map(tuple, values)) for n, values in lists.items()}})
 
     @property
     def full_name(self) -> RelationName:
@@ -356,7 +356,7 @@ class DefinedType:
 
     @property
     def can_be_created(self) -> bool:
-        """Whether streamer can create the type; an extension or an operator brings the others."""
+        """Whether streamer can create the type, rather than an extension or an operator."""
         return self.extension is None and self.kind in "edcr"
 
     @property
@@ -366,25 +366,25 @@ class DefinedType:
 
     @property
     def former_name(self) -> RelationName:
-        """The name that it gets at the target if another type is to have its name."""
+        """The name that the type gets at the target when a new type needs the present name."""
         start = self.name.encode()[:_FORMER_BYTES].decode(errors="ignore")
         return RelationName(self.namespace, f"{start}_former_{self.oid}")
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """The parts of the type by which two servers may have the same one."""
+        """The content of the type without OIDs, comparable between servers."""
         lists = (self.labels, sorted(self.checks, key=lambda check: check[1:]), self.attributes)
-        texts = tuple(tuple(part[1:] for part in each) for each in lists)
+        texts = tuple(tuple(part[1:] for part in items) for items in lists)
         return (self.kind, self.base, self.not_null, self.default, self.operator_class, *texts)
 
     def takes_all(self, other: Self) -> bool:
-        """Whether it takes all values of another type, in the same order."""
+        """Whether the type takes all values of the type *other*, in the same order."""
         if self.kind != other.kind:
             return False
         match other.kind:
             case "e":
-                own = {label for _, label in other.labels}
-                return [t for _, t in self.labels if t in own] == [t for _, t in other.labels]
+                texts = {label for _, label in other.labels}
+                return [t for _, t in self.labels if t in texts] == [t for _, t in other.labels]
             case "d":
                 checks = {check[1:] for check in other.checks}
                 if other.base != self.base or (self.not_null and not other.not_null):
@@ -395,14 +395,14 @@ class DefinedType:
 
     @property
     def parts(self) -> set[str]:
-        """The types that it is made of, as ``format_type`` writes their names."""
+        """The names of the types of parts, as ``format_type`` writes names."""
         return {base_type(t) for t in (self.base or "", *(kind for _, _, kind in self.attributes))}
 
 
 @dataclass(frozen=True, slots=True)
 class TypeUse:
-    """The objects of the target that use a type. ``foreign``: those that are not of tables which
-    this source alone fills.
+    """The uses of a type at the target. ``foreign``: objects outside of tables that only this
+    source fills.
     """
 
     is_used: bool = False
@@ -424,14 +424,14 @@ def _quoted(name: str) -> str:
 
 
 def under_new_name(type_name: str, renamed: Mapping[str, str]) -> str:
-    """Return the name of a type, or of an array of it, after some types were *renamed*."""
+    """Return the name of a type or array after some types were *renamed*."""
     base = base_type(type_name)
     return renamed.get(base, base) + type_name.removeprefix(base)
 
 
 @dataclass(frozen=True, slots=True)
 class TypeChange:
-    """One change of a type. ``part``: the label, constraint or attribute before and after it."""
+    """A change of a type. ``part``: the label, constraint or attribute before and after."""
 
     kind: DdlKind
     before: DefinedType | None
@@ -442,17 +442,17 @@ class TypeChange:
         if self.kind is DdlKind.RENAME_TYPE and self.before is not None:
             return f'{self.kind} "{self.before.full_name}" to "{self.after.full_name}"'
         old, new = self.part
-        words = " to ".join(f'"{each}"' for each in (old, new) if each is not None)
+        words = " to ".join(f'"{text}"' for text in (old, new) if text is not None)
         return f'{self.kind} "{self.after.full_name}"' + (f" {words}" if words else "")
 
 
 def type_difference(
     before: Iterable[DefinedType], after: Iterable[DefinedType]
 ) -> list[TypeChange]:
-    """Return the changes of types, in an order to make them in. A type that the table no longer
-    uses stays.
+    """Return the changes of types, in a feasible order. A type that the table no longer uses
+    stays.
     """
-    former = {each.oid: each for each in before}
+    former = {type_.oid: type_ for type_ in before}
     changes: list[TypeChange] = []
     for new in after:
         old = former.get(new.oid)
@@ -469,14 +469,14 @@ def type_difference(
 
 
 def is_another(old: DefinedType, new: DefinedType, replaced: Collection[str]) -> bool:
-    """Whether *new* is not *old*, and has other content. *replaced*: see `replaced_types`."""
+    """Whether *new* is a different type with different content; see `replaced_types`."""
     has_other = old.content != new.content or not new.parts.isdisjoint(replaced)
     return old.oid != new.oid and has_other
 
 
 def replaced_types(before: Iterable[DefinedType], after: Iterable[DefinedType]) -> set[str]:
-    """Return the names, quoted, that mean another type with other content in *after*."""
-    former = {each.full_name: each for each in before}
+    """Return the quoted names that mean a different type with different content in *after*."""
+    former = {type_.full_name: type_ for type_ in before}
     replaced: set[str] = set()
     for new in after:  # parts come first
         old = former.get(new.full_name)

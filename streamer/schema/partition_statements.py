@@ -1,4 +1,4 @@
-"""Partition keys and bounds of a source's table, over the columns of its target. Pure."""
+"""Partition keys and bounds of a source's table, over the target's columns. Pure."""
 
 from collections.abc import Iterable
 
@@ -28,13 +28,13 @@ def key_renderer(
 ) -> Render:
     """Return a function that renders an item of a partition key for the target.
 
-    It raises UnclearPartitionError where the target has no such value. *target_columns*: None if
-    the mapping alone tells; then it has the columns of *key* in any case.
+    The function raises UnclearPartitionError for a value that the target lacks. *target_columns*:
+    None if the mapping alone decides; then the target gets the columns of *key*.
     """
-    there = None if target_columns is None else frozenset(target_columns)
+    available = None if target_columns is None else frozenset(target_columns)
     names = {
         column: None if name is None or mapping.has_expression(name) else name
-        for column, name in names_at_target(source_columns, mapping, there, set(key)).items()
+        for column, name in names_at_target(source_columns, mapping, available, set(key)).items()
     }
 
     def render(item: KeyItem) -> str:
@@ -59,7 +59,7 @@ def partition_by(key: str, render: Render) -> str:
 
 
 def partition_name(partition: Partition, target: RelationName) -> RelationName:
-    """Return the name of a partition at the target: its own, in the schema of the table."""
+    """Return the name of a partition at the target, in the schema of the table."""
     return RelationName(target.namespace, partition.name)
 
 

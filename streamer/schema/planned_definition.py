@@ -32,8 +32,8 @@ class ObjectKind(enum.StrEnum):
 class TargetPlace:
     """Where a source's table goes.
 
-    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the columns that
-    the target has; None while it is not there, and then the mapping alone tells.
+    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the target's
+    columns; None for an absent table, and then the mapping alone decides.
     ``is_partitioned``: the target is a partitioned table.
     """
 
@@ -43,22 +43,22 @@ class TargetPlace:
     is_partitioned: bool = False
 
     @classmethod
-    def at(cls, mapping: RelationMapping, sid: str | None, there: TargetRelation | None) -> Self:
-        """Return the place of a table that the target has as *there*; None if it lacks the table.
+    def at(cls, mapping: RelationMapping, sid: str | None, relation: TargetRelation | None) -> Self:
+        """Return the place of a table that the target has as *relation*; None for an absent table.
 
         *sid*: of the source.
         """
-        if there is None:
+        if relation is None:
             return cls(mapping, sid is not None)
-        has_sid = sid is not None and there.has_sid
-        return cls(mapping, has_sid, frozenset(there.columns), there.is_partitioned)
+        has_sid = sid is not None and relation.has_sid
+        return cls(mapping, has_sid, frozenset(relation.columns), relation.is_partitioned)
 
     @property
     def quoted(self) -> str:
         return quote_qualified(self.mapping.target.namespace, self.mapping.target.name)
 
     def column(self, source_column: str) -> str | None:
-        """Return the target's name for a column; None if the target does not get it."""
+        """Return the target's name for a column; None if the target does not get the column."""
         name = self.mapping.target_column(source_column)
         if name is None or (self.columns is None and self.mapping.is_optional(source_column)):
             return None
@@ -66,7 +66,7 @@ class TargetPlace:
 
     def key(self, columns: Iterable[str]) -> list[str] | None:
         """Return the target's columns for a key of the source, the sid first; None if the target
-        does not get all of them.
+        lacks a column.
         """
         names = [self.column(column) for column in columns]
         key = [name for name in names if name is not None]
@@ -76,19 +76,18 @@ class TargetPlace:
 
 
 Places = Callable[[RelationName], TargetPlace | None]
-"""Returns where another table of the same source goes; None if it is not replicated."""
+"""Returns the place of a second table of the source; None for a table without replication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A definition for the target, in two ways to make it.
+    """A definition for the target, as two lists of statements.
 
-    ``statements`` are right while no other session uses the table; each runs in the same
-    transaction. ``online`` do the same without long locks; each runs in a transaction of its own,
-    because ``create index concurrently`` allows no other. ``name``: of the index, constraint or
-    column; the table's for its comment. ``index``: the index that ``online`` builds concurrently,
-    which a build that dies leaves invalid. ``reason``: why it cannot be made; then there are no
-    statements, and ``source_sql`` is all there is.
+    ``statements`` run in a single transaction, while no other session uses the table. ``online``
+    avoid long locks; each runs in a separate transaction, as ``create index concurrently``
+    requires. ``name``: of the index, constraint or column; of the table for a table's comment.
+    ``index``: the index that ``online`` builds concurrently; a failed build leaves an invalid
+    index. ``reason``: the obstacle at the target; then only ``source_sql`` has SQL.
     """
 
     kind: ObjectKind

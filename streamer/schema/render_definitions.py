@@ -1,18 +1,19 @@
 """Renders the definition of a source's table as statements for its target table.
 
-`Renderer` knows one table: its definition, and where the mapping puts it. Each of its methods
-renders one object and returns a `Planned`; `plan` renders all that a level of `target.create` asks
-for. Names of columns go through the mapping. Where a column ``sid`` tells the sources of a table
-apart, it leads every unique key, exclusion constraint and foreign key.
+A `Renderer` serves a single table. Each method renders an object and returns a `Planned`; `plan`
+renders all objects of a level of `target.create`. Names of columns go through the mapping. A column
+``sid`` that tells the sources of a table apart leads each unique key, exclusion constraint and
+foreign key.
 
-An object that the target cannot have is planned, too, with the reason and the SQL of the source:
+The plan of an object that the target cannot have states the reason and the SQL of the source:
 
-* it needs a column that the target does not get, or that `set` computes and uniqueness needs;
-* a foreign key of a table that is no clone, or that refers to one which lacks rows by its rules;
+* an object that needs a column which the target does not get;
+* a unique object that needs a column which `set` computes;
+* a foreign key of a table that is no clone, or to a table which lacks rows by a rule;
 * an action that would change ``sid``.
 
-Rows of `append` and `history` tables outlive those of the source. Unique indexes become plain ones
-there. Pure.
+Rows of `append` and `history` tables outlive the source's rows, so unique indexes become plain
+indexes. Pure.
 """
 
 import hashlib
@@ -67,7 +68,7 @@ class _UnmadeError(Exception):
 
 
 class _HashedError(_UnmadeError):
-    """Its expressions read a hashed column, so their literals stay out of the target."""
+    """Expressions read a hashed column, so the target gets no literal of the expressions."""
 
 
 _ACTIONS: Final = {
@@ -80,7 +81,7 @@ _ACTIONS: Final = {
 
 
 def other_name(name: str, target: RelationName) -> str:
-    """Return a name for an index whose own name another table of the schema has."""
+    """Return a name for an index whose original name a second relation of the schema uses."""
     mark = "_" + hashlib.sha256(f"{target}\0{name}".encode()).hexdigest()[:8]
     room = NAME_BYTES_MAX - len(mark)
     return name.encode()[:room].decode(errors="ignore") + mark
@@ -89,7 +90,7 @@ def other_name(name: str, target: RelationName) -> str:
 class Renderer:
     """Renders the objects of one table; see the module.
 
-    *taken*: names of the target's schema that other relations have.
+    *taken*: names of other relations in the target's schema.
     """
 
     def __init__(
@@ -107,31 +108,31 @@ class Renderer:
     # ---- all of a table ------------------------------------------------------------------------
 
     def plan(self, create: Create) -> list[Planned]:
-        """Return all that *create* asks for, foreign keys last."""
+        """Return the plans of the level *create*, foreign keys last."""
         partitioning = plan_partitioning(self._definition, self._place)
         if create is Create.COLUMNS:
             return partitioning
         planned = [self.index(index) for index in self._definition.indexes if index.is_valid]
         constraints = self._definition.constraints
         planned += [
-            self._plain_key(each) for each in constraints if each.kind == "p" and each.period
+            self._plain_key(part) for part in constraints if part.kind == "p" and part.period
         ]
-        planned += [self.constraint(each) for each in constraints if each.kind in "ux"]
+        planned += [self.constraint(part) for part in constraints if part.kind in "ux"]
         if create is Create.ALL:
-            planned += [found for c in self._definition.columns if (found := self.default(c))]
-            planned += [found for c in self._definition.columns if (found := self.statistics(c))]
-            planned += [self.constraint(each) for each in constraints if each.kind == "c"]
+            planned += filter(None, map(self.default, self._definition.columns))
+            planned += filter(None, map(self.statistics, self._definition.columns))
+            planned += [self.constraint(part) for part in constraints if part.kind == "c"]
             planned += plan_statistics(self._definition, self._place)
             planned += self.comments()
-            planned += [self.constraint(each) for each in constraints if each.kind == "f"]
+            planned += [self.constraint(part) for part in constraints if part.kind == "f"]
         return partitioning + planned
 
     # ---- columns -------------------------------------------------------------------------------
 
     def default(self, column: DefinedColumn) -> Planned | None:
-        """Render the default of a column with its sequence, or its identity; None for neither.
+        """Render a column's default with the sequence, or the identity; None for neither.
 
-        The versions of a history come from streamer alone, so its columns need no default.
+        Only streamer writes versions of a history, so the columns need no default.
         """
         is_history = self._place.mapping.type is TableType.HISTORY
         if is_history or column.generated or not (column.default or column.identity):
@@ -145,23 +146,23 @@ class Renderer:
         statements: list[str] = []
         if column.identity:
             is_key = any(
-                column.name in each.columns
-                for each in self._definition.constraints
-                if each.kind == "p"
+                column.name in constraint.columns
+                for constraint in self._definition.constraints
+                if constraint.kind == "p"
             )
             how = IDENTITIES[identity_of(column.identity, is_key=is_key)]
             options = f" ({sequence.options})" if sequence else ""
             statements = [f"{alter} add generated {how} as identity{options}"]
             if self._is_clone and not self._place.has_sid:
-                # One that ADD COLUMN brought could not be so before its rows had values.
+                # ADD COLUMN could not set NOT NULL before the rows had values.
                 statements.insert(0, f"{alter} set not null")
         elif sequence is not None and _draws_from(column):
-            its = self._sequence_name(sequence)
-            owned_by = f"alter sequence if exists {its} owned by {table}.{quoted}"
+            drawn = self._sequence_name(sequence)
+            owned_by = f"alter sequence if exists {drawn} owned by {table}.{quoted}"
             statements = [
-                f"create sequence if not exists {its} as {sequence.type} {sequence.options}",
+                f"create sequence if not exists {drawn} as {sequence.type} {sequence.options}",
                 *([owned_by] if sequence.is_owned else []),
-                f"{alter} {draws_from(its)}",
+                f"{alter} {draws_from(drawn)}",
             ]
         else:
             statements = [f"{alter} set default {column.default}"]
@@ -171,7 +172,7 @@ class Renderer:
         return Planned(ObjectKind.DEFAULT, name, made, ("; ".join(made),), source_sql=source_sql)
 
     def filled(self, column: DefinedColumn) -> Planned | None:
-        """Render the rest of a new column whose rows get their values after ADD COLUMN."""
+        """Render NOT NULL and default of a new column whose rows get values after ADD COLUMN."""
         name = self._place.column(column.name)
         if name is None:
             return None
@@ -188,13 +189,13 @@ class Renderer:
         return replace(planned, statements=made, online=("; ".join(made),))
 
     def _sequence_name(self, sequence: DefinedSequence) -> str:
-        """Return the name at the target; the tables that use one without an owner share that."""
+        """Return the name at the target; tables share a sequence without an owner."""
         name = sequence.name
         free = self.free(name) if sequence.is_owned else name
         return quote_qualified(self._place.mapping.target.namespace, free)
 
     def statistics(self, column: DefinedColumn) -> Planned | None:
-        """Render the statistics target of a column; None if it has none of its own."""
+        """Render the statistics target of a column; None if the column has the default."""
         name = self._place.column(column.name)
         if column.statistics is None or name is None:
             return None
@@ -205,17 +206,17 @@ class Renderer:
     def comments(self) -> list[Planned]:
         """Render the comments of the table and its columns."""
         table = self._place.quoted
-        found: list[Planned] = []
+        plans: list[Planned] = []
         if self._definition.comment is not None:
             made = (f"comment on table {table} is {quote_literal(self._definition.comment)}",)
-            found.append(Planned(ObjectKind.COMMENT, self._place.mapping.target.name, made, made))
+            plans.append(Planned(ObjectKind.COMMENT, self._place.mapping.target.name, made, made))
         for column in self._definition.columns:
             name = self._place.column(column.name)
             if column.comment is not None and name is not None:
-                there = f"{table}.{quote_identifier(name)}"
-                made = (f"comment on column {there} is {quote_literal(column.comment)}",)
-                found.append(Planned(ObjectKind.COMMENT, name, made, made))
-        return found
+                quoted_column = f"{table}.{quote_identifier(name)}"
+                made = (f"comment on column {quoted_column} is {quote_literal(column.comment)}",)
+                plans.append(Planned(ObjectKind.COMMENT, name, made, made))
+        return plans
 
     # ---- indexes -------------------------------------------------------------------------------
 
@@ -256,16 +257,16 @@ class Renderer:
         )
 
     def _index_extras(self, index: IndexDefinition, name: str) -> list[str]:
-        its = quote_qualified(self._place.mapping.target.namespace, name)
+        quoted_index = quote_qualified(self._place.mapping.target.namespace, name)
         shift = 2 if self._leads(index) else 1
-        found = [
-            f"alter index {its} alter column {n + shift} set statistics {key.statistics}"
+        statements = [
+            f"alter index {quoted_index} alter column {n + shift} set statistics {key.statistics}"
             for n, key in enumerate(index.keys)
             if key.statistics is not None
         ]
         if index.comment is not None:
-            found.append(f"comment on index {its} is {quote_literal(index.comment)}")
-        return found
+            statements.append(f"comment on index {quoted_index} is {quote_literal(index.comment)}")
+        return statements
 
     @property
     def _is_clone(self) -> bool:
@@ -322,7 +323,7 @@ class Renderer:
         return name
 
     def _renamed(self, text: str, uses: Iterable[str]) -> str:
-        """Return an expression over the target's columns. *uses*: its columns at the source."""
+        """Return *text* over the target's columns. *uses*: the columns of *text* at the source."""
         place = self._place
         try:
             return over_columns(text, names_at_target(uses, place.mapping, place.columns))
@@ -340,7 +341,7 @@ class Renderer:
                 raise _UnmadeError(f'`set` computes column "{name}", so it may not be unique')
 
     def free(self, name: str) -> str:
-        """Return the name of an index at the target, which no other relation of its schema has."""
+        """Return a name for an index that is unique in the target's schema."""
         return other_name(name, self._place.mapping.target) if name in self._taken else name
 
     # ---- constraints ---------------------------------------------------------------------------
@@ -374,9 +375,9 @@ class Renderer:
         return f"{self._add(constraint.name)} {constraint.definition}"
 
     def primary_key(self) -> list[Planned]:
-        """Render the primary key for a table that lacks one; elsewhere CREATE TABLE has made that.
+        """Render the primary key for a table that CREATE TABLE made without a primary key.
 
-        In a history, the key and ``kvsz_id`` are unique, and the key among open versions.
+        In a history, the key with ``kvsz_id`` is unique, and the key among open versions.
         """
         key = next((c for c in self._definition.constraints if c.kind == "p"), None)
         if key is None or self._place.mapping.type is TableType.APPEND:
@@ -410,7 +411,7 @@ class Renderer:
         return [primary, Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)]
 
     def _plain_key(self, constraint: ConstraintDefinition) -> Planned:
-        """Say that a temporal key is a plain one at the target."""
+        """Return the reason why a temporal key becomes a plain key at the target."""
         reason = "streamer finds rows by a plain primary key, which lets ranges overlap"
         sql = self._source_sql(constraint)
         return Planned(ObjectKind.UNIQUE, constraint.name, reason=reason, source_sql=sql)
@@ -477,7 +478,7 @@ class Renderer:
         return self._validated(ObjectKind.CHECK, constraint, f"check ({condition}){inherit}")
 
     def _validated(self, kind: ObjectKind, constraint: ConstraintDefinition, sql: str) -> Planned:
-        """Return a constraint that is added without a look at the rows, which comes after."""
+        """Return a constraint whose online statements validate the rows after the addition."""
         add = f"{self._add(constraint.name)} {sql}"
         if not constraint.enforced:
             made = (f"{add} not enforced",)
@@ -494,18 +495,18 @@ class Renderer:
 
     def _foreign_key(self, constraint: ConstraintDefinition) -> Planned:
         assert constraint.referenced is not None
-        there = self._places(constraint.referenced)
-        self._check_reference(constraint.referenced, there)
-        assert there is not None
-        own = [quote_identifier(self._mapped(column)) for column in constraint.columns]
+        place = self._places(constraint.referenced)
+        self._check_reference(constraint.referenced, place)
+        assert place is not None
+        referring = [quote_identifier(self._mapped(column)) for column in constraint.columns]
         refers = []
         hashes = []
         for column in constraint.referenced_columns:
-            name = there.column(column)
-            if name is None or there.mapping.has_expression(name):
-                raise _UnmadeError(f'table "{there.mapping.target}" has no column "{column}"')
+            name = place.column(column)
+            if name is None or place.mapping.has_expression(name):
+                raise _UnmadeError(f'table "{place.mapping.target}" has no column "{column}"')
             refers.append(quote_identifier(name))
-            hashes.append(_key_of_hash(there, name))
+            hashes.append(_key_of_hash(place, name))
         for column, referred in zip(constraint.columns, hashes, strict=True):
             name = self._mapped(column)
             if self._place.mapping.has_expression(name):
@@ -513,31 +514,31 @@ class Renderer:
             if _key_of_hash(self._place, name) != referred:
                 raise _UnmadeError(f'`set` hashes column "{column}" by another key than its table')
         if constraint.period:
-            own[-1], refers[-1] = f"period {own[-1]}", f"period {refers[-1]}"
+            referring[-1], refers[-1] = f"period {referring[-1]}", f"period {refers[-1]}"
         actions = self._actions(constraint)
         match = " match full" if constraint.match == "f" else ""
-        if there.has_sid:
-            own.insert(0, quote_identifier(SID))
+        if place.has_sid:
+            referring.insert(0, quote_identifier(SID))
             refers.insert(0, quote_identifier(SID))
             match = ""  # sid is never null, and MATCH FULL would refuse nulls beside it
         sql = (
-            f"foreign key ({', '.join(own)}) references {there.quoted} ({', '.join(refers)})"
+            f"foreign key ({', '.join(referring)}) references {place.quoted} ({', '.join(refers)})"
             f"{match}{actions}{constraint.timing}"
         )
         planned = self._validated(ObjectKind.FOREIGN_KEY, constraint, sql)
-        return replace(planned, referenced=there.mapping.target)
+        return replace(planned, referenced=place.mapping.target)
 
-    def _check_reference(self, referenced: RelationName, there: TargetPlace | None) -> None:
-        if there is None:
+    def _check_reference(self, referenced: RelationName, place: TargetPlace | None) -> None:
+        if place is None:
             raise _UnmadeError(f'table "{referenced}", which it refers to, is not replicated')
         if not self._is_clone:
             raise _UnmadeError(f"rows of a table of type {self._place.mapping.type} outlive it")
-        if there.mapping.type is TableType.HISTORY:
-            raise _UnmadeError(f'"{there.mapping.target}" is a history: its key is not unique')
-        if there.mapping.rule.filter is not None:
-            raise _UnmadeError(f'`filter` keeps rows out of "{there.mapping.target}"')
-        if there.has_sid and not self._place.has_sid:
-            raise _UnmadeError(f'only "{there.mapping.target}" has a column sid')
+        if place.mapping.type is TableType.HISTORY:
+            raise _UnmadeError(f'"{place.mapping.target}" is a history: its key is not unique')
+        if place.mapping.rule.filter is not None:
+            raise _UnmadeError(f'`filter` keeps rows out of "{place.mapping.target}"')
+        if place.has_sid and not self._place.has_sid:
+            raise _UnmadeError(f'only "{place.mapping.target}" has a column sid')
 
     def _actions(self, constraint: ConstraintDefinition) -> str:
         by_sid = self._place.has_sid
@@ -557,13 +558,13 @@ class Renderer:
 
 
 def _key_of_hash(place: TargetPlace, column: str) -> str | None:
-    """Return which key hashes a column of the target; None if it gets the plain value."""
-    found = place.mapping.hash_of(column)
-    return None if found is None else found.check
+    """Return the check of the key that hashes a column; None for a plain value."""
+    column_hash = place.mapping.hash_of(column)
+    return None if column_hash is None else column_hash.check
 
 
 def versions_name(key: str, target: RelationName) -> str:
-    """Return the name of the index of open versions for a history that gets a key."""
+    """Return the name of a history's index of open versions, for the name of a *key*."""
     return other_name(f"{key} versions", target)
 
 
@@ -578,7 +579,7 @@ def draws_from(sequence: str) -> str:
 
 
 def _draws_from(column: DefinedColumn) -> bool:
-    """Whether the default is nextval of a sequence, and nothing else."""
+    """Whether the default is exactly nextval of a sequence."""
     text = column.default or ""
     return text.startswith("nextval(") and text.endswith("::regclass)")
 

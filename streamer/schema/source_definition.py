@@ -1,4 +1,4 @@
-"""A table's definition at the source, and the difference between two of them.
+"""A table's definition at the source, and the difference between two definitions.
 
 The capture at the source (`streamer.source.capture.ddl_capture`) sends the state of a table's
 catalog rows after each command. Two successive states tell the change without a parser for SQL: a
@@ -38,8 +38,8 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DefinedSequence:
-    """A sequence of a column. ``options``: the SQL of its bounds and its step. ``is_owned``: the
-    column owns the sequence; else its default merely uses it.
+    """A sequence of a column. ``options``: the SQL of bounds and step. ``is_owned``: the column
+    owns the sequence; else only the column's default uses the sequence.
     """
 
     oid: int
@@ -58,16 +58,16 @@ class DefinedSequence:
 class DefinedColumn:
     """A column of a table. Types, defaults and expressions are SQL with qualified names.
 
-    ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is its expression.
+    ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is the expression.
     ``identity``: '' or 'a' (always) or 'd' (by default). ``fill``: the text of the value that ADD
-    COLUMN gave to rows from before, if they have one and the same. ``default_mark``: another one
-    when a default is set anew. ``sequence``: the one that its default uses or that the column owns.
-    ``computed``: rows have values that no statement gives them, as after ALTER COLUMN TYPE … USING.
-    ``of_domain``: its domain has a default, which is that of the column without its own.
-    ``may_be_toasted``: the server may store values out of line, and then omits unchanged ones.
+    COLUMN gave to existing rows, if all got the same value. ``default_mark`` changes with each SET
+    DEFAULT. ``sequence``: the sequence that the default uses or the column owns.
+    ``computed``: no statement tells the values of rows, as after ALTER COLUMN TYPE … USING.
+    ``of_domain``: a default of the domain applies, because the column lacks a default.
+    ``may_be_toasted``: the server may store values out of line, and then omits unchanged values.
 
-    Each reader fills the fields that it has. The text of a plain default comes from messages and
-    `streamer.schema_changes.read_definitions` only, because deparsing one locks its table.
+    Readers fill different fields. The text of a plain default comes from messages and
+    `streamer.schema_changes.read_definitions` only, because deparsing a default locks the table.
     """
 
     number: int
@@ -96,7 +96,7 @@ class DefinedColumn:
 
     @property
     def fills_rows_one_by_one(self) -> bool:
-        """Whether rows from before ADD COLUMN may have values of their own."""
+        """Whether rows from before ADD COLUMN may differ in the column."""
         if self.generated:
             return False
         has_default = self.default is not None or self.default_mark is not None or self.of_domain
@@ -104,16 +104,16 @@ class DefinedColumn:
 
     @property
     def may_hide_values(self) -> bool:
-        """Whether rows from before ADD COLUMN may have values that the catalogs do not have.
+        """Whether rows from before ADD COLUMN may have values that the catalogs lack.
 
-        A column that is NOT NULL may have lost its default since.
+        A column that is NOT NULL may have lost a default since.
         """
         is_given = self.computed or (self.not_null and self.constant is None)
         return is_given or self.fills_rows_one_by_one
 
     @property
     def constant(self) -> str | None:
-        """The SQL of the value that rows from before ADD COLUMN have, if it is one and the same."""
+        """The SQL of the value that all rows from before ADD COLUMN share, if they do."""
         if self.fill is not None:
             return "'" + self.fill.replace("'", "''") + f"'::{self.type}"
         if self.default is not None and not self.generated and _LITERAL.fullmatch(self.default):
@@ -122,7 +122,7 @@ class DefinedColumn:
 
     @property
     def draws(self) -> bool:
-        """Whether its default takes values of a sequence."""
+        """Whether the default takes values of a sequence."""
         return self.default is not None and not self.generated and "nextval(" in self.default
 
     @property
@@ -133,7 +133,7 @@ class DefinedColumn:
         return self.default
 
 
-_STORED: Final = {each.name for each in fields(DefinedColumn) if each.compare} - {"default"}
+_STORED: Final = {column.name for column in fields(DefinedColumn) if column.compare} - {"default"}
 _LITERAL: Final = re.compile(
     r"(?:'(?:[^']|'')*'(?:::[\w .\"(),\[\]]+)?|-?\d+(?:\.\d+)?|true|false|NULL(?:::[\w .\"]+)?)"
 )
@@ -141,12 +141,12 @@ _LITERAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class SourceDefinition:
-    """A table at the source: its columns in the order of their numbers, and what goes with them.
+    """A table at the source: columns in the order of their numbers, objects, types and partitions.
 
-    ``objects``: its indexes and constraints. ``types``: the types of its columns and the parts of
-    these, parts first; then former ones that the source still has. ``partitions``: the table itself
-    and its partitions, parents first; empty for a table without a partition key. None: not known.
-    ``oid``: of the table; numbers of columns count for that one only.
+    ``objects``: indexes and constraints. ``types``: the types of columns and the parts of these
+    types, parts first; then former types that the source still has. ``partitions``: the table
+    itself and the partitions, parents first; empty for a table without a partition key. None: not
+    known. ``oid``: of the table; numbers of columns count for this OID only.
     """
 
     columns: tuple[DefinedColumn, ...]
@@ -159,9 +159,9 @@ class SourceDefinition:
     def used_types(self) -> list[DefinedType]:
         """The types that columns have, and the parts of these."""
         names = {base_type(column.type) for column in self.columns}
-        for each in reversed(self.types or ()):
-            names |= each.parts if each.quoted in names else set()
-        return [each for each in self.types or () if each.quoted in names]
+        for type_ in reversed(self.types or ()):
+            names |= type_.parts if type_.quoted in names else set()
+        return [type_ for type_ in self.types or () if type_.quoted in names]
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -170,18 +170,18 @@ class SourceDefinition:
 
     @property
     def identities(self) -> dict[str, list[int]]:
-        """The numbers of the columns, and the OIDs of what the table consists of."""
+        """The numbers of the columns, and the OIDs of the objects and partitions."""
         return {
-            "columns": [each.number for each in self.columns],
-            "objects": [each.oid for each in self.objects or ()],
-            "partitions": [each.oid for each in self.partitions or ()],
+            "columns": [item.number for item in self.columns],
+            "objects": [item.oid for item in self.objects or ()],
+            "partitions": [item.oid for item in self.partitions or ()],
         }
 
     def column(self, name: str) -> DefinedColumn | None:
         return next((column for column in self.columns if column.name == name), None)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` reads, without the texts that only a message has."""
+        """Return the text that `from_json` reads, without the texts that only messages contain."""
         columns = [
             {name: value for name, value in asdict(column).items() if name in _STORED}
             for column in self.columns
@@ -191,16 +191,16 @@ class SourceDefinition:
             "types": self.types,
             "partitions": self.partitions,
         }
-        for name, known in lists.items():
-            if known is not None:
-                stored[name] = [asdict(each) for each in known]
+        for name, parts in lists.items():
+            if parts is not None:
+                stored[name] = [asdict(item) for item in parts]
         if self.objects is not None:
-            stored["objects"] = [stored_object(each) for each in self.objects]
+            stored["objects"] = [stored_object(item) for item in self.objects]
         return json.dumps(stored)
 
     @classmethod
     def from_json(cls, text: str | None) -> "SourceDefinition | None":
-        """Read a stored definition; None for none, and for one of another version."""
+        """Read a stored definition; None if absent or of a different version."""
         stored = None if text is None else json.loads(text)
         if stored is None or stored["format"] != FORMAT:
             return None
@@ -211,13 +211,13 @@ class SourceDefinition:
         """Read the JSON of a message, or a stored definition."""
         objects, types = values.get("objects"), values.get("types")
         partitions = values.get("partitions")
-        columns = [DefinedColumn.of(each) for each in values["columns"]]
+        columns = [DefinedColumn.of(item) for item in values["columns"]]
         names = {column.number: column.name for column in columns}
         return cls.of_columns(
             columns,
-            None if objects is None else tuple(object_of(each, names) for each in objects),
+            None if objects is None else tuple(object_of(item, names) for item in objects),
             None if types is None else tuple(map(DefinedType.of, types)),
-            None if partitions is None else tuple(Partition(**each) for each in partitions),
+            None if partitions is None else tuple(Partition(**item) for item in partitions),
             oid=values.get("oid"),
         )
 
@@ -235,13 +235,13 @@ class SourceDefinition:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all that a message of this version brings."""
+        """Whether the definition contains all parts of a message of this version."""
         return self.objects is not None and self.partitions is not None
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """One change of a column: its state before and after; None where it is not there."""
+    """A change of a column: the state before and after; None where the column is absent."""
 
     kind: DdlKind
     before: DefinedColumn | None
@@ -249,7 +249,7 @@ class ColumnChange:
 
     @property
     def column(self) -> str:
-        """The name of the column before, if it had one."""
+        """The name of the column before the change; of a new column, the name after."""
         column = self.before or self.after
         assert column is not None
         return column.name
@@ -274,7 +274,7 @@ def all_differences(
     computes_values: bool = False,
     dropped_types: Collection[int] = (),
 ) -> list[AnyChange]:
-    """Return the changes of types, columns, objects and partitions, in an order to make them in.
+    """Return the changes of types, columns, objects and partitions, in a feasible order.
 
     *computes_values*: see `difference`. *dropped_types*: OIDs; an absence is no evidence.
     """
@@ -295,14 +295,14 @@ def all_differences(
     after = _of_other_types(before, after)
     before = under_new_names(before, types)
     columns = difference(before, after, computes_values=computes_values)
-    rest = [change for change in objects if change.after is not None]
-    return [*types, *dropped, *columns, *rest, *parts]
+    made = [change for change in objects if change.after is not None]
+    return [*types, *dropped, *columns, *made, *parts]
 
 
 def _of_table(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
     """Return *before* with the numbers that columns of equal names have in another table.
 
-    A table that was dropped and created again under its name has numbers of its own.
+    A session may have dropped the table and created a table of that name.
     """
     if before.oid is None or after.oid is None or before.oid == after.oid:
         return before
@@ -312,12 +312,12 @@ def _of_table(before: SourceDefinition, after: SourceDefinition) -> SourceDefini
 
 
 def _of_other_types(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
-    """Return *after* with those columns as computed whose type is another one than before.
+    """Return *after* with each column whose type the source replaced marked as computed.
 
-    The other one may have the name of the former one, which the source then dropped or renamed.
+    The new type may have the name of the former type, which the source dropped or renamed.
     """
-    former = {each.quoted: each for each in before.types or ()}
-    present = {each.quoted: each for each in after.types or ()}
+    former = {type_.quoted: type_ for type_ in before.types or ()}
+    present = {type_.quoted: type_ for type_ in after.types or ()}
     replaced = replaced_types(former.values(), present.values())
     types = {column.number: former.get(base_type(column.type)) for column in before.columns}
     computed = set()
@@ -332,7 +332,7 @@ def _of_other_types(before: SourceDefinition, after: SourceDefinition) -> Source
 def under_new_names(
     definition: SourceDefinition, changes: Iterable[TypeChange]
 ) -> SourceDefinition:
-    """Return *definition* with the types of its columns as they are called after *changes*."""
+    """Return *definition* with the names that the types of columns have after *changes*."""
     names = {
         change.before.quoted: change.after.quoted
         for change in changes
@@ -345,9 +345,9 @@ def under_new_names(
 def difference(
     before: SourceDefinition, after: SourceDefinition, *, computes_values: bool = False
 ) -> list[ColumnChange]:
-    """Return the changes that lead from one definition to another, in an order to make them in.
+    """Return the changes from *before* to *after*, in a feasible order.
 
-    *computes_values*: the statement may have computed values of a column that got another type.
+    *computes_values*: the statement may have computed values of a column with a new type.
     """
     former = {column.number: column for column in before.columns}
     present = {column.number: column for column in after.columns}
@@ -419,7 +419,7 @@ _WIDER: Final[dict[str, frozenset[str]]] = {
     "text": frozenset({"character varying"}),
     "date": frozenset({"timestamp without time zone"}),
 }
-"""Types without a modifier that hold every value of another, by a cast without settings."""
+"""By type: types without a modifier that hold all values, by a cast without settings."""
 
 _TYPE: Final = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?( with(?:out)? time zone)?(\[\])?")
 

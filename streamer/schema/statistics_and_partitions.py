@@ -1,7 +1,7 @@
 """Extended statistics of a table and its partitions, as statements for its target. Pure.
 
-Both name columns and expressions over the table, as partition keys do. A partitioned target needs
-its partitions before the first row, so `create_partitions_sql` is a part of its creation.
+Statistics name columns and expressions, as partition keys do. A partitioned target needs partitions
+before the first row, so `create_partitions_sql` is a part of CREATE TABLE.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,7 +33,7 @@ from streamer.schema.table_definition import StatisticsDefinition, TableDefiniti
 
 def plan_statistics(definition: TableDefinition, place: TargetPlace) -> list[Planned]:
     """Render the extended statistics of a table."""
-    return [_statistics(each, definition, place) for each in definition.statistics]
+    return [_statistics(item, definition, place) for item in definition.statistics]
 
 
 def _statistics(
@@ -45,15 +45,15 @@ def _statistics(
     try:
         listed = ", ".join(map(render, items))
     except UnclearPartitionError as exc:
-        # An expression over a hashed column may have values of it.
+        # An expression over a hashed column may contain plain values.
         sql = statistics.definition if not place.mapping.rule.hashes else ""
         return Planned(kind, name, reason=str(exc), source_sql=sql)
-    its = quote_qualified(place.mapping.target.namespace, name)
-    made = [f"create statistics {its}{kinds} on {listed} from {place.quoted}"]
+    quoted_name = quote_qualified(place.mapping.target.namespace, name)
+    made = [f"create statistics {quoted_name}{kinds} on {listed} from {place.quoted}"]
     if statistics.target is not None:
-        made.append(f"alter statistics {its} set statistics {statistics.target}")
+        made.append(f"alter statistics {quoted_name} set statistics {statistics.target}")
     if statistics.comment is not None:
-        made.append(f"comment on statistics {its} is {quote_literal(statistics.comment)}")
+        made.append(f"comment on statistics {quoted_name} is {quote_literal(statistics.comment)}")
     return Planned(kind, name, tuple(made), tuple(made), source_sql=statistics.definition)
 
 
@@ -77,7 +77,7 @@ def obstacle_to_partitions(
     source_columns: Iterable[str],
     key: Iterable[str],
 ) -> str | None:
-    """Return why a target cannot be partitioned as its source; None if it can be.
+    """Return the obstacle to the partition keys of the source at the target, or None.
 
     *key*: the source's columns of its primary key.
     """
@@ -85,16 +85,16 @@ def obstacle_to_partitions(
         return "a history keeps the versions of rows that left with their partition"
     columns = set(key)
     render = key_renderer(mapping, source_columns, None, columns)
-    for each in tree:
-        if each.key is None:
+    for partition in tree:
+        if partition.key is None:
             continue
         try:
-            partition_by(each.key, render)
+            partition_by(partition.key, render)
         except UnclearPartitionError as exc:
             return str(exc)
-        items = PartitionKey.parse(each.key).items
+        items = PartitionKey.parse(partition.key).items
         if columns and any(item.column not in columns for item in items):
-            return f"its primary key lacks a column of the partition key {each.key}"
+            return f"its primary key lacks a column of the partition key {partition.key}"
     return None
 
 
@@ -104,20 +104,20 @@ def create_partitions_sql(
     source_columns: Sequence[str],
     key: Sequence[str],
 ) -> tuple[str, list[str]]:
-    """Return the clause for the table itself, and the statements that create its partitions."""
+    """Return the clause for the table itself, and the statements that create partitions."""
     render = key_renderer(mapping, source_columns, None, key)
     root, *partitions = tree
-    names = {each.oid: partition_name(each, mapping.target) for each in partitions}
+    names = {partition.oid: partition_name(partition, mapping.target) for partition in partitions}
     names[ROOT] = mapping.target
     statements = [
-        create_partition_sql(each, names[each.parent], mapping.target, render)
-        for each in partitions
+        create_partition_sql(partition, names[partition.parent], mapping.target, render)
+        for partition in partitions
     ]
     return f" {partition_by(root.key or '', render)}", statements
 
 
 def plan_partitioning(definition: TableDefinition, place: TargetPlace) -> list[Planned]:
-    """Name the partitions that the rule asks for, if the target cannot have them."""
+    """Plan an obstacle to partitions that the rule asks for."""
     mapping, tree = place.mapping, definition.partitions
     if not mapping.rule.partitioned or not tree:
         return []

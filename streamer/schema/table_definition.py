@@ -1,7 +1,7 @@
-"""The definition of a table, as the catalogs of its server have it.
+"""The definition of a table, as the catalogs of a server contain the definition.
 
-Expressions are the text of PostgreSQL's own deparsers (``pg_get_expr``), read with an empty
-search_path. The names of columns in them are those of the table. Pure.
+Expressions are the text of PostgreSQL's deparsers (``pg_get_expr``) under an empty search_path,
+with the table's names of columns. Pure.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from streamer.schema.source_definition import DefinedColumn
 
 @dataclass(frozen=True, slots=True)
 class StatisticsDefinition:
-    """Extended statistics. ``definition``: pg_get_statisticsobjdef, as the source has it."""
+    """Extended statistics. ``definition``: pg_get_statisticsobjdef of the source."""
 
     name: str
     definition: str
@@ -29,9 +29,9 @@ class StatisticsDefinition:
 
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
-    """A table with its columns, indexes and constraints; each in the order of its creation.
+    """A table with columns, indexes and constraints, in the order of creation.
 
-    ``partitions``: itself and its partitions, parents first, if it is partitioned.
+    ``partitions``: of a partitioned table, the table itself and the partitions, parents first.
     """
 
     name: RelationName
@@ -43,8 +43,8 @@ class TableDefinition:
 
     @property
     def indexes(self) -> list[IndexDefinition]:
-        """The indexes that no constraint has."""
-        return [each for each in self.objects if isinstance(each, IndexDefinition)]
+        """The indexes without a constraint."""
+        return [part for part in self.objects if isinstance(part, IndexDefinition)]
 
     @property
     def constraints(self) -> list[ConstraintDefinition]:
@@ -57,5 +57,5 @@ class TableDefinition:
 
     @property
     def all_indexes(self) -> dict[str, IndexDefinition]:
-        """All indexes by name, with those of constraints."""
-        return {each.index.name: each.index for each in self.objects if each.index is not None}
+        """All indexes by name, including indexes of constraints."""
+        return {part.index.name: part.index for part in self.objects if part.index is not None}

@@ -1,15 +1,15 @@
-"""The difference between the definition that a target table should have, and the one it has. Pure.
+"""The difference between the expected and the actual definition of a target table. Pure.
 
-The same renderer writes both: the source's definition through the mapping, and the target's own as
-it is. So two objects are the same if their statements are.
+The same renderer writes the source's definition through the mapping, and the target's definition
+without a mapping. So two objects are equal if the statements are equal.
 
-`create` decides about the objects of the target. Columns, types and the primary key belong to every
-level. Objects that only the target has are named if they may refuse rows of the source: constraints
-and unique indexes. So are defaults of the source's columns, which programs get after a cut-over. An
-index for readers is the operator's own affair, and so are further columns.
+`create` selects the objects to compare. Columns, types and the primary key belong to each level.
+Extra objects of the target are differences if they may refuse rows of the source: constraints and
+unique indexes. Extra defaults of the source's columns are differences too, because programs get the
+defaults after a cut-over. Indexes for readers and extra columns are the operator's affair.
 
-A table of several sources takes the values of all of them. So a longer type, more values of an enum
-and more partitions than those of one source are no difference there.
+A table of several sources takes the values of all sources. So a longer type, more values of an enum
+and more partitions than a single source needs are no difference.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,8 +40,8 @@ from streamer.schema.table_definition import TableDefinition
 
 @dataclass(frozen=True, slots=True)
 class DefinitionDifference:
-    """``source``: the target's object as it should be, in SQL or in words; None if there should be
-    none. ``target``: the object as it is; None if it is missing.
+    """``source``: the expected object of the target, in SQL or in words; None for an extra object.
+    ``target``: the actual object; None if missing.
     """
 
     kind: str
@@ -70,7 +70,7 @@ def table_difference(
 ) -> list[DefinitionDifference]:
     """Return how *target* differs from *source*, which *place* and *places* map.
 
-    *is_shared*: other sources write to the target table, too.
+    *is_shared*: several sources write to the target table.
     """
     return [
         *_columns(source, place, target, is_shared=is_shared),
@@ -83,31 +83,28 @@ def table_difference(
 def type_difference(
     source: list[DefinedType], target: list[DefinedType], *, keeps_more: bool = False
 ) -> list[DefinitionDifference]:
-    """Return how the types of the target's columns differ from those of the source.
+    """Return how the types of the target's columns differ from the source's types.
 
-    *keeps_more*: they may take more values, of other sources or of versions that have ended.
+    *keeps_more*: the target may take more values, of other sources or of ended versions.
     """
-    there = {each.full_name: each for each in target}
-    differing = [
-        (here, other)
-        for here in source
-        if (other := there.get(here.full_name)) is not None
-        and not (keeps_more and other.takes_all(here))
-        and _described(here) != _described(other)
+    at_target = {type_.full_name: type_ for type_ in target}
+    pairs = [
+        (type_, at_target[type_.full_name]) for type_ in source if type_.full_name in at_target
     ]
     return [
-        DefinitionDifference("type", str(here.full_name), _described(here), _described(other))
-        for here, other in differing
+        DefinitionDifference("type", str(type_.full_name), _described(type_), _described(actual))
+        for type_, actual in pairs
+        if _described(type_) != _described(actual) and not (keeps_more and actual.takes_all(type_))
     ]
 
 
 def _described(type_: DefinedType) -> str:
-    """Return the SQL of a type behind its name. Checks have no order, and PostgreSQL 13 no
-    multiranges.
+    """Return the SQL of a type behind the name, with sorted checks and without the multirange,
+    which PostgreSQL 13 lacks.
     """
     checks = tuple(sorted(type_.checks, key=lambda check: check[1:]))
-    create, *rest = create_type_sql(replace(type_, checks=checks, multirange=None))
-    return "; ".join([create.partition(" as ")[2], *rest])
+    create, *later = create_type_sql(replace(type_, checks=checks, multirange=None))
+    return "; ".join([create.partition(" as ")[2], *later])
 
 
 # ---- columns -----------------------------------------------------------------------------------
@@ -116,37 +113,37 @@ def _described(type_: DefinedType) -> str:
 def _columns(
     source: TableDefinition, place: TargetPlace, target: TableDefinition, *, is_shared: bool
 ) -> Iterator[DefinitionDifference]:
-    there = {column.name: column for column in target.columns}
-    # Several sources, and versions of rows that are no more, need a table that takes nulls.
+    at_target = {column.name: column for column in target.columns}
+    # Several sources, and versions of removed rows, need a table that takes nulls.
     is_alone = place.mapping.type is TableType.CLONE and not place.has_sid
     for column in source.columns:
-        name = place.mapping.own_column(column.name, there)
+        name = place.mapping.own_column(column.name, at_target)
         if name is None or place.mapping.hash_of(name) is not None:
             continue
-        found = there.get(name)
-        if found is None:
+        actual = at_target.get(name)
+        if actual is None:
             yield DefinitionDifference("column", name, type_clause(column), None)
             continue
-        own, its = _computed(column, source, place), _computed(found, target, as_it_is(target.name))
-        takes_more = is_shared and _is_longer(found, column)
-        if without_needless_quotes(own) != without_needless_quotes(its) and not takes_more:
-            yield DefinitionDifference("column", name, own, its)
-        if column.not_null != found.not_null and (is_alone or found.not_null):
-            own, its = (("not null" if c.not_null else "null") for c in (column, found))
-            if found.name not in _primary_columns(target):
-                yield DefinitionDifference("column", name, own, its)
+        texts = _computed(column, source, place), _computed(actual, target, as_it_is(target.name))
+        takes_more = is_shared and _is_longer(actual, column)
+        if len(set(map(without_needless_quotes, texts))) > 1 and not takes_more:
+            yield DefinitionDifference("column", name, *texts)
+        is_key = actual.name in _primary_columns(target)
+        if column.not_null != actual.not_null and (is_alone or actual.not_null) and not is_key:
+            nulls = ["not null" if c.not_null else "null" for c in (column, actual)]
+            yield DefinitionDifference("column", name, *nulls)
 
 
-def _is_longer(there: DefinedColumn, here: DefinedColumn) -> bool:
-    is_plain = not here.generated and not there.generated
-    return is_plain and here.collation == there.collation and widens(here.type, there.type)
+def _is_longer(actual: DefinedColumn, column: DefinedColumn) -> bool:
+    is_plain = not column.generated and not actual.generated
+    return is_plain and column.collation == actual.collation and widens(column.type, actual.type)
 
 
 def _computed(column: DefinedColumn, table: TableDefinition, place: TargetPlace) -> str:
-    """Return the type of a column, and its expression over the target's columns."""
+    """Return the type of a column, and the expression over the target's columns."""
     if not column.generated:
         return type_clause(column)
-    names = {each.name: place.column(each.name) or each.name for each in table.columns}
+    names = {c.name: place.column(c.name) or c.name for c in table.columns}
     try:
         text = rename_columns(column.default or "", names)
     except UnclearExpressionError:
@@ -163,10 +160,10 @@ def _primary_key(
 ) -> Iterator[DefinitionDifference]:
     if place.mapping.type is not TableType.CLONE:
         return
-    wanted, found = place.key(_primary_columns(source)), _primary_columns(target)
-    if wanted is not None and tuple(wanted) != found:
-        own, its = (f"({', '.join(key)})" if key else None for key in (wanted, found))
-        yield DefinitionDifference("primary key", target.name.name, own, its)
+    expected, actual = place.key(_primary_columns(source)), _primary_columns(target)
+    if expected is not None and tuple(expected) != actual:
+        texts = [f"({', '.join(key)})" if key else None for key in (expected, actual)]
+        yield DefinitionDifference("primary key", target.name.name, *texts)
 
 
 # ---- partitions --------------------------------------------------------------------------------
@@ -175,38 +172,37 @@ def _primary_key(
 def _partitions(
     source: TableDefinition, place: TargetPlace, target: TableDefinition, *, is_shared: bool
 ) -> Iterator[DefinitionDifference]:
-    """Compare partitions where the rule asks for them, and the target can have them."""
-    wanted = source.partitions
+    """Compare partitions, if the rule asks for partitions without an obstacle at the target."""
     if not place.mapping.rule.partitioned or plan_partitioning(source, place):
         return
     render = key_renderer(place.mapping, (c.name for c in source.columns), place.columns)
     as_is = key_renderer(as_it_is(target.name).mapping, (c.name for c in target.columns), None)
-    own = {each.name: _partition(each, wanted, render, is_shared) for each in wanted[1:]}
-    there_are = target.partitions
-    its = {each.name: _partition(each, there_are, as_is, is_shared) for each in there_are[1:]}
-    if wanted and wanted[0].key is not None:
-        root, there = partition_by(wanted[0].key, render), None
-        if target.partitions and target.partitions[0].key is not None:
-            there = partition_by(target.partitions[0].key, as_is)
-        if root != there:
-            yield DefinitionDifference("partitioning", target.name.name, root, there)
-    if is_shared:  # a partition of the same bounds may have another name
-        bounds = set(its.values())
-        missing = [(name, text) for name, text in own.items() if text not in bounds]
+    tree, target_tree = source.partitions, target.partitions
+    expected = {p.name: _partition(p, tree, render, is_shared) for p in tree[1:]}
+    actual = {p.name: _partition(p, target_tree, as_is, is_shared) for p in target_tree[1:]}
+    if tree and tree[0].key is not None:
+        root, actual_root = partition_by(tree[0].key, render), None
+        if target_tree and target_tree[0].key is not None:
+            actual_root = partition_by(target_tree[0].key, as_is)
+        if root != actual_root:
+            yield DefinitionDifference("partitioning", target.name.name, root, actual_root)
+    if is_shared:  # names of partitions with equal bounds may differ
+        bounds = set(actual.values())
+        missing = [(name, text) for name, text in expected.items() if text not in bounds]
         yield from (DefinitionDifference("partition", n, text, None) for n, text in missing)
         return
-    for name in sorted({*own, *its}):
-        if own.get(name) != its.get(name):
-            yield DefinitionDifference("partition", name, own.get(name), its.get(name))
+    for name in sorted({*expected, *actual}):
+        if expected.get(name) != actual.get(name):
+            yield DefinitionDifference("partition", name, expected.get(name), actual.get(name))
 
 
 def _partition(
     partition: Partition, tree: Sequence[Partition], render: Render, is_shared: bool
 ) -> str:
-    """Return the definition of a partition, below the name of its parent or, for a table of several
-    sources, below the parent's bounds.
+    """Return the definition of a partition, behind the parent's name or, for a table of several
+    sources, behind the parent's bounds.
     """
-    above = next((each for each in tree if each.oid == partition.parent), None)
+    above = next((ancestor for ancestor in tree if ancestor.oid == partition.parent), None)
     parent = "" if above is None else above.name
     if is_shared and above is not None:
         parent = "" if above.bound is None else _partition(above, tree, render, is_shared)
@@ -218,7 +214,7 @@ def _partition(
 
 
 def as_it_is(name: RelationName) -> TargetPlace:
-    """Return the place of a table whose definition needs no mapping."""
+    """Return a place that maps a table to itself."""
     pattern = RelationPattern(name.namespace, name.name)
     return TargetPlace(RelationMapping(name, name, TableRule(pattern)), has_sid=False)
 
@@ -227,39 +223,39 @@ def _objects(
     source: TableDefinition, place: TargetPlace, places: Places, target: TableDefinition
 ) -> Iterator[DefinitionDifference]:
     create = place.mapping.rule.create
-    there = {
-        (each.kind, each.name): each
-        for each in Renderer(target, as_it_is(target.name), as_it_is).plan(create)
+    at_target = {
+        (planned.kind, planned.name): planned
+        for planned in Renderer(target, as_it_is(target.name), as_it_is).plan(create)
     }
-    for wanted in Renderer(source, place, places).plan(create):
-        found = there.pop((wanted.kind, wanted.name), None)
-        if wanted.reason is not None:
+    for expected in Renderer(source, place, places).plan(create):
+        actual = at_target.pop((expected.kind, expected.name), None)
+        if expected.reason is not None:
             continue  # `streamer status` has the reason
-        statements = wanted.statements
-        if found is None:
-            other = other_name(wanted.name, place.mapping.target)
-            found = there.pop((wanted.kind, other), None)
-            former, quoted = quote_identifier(wanted.name), quote_identifier(other)
-            statements = tuple(each.replace(former, quoted) for each in statements)
-        if found is None:
-            if not _is_left_out(wanted, place):
-                yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), None)
-        elif not _is_left_out(wanted, place) and _plain(found.statements) != _plain(statements):
-            yield DefinitionDifference(wanted.kind, wanted.name, _text(wanted), _text(found))
-    own = {place.column(column.name) for column in source.columns}
-    for extra in there.values():
-        is_default = extra.kind is ObjectKind.DEFAULT and extra.name in own
+        statements = expected.statements
+        if actual is None:
+            renamed = other_name(expected.name, place.mapping.target)
+            actual = at_target.pop((expected.kind, renamed), None)
+            former, quoted = quote_identifier(expected.name), quote_identifier(renamed)
+            statements = tuple(statement.replace(former, quoted) for statement in statements)
+        if actual is None:
+            if not _is_left_out(expected, place):
+                yield DefinitionDifference(expected.kind, expected.name, _text(expected), None)
+        elif not _is_left_out(expected, place) and _plain(actual.statements) != _plain(statements):
+            yield DefinitionDifference(expected.kind, expected.name, _text(expected), _text(actual))
+    column_names = {place.column(column.name) for column in source.columns}
+    for extra in at_target.values():
+        is_default = extra.kind is ObjectKind.DEFAULT and extra.name in column_names
         counts = _binds(extra) or (is_default and not _is_left_out(extra, place))
         if counts and not _is_of_open_versions(extra.name, source, place, target):
             yield DefinitionDifference(extra.kind, extra.name, None, _text(extra))
 
 
 def _plain(statements: Iterable[str]) -> list[str]:
-    return [without_needless_quotes(each) for each in statements]
+    return [without_needless_quotes(statement) for statement in statements]
 
 
 def _is_left_out(planned: Planned, place: TargetPlace) -> bool:
-    """Whether a change of the source does not bring an object to a table of several sources."""
+    """Whether the object is a default, which a table of versions or several sources lacks."""
     return planned.kind is ObjectKind.DEFAULT and (
         place.has_sid or place.mapping.type is not TableType.CLONE
     )
@@ -279,12 +275,12 @@ def _binds(planned: Planned) -> bool:
 def _is_of_open_versions(
     name: str, source: TableDefinition, place: TargetPlace, target: TableDefinition
 ) -> bool:
-    """Whether an index is that of a history, by which a key of the source has one open version."""
+    """Whether an index of a history allows a key of the source only one open version."""
     index = target.all_indexes.get(name)
     if place.mapping.type is not TableType.HISTORY or index is None:
         return False
-    keys = [each.columns for each in source.constraints if each.kind in "pu"]
-    keys += [tuple(k.column or "" for k in each.keys) for each in source.indexes if each.is_unique]
+    keys = [c.columns for c in source.constraints if c.kind in "pu"]
+    keys += [tuple(k.column or "" for k in i.keys) for i in source.indexes if i.is_unique]
     columns = {key.column for key in index.keys} - {SID}
     return is_of_open_versions(index) and columns in [
         {place.column(column) for column in key} for key in keys

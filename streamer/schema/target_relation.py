@@ -1,4 +1,4 @@
-"""A relation of the target, as far as applying changes depends on its definition. Pure."""
+"""The parts of a target relation's definition that applying changes depends on. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -9,14 +9,14 @@ from streamer.postgres.quoting import quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedObject, IndexDefinition
 
 _BYTES_TELL: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
-"""OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid. A
-numeric is not among them: 1.0 equals 1.00.
+"""OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid.
+Numeric is absent, because 1.0 equals 1.00.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of a target relation. ``type``: with its modifier and, if need be, its schema.
+    """A column of a target relation. ``type``: with modifier and, if need be, schema.
 
     ``base_type``: the type without domains. ``equality``: the operator that indexes of the type
     use.
@@ -33,15 +33,15 @@ class TargetColumn:
     identity_always: bool
     base_oid: int = 0
     plain_type: str = ""
-    """``base_type`` without its modifier."""
+    """``base_type`` without a modifier."""
     type_facts: str = ""
-    """OIDs of the type and collation, and the modifier, as ``streamer.require_facts`` has them."""
+    """OIDs of type and collation, and the modifier, in the form of ``streamer.require_facts``."""
     collation: str = ""
     """The quoted name of a collation that is not deterministic: different texts may be equal."""
 
     @property
     def bytes_tell(self) -> bool:
-        """Whether two values are equal only if their bytes are, in text and in binary."""
+        """Whether two values are equal only if the bytes are equal, in text and in binary."""
         return self.base_oid in _BYTES_TELL and not self.collation
 
     @property
@@ -54,15 +54,15 @@ class TargetColumn:
 class TargetRelation:
     """A table of the target that receives rows.
 
-    ``unique_keys``: the column sets of its valid, immediate, complete unique indexes over plain
+    ``unique_keys``: the column sets of valid, immediate, complete unique indexes over plain
     columns, the primary key first. ``has_row_triggers``: triggers or rules that fire even for
     replicated changes (ENABLE REPLICA or ALWAYS). ``is_referenced``: a foreign key points to the
-    table, so TRUNCATE fails. ``delete_acts``: such a key changes rows of its table at a DELETE.
+    table, so TRUNCATE fails. ``delete_acts``: such a key changes referencing rows at a DELETE.
     ``references``: OIDs of tables that the foreign keys refer to. ``sequences``: quoted names of
     the sequences that the columns own and the role may restart. ``history_sequence``: the quoted
-    name of the sequence of the identity column ``kvsz_id``, if its increment is 1 and the role may
-    use it. ``unlogged``: the tables, itself or partitions, whose rows a crash of the server
-    removes. ``facts``: a text of the facts that a plan depends on beside the columns, as in
+    name of the sequence of the identity column ``kvsz_id``, if the increment is 1 and the role may
+    use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of the
+    server removes. ``facts``: a text of the facts that a plan depends on beside the columns, as in
     ``streamer.require_facts``.
     """
 
@@ -96,13 +96,13 @@ class TargetRelation:
 
     @property
     def indexes(self) -> list[IndexDefinition]:
-        """All indexes, with those of constraints."""
-        return [each.index for each in self.objects if each.index is not None]
+        """All indexes, including indexes of constraints."""
+        return [part.index for part in self.objects if part.index is not None]
 
     @property
     def object_names(self) -> frozenset[str]:
         """The names of indexes and constraints."""
-        return frozenset(each.name for each in self.objects)
+        return frozenset(part.name for part in self.objects)
 
     @property
     def has_sid(self) -> bool:
@@ -113,7 +113,7 @@ class TargetRelation:
         return any(columns >= set(key) for key in self.unique_keys)
 
     def unfilled(self, filled: Collection[str | None]) -> list[TargetColumn]:
-        """Return the columns beside *filled* that refuse a row without a value for them."""
+        """Return the columns beside *filled* that refuse a row without a value."""
         return [
             column
             for column in self.columns.values()
