@@ -1,1 +1,1 @@
-"""The plan of a relation, and the fold of its changes to net changes of rows."""
+"""The plan of a relation, and the fold of changes to net changes of rows."""

@@ -1,8 +1,8 @@
-"""The translation of one relation's changes into changes of its target: decided once per
-definition.
+"""The plan that translates changes of a relation into changes of the target table.
 
 A plan combines the RELATION message of the source, the rule of the mapping and the catalogs of the
-target. It is immutable; a new RELATION message or a change of the target leads to a new plan. Pure.
+target. A plan is immutable; a new RELATION message or a change of the target leads to a new plan.
+Pure.
 """
 
 import enum
@@ -49,14 +49,14 @@ class Identity(enum.Enum):
 
     KEY = "key"  # by columns whose values no two rows share
     ROW = "row"  # by all columns (REPLICA IDENTITY FULL without a key)
-    NONE = "none"  # it is not: only inserts can arrive
+    NONE = "none"  # none: only inserts can arrive
 
 
 @dataclass(frozen=True, slots=True)
 class PlanColumn:
-    """A column of the target to write: the position of its value in the source's row, and its name.
+    """A column of the target to write, and the position of the value in the source's row.
 
-    Values of `RowMetadata` have positions behind those of the source.
+    Values of `RowMetadata` have positions behind the source's values.
 
     ``expression``: the SQL in place of that value; without a source value, ``position`` is
     negative.
@@ -78,9 +78,9 @@ class PlanColumn:
 
 @dataclass(frozen=True, slots=True)
 class PlanInput:
-    """A source column that expressions use: where its value is, and its type at the source.
+    """A source column that expressions use: the position of the value, and the source's type.
 
-    ``stored_in``: the target's column that holds the same value, if one does.
+    ``stored_in``: the target's column that holds the same value, or None.
     """
 
     position: int
@@ -92,10 +92,9 @@ class PlanInput:
 def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
     """Return the cast that makes an expression's value fit a column, on either side.
 
-    Both sides must compute the same value, so they use the same cast. It goes to the column's type
-    if every server has that, else to text, which the target reads as a value of the column's type.
-    The write itself applies the type's modifier, because it rejects values that a cast would
-    truncate.
+    Both sides must compute the same value, so both use the same cast. The cast is to the column's
+    type if every server has the type, else to text, which the target reads as that type. Only the
+    write applies the type's modifier, because a write rejects values that a cast would truncate.
     """
     if 0 < target.base_oid < STABLE_OIDS_END:
         return f"::{target.plain_type}"
@@ -104,10 +103,10 @@ def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
 
 @dataclass(frozen=True)
 class ApplyPlan:
-    """See the module. ``key``: those of `columns` that find a row; for Identity.ROW all.
+    """See the module. ``key``: the part of `columns` that finds a row; for Identity.ROW all.
 
-    ``version_key``: those of `columns` that tell the rows of a history table apart. ``inputs``: the
-    source's columns that `filter` and `set` use.
+    ``version_key``: the part of `columns` that identifies the rows of a history table. ``inputs``:
+    the source's columns that `filter` and `set` use.
     """
 
     relation: Relation
@@ -120,14 +119,14 @@ class ApplyPlan:
     version_key: tuple[PlanColumn, ...] = ()
     is_partitioned: bool = False
     is_provisional: bool = False
-    """A copy will put back indexes that the target lacks now."""
+    """A copy will create indexes that the target lacks now."""
     binary: bool = False
     number: int = field(default=0, compare=False)
     inputs: tuple[PlanInput, ...] = ()
     conversion: TextConversion | None = None
     """Converts the source's text to UTF-8, if the source sends another encoding."""
     former: FormerLabels | None = None
-    """Gives labels of enums their present names, while a transaction may bring former ones."""
+    """Renames former labels of enums, while a transaction may contain former labels."""
     outlives: bool = False
     """An operator has left deletes out."""
 
@@ -137,23 +136,23 @@ class ApplyPlan:
 
     @property
     def has_expressions(self) -> bool:
-        """Whether expressions filter or change rows on their way."""
+        """Whether expressions filter or change rows."""
         return bool(self.mapping.rule.expressions)
 
     @cached_property
     def plain_columns(self) -> tuple[PlanColumn, ...]:
-        """Those of `columns` that take the source's value as it is."""
+        """The part of `columns` that stores values without an expression."""
         return tuple(column for column in self.columns if column.expression is None)
 
     @cached_property
     def source_columns(self) -> tuple[PlanColumn, ...]:
-        """Those of `plain_columns` whose values the source sends."""
+        """The part of `plain_columns` whose values the source sends."""
         count = len(self.relation.columns)
         return tuple(column for column in self.plain_columns if column.position < count)
 
     @cached_property
     def metadata(self) -> "RowMetadata | None":
-        """The values that streamer appends to the source's rows, if the rule wants any."""
+        """The values that streamer appends to the source's rows, if the rule has `metadata`."""
         kinds = tuple(kind for kind, _ in self.mapping.rule.metadata)
         if not kinds:
             return None
@@ -168,26 +167,26 @@ class ApplyPlan:
 
     @property
     def marks_in_filter(self) -> bool:
-        """Whether rows that leave the filter stay with a mark, as they were last inside it.
+        """Whether rows that leave the filter stay marked, with the last values inside the filter.
 
-        Sets know such a row only if it has one change in the window.
+        Sets support such a row only with a single change in the window.
         """
         return self.marks and self.filter is not None
 
     @cached_property
     def metadata_columns(self) -> tuple[PlanColumn, ...]:
-        """Those of `columns` whose values streamer appends."""
+        """The part of `columns` whose values streamer appends."""
         count = len(self.relation.columns)
         return tuple(column for column in self.columns if column.position >= count)
 
     @property
     def row_width(self) -> int:
-        """The number of values in a row, with those that streamer appends."""
+        """The number of values in a row, including appended values."""
         return len(self.relation.columns) + len(self.mapping.rule.metadata)
 
     @cached_property
     def written(self) -> dict[str, str]:
-        """The target's names of the source columns that it gets as they are."""
+        """The target's names of source columns that the target stores unaltered."""
         columns = self.relation.columns
         return {columns[c.position].name: c.name for c in self.source_columns}
 
@@ -197,11 +196,11 @@ class ApplyPlan:
 
     @cached_property
     def old_inputs(self) -> tuple[PlanInput, ...]:
-        """Inputs with necessary old values: those that identify a row without a key."""
+        """Inputs with necessary old values, which identify a row without a key."""
         return self.inputs if self.identity is Identity.ROW else ()
 
     def input_positions(self, names: frozenset[str]) -> frozenset[int]:
-        """Return where the values of those *names* are that are columns."""
+        """Return the positions of the values of inputs among *names*."""
         return frozenset(i.position for i in self.inputs if i.name in names)
 
     def is_unchanged(self, column: PlanColumn, unchanged: frozenset[int]) -> bool:
@@ -212,7 +211,7 @@ class ApplyPlan:
         return bool(used) and used <= unchanged
 
     def uses(self, column: PlanColumn, positions: frozenset[int]) -> bool:
-        """Return whether a value at one of *positions* is, or goes into, that of *column*."""
+        """Return whether the value of *column* depends on a value at *positions*."""
         if column.expression is None:
             return column.position in positions
         return bool(self.input_positions(column.expression.names) & positions)
@@ -234,7 +233,7 @@ class ApplyPlan:
 
     @property
     def name(self) -> str:
-        """The target's name, as the bookkeeping has it."""
+        """The target's name in the bookkeeping."""
         return str(self.target.name)
 
     @property
@@ -244,19 +243,20 @@ class ApplyPlan:
 
     @cached_property
     def must_order(self) -> bool:
-        """Whether changes must be made one by one, as the source made them."""
+        """Whether the target needs each change, in the order of the source."""
         return (
             self.type is TableType.HISTORY
             or self.identity is Identity.ROW
-            # A row that leaves the filter stays as it was last: the last of a window is not enough.
+            # A row that leaves the filter keeps the last values inside; a fold loses these.
             or (self.type is TableType.APPEND and self.filter is not None)
             or self.target.has_row_triggers
         )
 
     @cached_property
     def takes_versions(self) -> bool:
-        """Whether sets can write the versions of its rows: of a history table whose keys an index
-        of the target finds. A source with another encoding, or whole old rows, needs exact order.
+        """Whether sets can write the versions of a history table, whose keys an index must find.
+
+        A source with a different encoding, or whole old rows, needs exact order.
         """
         types = {
             name: self.target.columns[name].type
@@ -279,7 +279,7 @@ class ApplyPlan:
 
     @cached_property
     def history_sequence(self) -> str | None:
-        """The sequence that numbers the versions, if streamer can take numbers from it itself."""
+        """The sequence that numbers the versions, if streamer can draw the numbers."""
         is_filled = any(column.name == HISTORY_ID for column in self.columns)
         return None if is_filled else self.target.history_sequence
 
@@ -290,7 +290,7 @@ class ApplyPlan:
 
     @cached_property
     def staged_key(self) -> tuple[PlanColumn, ...]:
-        """Those of `key` with unaltered old values in the staging table."""
+        """The part of `key` with unaltered old values in the staging table."""
         return tuple(column for column in self.key if column.expression is None)
 
     @property
@@ -312,21 +312,21 @@ class ApplyPlan:
 
     @property
     def may_outlive(self) -> bool:
-        """Whether the target may still hold a row whose key the source gives to a new one."""
+        """Whether the target may still hold a row whose key the source gives to a new row."""
         return self.outlives or self.ignores_truncate or self.marks
 
     @property
     def restarted_sequences(self) -> tuple[str, ...]:
         """Quoted names of the sequences that TRUNCATE … RESTART IDENTITY restarts.
 
-        Other sources, whose rows stay, draw from those of a shared table.
+        The sequences of a shared table also serve sources whose rows stay.
         """
         is_own = self.type is TableType.CLONE and self.sid is None
         return self.target.sequences if is_own else ()
 
     @property
     def truncates_by_delete(self) -> bool:
-        """Whether TRUNCATE must be a DELETE: others' rows are there, or foreign keys point here."""
+        """Whether TRUNCATE must be a DELETE, for rows of further sources or for foreign keys."""
         return self.sid is not None or self.target.is_referenced
 
     @property
@@ -339,7 +339,7 @@ class ApplyPlan:
 
     @property
     def is_converted(self) -> bool:
-        """Whether values are changed as they are read."""
+        """Whether reading changes values."""
         return self.conversion is not None or self.former is not None
 
     def _converting(self, read: Callable[..., tuple[Row, int]]) -> Callable[..., tuple[Row, int]]:
@@ -349,21 +349,21 @@ class ApplyPlan:
 
     @cached_property
     def get_key(self) -> Callable[[Row], Any]:
-        """Take the key out of a source row: a value, or a tuple of values."""
+        """Return the key of a source row: a value, or a tuple of values."""
         return itemgetter(*(column.position for column in self.key))
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Where the values of the written columns are in a source row."""
+        """The positions of the values of written columns in a source row."""
         return tuple(column.position for column in self.columns)
 
     @cached_property
     def folder(self) -> "RowFolder | None":
-        """The compiled way to fold changes, if this process has one and the table is fit for it.
+        """The compiled implementation of a fold, if this process has it and the table fits.
 
         With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row. In a
-        clone that keeps removed rows, a delete may concern another row than the pending one. A mark
-        in a filtered table needs the facts of a delete, and the folder keeps keys alone.
+        clone that keeps removed rows, a delete may concern a row that is not pending. A mark in a
+        filtered table needs the facts of a delete, and the folder stores keys alone.
         """
         keeps_removed = self.outlives or self.mapping.rule.skip_truncate
         count, positions = self.row_width, tuple(column.position for column in self.key)

@@ -1,9 +1,8 @@
-"""Which values may travel in PostgreSQL's send and receive format instead of text.
+"""The types whose values may travel in PostgreSQL's send and receive format instead of text.
 
-Binary is never needed: it saves some work where it is sure to say the same as text would. That is
-so for a column whose type is one of PostgreSQL's own below, and the very same at the target.
-Columns that the target does not get may have any type, because streamer never passes their values
-on. Pure.
+Binary transport is optional, and saves work where binary and text surely mean the same value. This
+holds for a column with a type of the list below, and with the same type at the target. Columns that
+the target does not get may have any type, because streamer does not pass on the values. Pure.
 """
 
 from typing import Final
@@ -14,13 +13,13 @@ from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 
-# From pg_type, which is the same for these in versions 12 to 18 (multiranges: from 14 on). A type
-# qualifies if PostgreSQL assigns its OID by hand, its send and receive functions are inverse, and
-# its values mean the same everywhere. So the list lacks regclass and similar types (an OID of this
-# database) and aclitem (no functions). It lacks pg_node_tree and statistics (no input), and
-# int2vector and oidvector (for catalogs). A server sends an empty tsquery, but does not receive
-# one. Types of extensions and users, and domains, have variable OIDs. An array carries the OID of
-# its elements, and sends them in their own format.
+# From pg_type, with equal OIDs in versions 12 to 18 (multiranges: from 14 on). A type qualifies if
+# PostgreSQL assigns a fixed OID, the send and receive functions are inverse, and values mean the
+# same on every server. So the list lacks regclass and similar types (an OID of this database) and
+# aclitem (no functions). The list also lacks pg_node_tree and statistics (no input), and int2vector
+# and oidvector (for catalogs). A server sends an empty tsquery, but refuses to receive it. Types of
+# extensions and users, and domains, have variable OIDs. An array carries the OID of the element
+# type, and sends elements in the format of that type.
 BINARY_TYPES: Final = {
     "bool": (16, 1000),
     "bytea": (17, 1001),
@@ -83,7 +82,7 @@ BINARY_TYPES: Final = {
     "pg_snapshot": (5038, 5039),
     "xid8": (5069, 271),
 }
-"""OIDs of types and of their arrays, by name."""
+"""OIDs of types and of array types, by name."""
 
 INTERVALS: Final = frozenset(BINARY_TYPES["interval"])
 
@@ -96,10 +95,10 @@ VERSION_MIN: Final = 14_00_00
 
 
 def binary_types(source_version: int, target_version: int) -> frozenset[int]:
-    """Return the OIDs of types whose values may travel in binary from one server to another.
+    """Return the OIDs of types whose values may travel in binary between two servers.
 
-    From 17 on an interval may be infinite; an older server refuses that as text, but receives it as
-    a very long one.
+    From 17 on an interval may be infinite. An older server refuses the text of such an interval,
+    but receives the binary form as a very long interval.
     """
     if source_version >= 17_00_00 > target_version:
         return _ALL - INTERVALS
@@ -118,13 +117,13 @@ def binary_obstacle(
     """Return the obstacle to binary transport for *relation*, or None.
 
     For a column or table that the target lacks, assume the source's definition.
-    *type_names*: the source's types by column, as far as they are known.
+    *type_names*: the source's types by column, as far as known.
     """
     table = str(mapping.source)
     if mapping.rule.filter is not None or mapping.rule.set:
         return f'table "{table}" has a filter or computed columns'
     by_name = {column.name: column for column in relation.columns}
-    hashed = {each.column for each in mapping.rule.hashes}
+    hashed = {column_hash.column for column_hash in mapping.rule.hashes}
     written: list[tuple[str, TargetColumn | None]]
     if target is None:
         written = [(name, None) for name in by_name if mapping.target_column(name) is not None]
@@ -132,7 +131,7 @@ def binary_obstacle(
         matched, missing = match_columns(relation, mapping, target)
         written = [(name, None) for name, _ in missing]
         written += [(relation.columns[c.position].name, c.target) for c in matched]
-    for name, there in written:
+    for name, at_target in written:
         oid = by_name[name].type_oid
         kind = type_names.get(name, f"type {oid}")
         if name in hashed:
@@ -141,10 +140,12 @@ def binary_obstacle(
             continue
         if oid not in types:
             return f'column "{name}" of table "{table}" is of {kind}, which is not safe in binary'
-        if there is not None and there.type_oid != oid:
-            return f'column "{name}" of table "{table}" is {kind}, and {there.type} at the target'
+        if at_target is not None and at_target.type_oid != oid:
+            return (
+                f'column "{name}" of table "{table}" is {kind}, and {at_target.type} at the target'
+            )
     if target is not None and target.has_sid and sid is not None:
-        is_ours = all(there is None or there.name != SID for _, there in written)
+        is_ours = all(at_target is None or at_target.name != SID for _, at_target in written)
         if is_ours and target.columns[SID].type_oid not in TEXTUAL:
             kind = target.columns[SID].type
             return f'column "{SID}" of target table "{mapping.target}" is {kind}, not text'

@@ -1,4 +1,4 @@
-"""Has the target read a plan's expressions, before anything depends on them."""
+"""Checks a plan's expressions at the target before use."""
 
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.errors.error_classes import MappingError, Retry, StreamerError
@@ -11,7 +11,7 @@ async def confirm_expressions(
     connection: TargetConnection, plan: ApplyPlan, source_types: dict[str, str]
 ) -> None:
     """Raise MappingError for an expression of *plan* that the target rejects, or whose value has
-    another type there than at the source.
+    a different type than at the source.
 
     *source_types*: the types at the source, by target column. The server only parses: planning
     might evaluate constants.
@@ -24,7 +24,7 @@ async def confirm_expressions(
         expression = column.expression
         assert expression is not None
         place = f"set {column.name}"
-        found = await _describe(
+        target_type = await _describe(
             connection, plan, place, f"select ({expression}) from {_typed_row(plan, expression)}"
         )
         await _describe(
@@ -33,12 +33,12 @@ async def confirm_expressions(
             place,
             f"select {over_row(expression.text, _typed(plan, expression), cast=column.cast)}",
         )
-        expected = source_types.get(column.name)
-        if expected is not None and found != expected:
+        source_type = source_types.get(column.name)
+        if source_type is not None and target_type != source_type:
             raise MappingError(
-                f'{place} of table "{mapping.source}" gives {expected} at the source and {found} '
-                "at the target",
-                hint=f"cast it: ({expression})::{found}",
+                f'{place} of table "{mapping.source}" gives {source_type} at the source and '
+                f"{target_type} at the target",
+                hint=f"cast it: ({expression})::{target_type}",
             )
 
 

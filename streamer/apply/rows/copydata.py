@@ -1,9 +1,9 @@
 """Rows as COPY data.
 
 PostgreSQL documentation, COPY, "Text Format" and "Binary Format". Rows of text transport become
-text rows, rows of binary transport binary rows, with unchanged values. One check per chunk decides
-about escaping. If its only special bytes are our separators, it needs none, and that is almost
-every chunk. Pure.
+text rows, rows of binary transport binary rows, with unchanged values. A check per chunk decides
+about escaping. Most chunks contain no special bytes except our separators, and need no escapes.
+Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,14 +26,14 @@ CHUNK_ROWS: Final = 2000
 COMPILED_COLUMNS_MAX: Final = 1664
 """MaxTupleAttributeNumber of PostgreSQL. A staged row never has more."""
 ROW_BYTES_MAX: Final = 0x3FFFFFFF
-"""PostgreSQL's MaxAllocSize: COPY keeps a line, or a value in binary, in one piece of memory."""
+"""PostgreSQL's MaxAllocSize, the limit of a line of COPY, or of a value in binary."""
 
 _BINARY_HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _BINARY_TRAILER: Final = b"\xff\xff"
 
 
 def escape_text(value: bytes) -> bytes:
-    """Escape one value for COPY's text format."""
+    """Escape a value for COPY's text format."""
     return (
         value.replace(b"\\", b"\\\\")
         .replace(b"\t", b"\\t")
@@ -43,7 +43,7 @@ def escape_text(value: bytes) -> bytes:
 
 
 def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Value:
-    """Turn one of our values into an item of a row."""
+    """Encode a value of streamer as an item of a row."""
     if value is None:
         return b"\xff\xff\xff\xff" if binary else NULL
     if not binary:
@@ -55,7 +55,7 @@ def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Val
 
 
 def commit_time_value(commit_time: int, binary: bool) -> Value:
-    """Turn a time, in microseconds since 2000, into an item of a row."""
+    """Encode a time, in microseconds since 2000, as an item of a row."""
     if binary:
         return constant(commit_time, binary=True, int_size=8)
     return str(to_datetime(commit_time)).encode()
@@ -65,8 +65,8 @@ def commit_time_value(commit_time: int, binary: bool) -> Value:
 class RowLayout:
     """How rows of *columns* items become rows of COPY data.
 
-    ``positions``: the items to write, in order; None for all. ``prefix``: items that come before
-    them in every row. ``lead_count``: the number of columns between the two that differ by row, see
+    ``positions``: the items to write, in order; None for all. ``prefix``: leading items that all
+    rows share. ``lead_count``: the number of columns behind the prefix that differ by row, see
     `encode_led_rows`.
     """
 
@@ -92,7 +92,7 @@ class RowLayout:
 
     @cached_property
     def pick(self) -> Callable[[Row], Sequence[Value]] | None:
-        """Select the written items of a row; None if these are all, in order."""
+        """Select the written items of a row; None for all items in order."""
         positions = self.positions
         if positions is None or positions == tuple(range(self.columns)):
             return None
@@ -103,7 +103,7 @@ class RowLayout:
 
     @cached_property
     def encoder(self) -> "RowEncoder | None":
-        """The compiled way to write rows, if this process has one."""
+        """The compiled encoder of rows, if this process has the compiled code."""
         if choice.compiled is None or self.columns > COMPILED_COLUMNS_MAX:
             return None
         positions = tuple(range(self.columns)) if self.positions is None else self.positions
@@ -116,9 +116,9 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Rows for a table, by COPY: *chunks* of its data.
+    """Rows for a table, as *chunks* of COPY data.
 
-    ``first``: the number of the first row. An error about a row has its number.
+    ``first``: the number of the first row, for errors about a row.
     """
 
     table: str
@@ -132,7 +132,7 @@ class Copy:
 def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes]:
     """Yield COPY data for *rows*: whole rows at a time, but for rows with large values.
 
-    A row is a list of items, or a row message that has no other tuple.
+    A row is a list of items, or a row message with a single tuple.
     """
     if layout.binary:
         yield _BINARY_HEADER
@@ -153,10 +153,10 @@ def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes
 def encode_led_rows(
     chunks: Iterable[tuple[list[bytes], list[PendingRow]]], layout: RowLayout
 ) -> Iterator[bytes]:
-    """Yield COPY data for rows, each behind its lead: COPY data of ``lead_count`` columns.
+    """Yield COPY data for rows, each behind a lead: COPY data of ``lead_count`` columns.
 
-    A chunk has the leads of its rows, and the rows. In text a lead ends with a tab if its row has
-    values. No row holds a large value.
+    A chunk contains leads and rows. In text a lead ends with a tab if the row has values. No row
+    holds a large value.
     """
     if layout.binary:
         yield _BINARY_HEADER
@@ -188,7 +188,7 @@ def _encode(chunk: list[PendingRow], layout: RowLayout, done: int) -> Iterable[b
         rows = read_rows(chunk, layout.binary)
         encode = _encode_binary if layout.binary else _encode_text
         return (encode(rows, layout),)
-    except TypeError:  # nothing joins a LargeValue
+    except TypeError:  # join refuses a LargeValue
         return _encode_in_pieces(read_rows(chunk, layout.binary), layout, done)
 
 

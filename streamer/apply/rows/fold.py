@@ -1,14 +1,14 @@
-"""A window of changes to net changes: the result of folding all changes of a key into one.
+"""Folds a window of changes to net changes: at most one change of a key.
 
-Rows of different keys do not depend on each other, so within one target transaction the order
-between keys is free. Deletes come first, then updates, then inserts. Values are folded column by
-column, because an unchanged TOAST value must not overwrite one that came earlier in the window. A
-change that folding would distort raises `NotFoldable`. The worker then applies the window in exact
-order, which also finds the faulty change.
+Rows of different keys do not depend on each other, so within a target transaction the order between
+keys is free. Deletes come first, then updates, then inserts. The fold merges values by column,
+because an unchanged TOAST value must not overwrite a value from earlier in the window. A change
+that folding would distort raises `NotFoldable`. The worker then applies the window in exact order,
+which also finds the faulty change.
 
 A key alone does not prove that a change concerns the pending row of that key. A source with a
 deferrable key may have two such rows for a while. With REPLICA IDENTITY FULL the old row must equal
-the pending one. Other identities need a key with an immediate check.
+the pending row. The remaining identities need a key with an immediate check.
 
 Pure. The loop over changes is the hot path: about two microseconds for a change of five columns.
 """
@@ -45,12 +45,11 @@ from streamer.mapping.rule_options import TableType
 _STEP_MAX: Final = 256
 _TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
 _OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)
-# Errors of reading or merging tuples that are truncated, or wider or narrower than their
-# definition.
+# Errors of truncated tuples, and of tuples wider or narrower than the definition.
 _MALFORMED: Final = (IndexError, ValueError, struct.error)
 
 
-class NotFoldable(Exception):  # not an error: a window that wants exact order
+class NotFoldable(Exception):  # no error: the window needs exact order
     """These changes need exact order."""
 
 
@@ -90,10 +89,10 @@ class Counts:
 
 @dataclass(slots=True)
 class Fold:
-    """Net changes of one relation. Keys are items of rows, or tuples of them.
+    """Net changes of one relation. Keys are items of rows, or tuples of items.
 
-    ``restarts``: a TRUNCATE restarts its sequences. ``moves``: rows with a changed key, by new key,
-    each with its key at the beginning of the window. That key is in ``deletes`` too, which has the
+    ``restarts``: a TRUNCATE restarts the sequences. ``moves``: rows with a changed key, by new key,
+    each with the key at the beginning of the window. ``deletes`` contains this key too, with the
     old row for a mark in a filtered table. ``removed`` lacks such keys.
     """
 
@@ -110,8 +109,8 @@ class Fold:
     def must_order(self) -> bool:
         """Whether exact order is the only way.
 
-        A staged row would be too wide, or expressions need values that only the target has. Or a
-        row takes the key of another one that moves.
+        A staged row would be too wide. Or expressions need values that only the target has. Or a
+        row takes the key of a second row that moves.
         """
         plan = self.plan
         if self.moves:
@@ -119,7 +118,7 @@ class Fold:
             if is_fixed or plan.has_expressions or not self.moves.keys().isdisjoint(self._origins):
                 return True
         if self.clears_keys and not all(column.target.bytes_tell for column in plan.key):
-            return True  # keys that differ here may be equal there, and no index would refuse them
+            return True  # different keys may be equal at the target, where no index refuses them
         if not plan.has_expressions:
             return self.must_stage and not plan.fits_stage
         return (
@@ -139,7 +138,7 @@ class Fold:
 
     @property
     def removed(self) -> Mapping[Any, Row | None]:
-        """Those of ``deletes`` whose rows go."""
+        """The part of ``deletes`` without moved rows."""
         if not self.moves:
             return self.deletes
         origins = self._origins
@@ -147,9 +146,9 @@ class Fold:
 
     @property
     def clears_keys(self) -> bool:
-        """Whether rows that outlived their deletes have to go before their keys are inserted.
+        """Whether an insert must first remove a row of the key that outlived a delete.
 
-        Otherwise an index of the target refuses the new row, and exact order replaces the old one.
+        Otherwise an index of the target refuses the new row, and exact order replaces the old row.
         """
         plan = self.plan
         is_unguarded = plan.identity is Identity.KEY and not plan.key_is_indexed
@@ -157,11 +156,11 @@ class Fold:
 
     @property
     def must_stage(self) -> bool:
-        """Whether it is more than inserts, or its inserts replace rows."""
+        """Whether the fold contains more than inserts, or inserts replace rows."""
         return bool(self.deletes or self.updates or self.moves) or self.clears_keys
 
     def add(self, payloads: list[bytes]) -> None:
-        """Fold changes in, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""
+        """Fold changes, in order. Raises NotFoldable, ProtocolError; the fold is then spoilt."""
         add = self._add_keyless if self.plan.identity is Identity.NONE else self._add
         folder = self.plan.folder
         if folder is None:
@@ -174,14 +173,14 @@ class Fold:
         done, step = 0, 1
         try:
             while done < len(payloads):
-                before, done = (
+                start, done = (
                     done,
                     folder.fold(
                         payloads, done, self.inserts, self.updates, self.deletes, self.moves, counts
                     ),
                 )
-                # Changes that need more thought often come in a row.
-                step = 1 if done > before else min(2 * step, _STEP_MAX)
+                # Changes that the folder does not support often follow each other.
+                step = 1 if done > start else min(2 * step, _STEP_MAX)
                 add(payloads[done : done + step])
                 done += step
         finally:
@@ -203,7 +202,7 @@ class Fold:
                 if kind == INSERT and payload[5] == NEW_TUPLE:
                     row, end = read_row(payload)
                     counts.insert += 1
-                    if is_partial(row):  # let in by a publication's own filter
+                    if is_partial(row):  # the filter of a publication lets such a row in
                         raise NotFoldable
                     key = get_key(row)
                     if key in updates or key in inserts or (moves and key in moves):
@@ -254,7 +253,7 @@ class Fold:
                 _expect(False, kind)
 
     def _add_keyless(self, payloads: Iterable[bytes]) -> None:
-        """Keep inserts in order; no two of them are ever the same key."""
+        """Store inserts in order, each under a new key."""
         read_row, inserts = self.plan.read_row, self.inserts
         for payload in payloads:
             if payload[0] == INSERT:
@@ -273,7 +272,7 @@ class Fold:
                 raise NotFoldable
 
     def _check_pending(self, key: Any, old: Row) -> None:
-        """Refuse to fold a change of another row than the pending one of its key."""
+        """Raise NotFoldable if *old* differs from the pending row of *key*."""
         pending: PendingRow | None = self.inserts.get(key) or self.updates.get(key)
         if pending is None and key in self.moves:
             pending = self.moves[key][1]
@@ -283,14 +282,14 @@ class Fold:
             raise NotFoldable
 
     def _over(self, row: Row, older: PendingRow) -> PendingRow:
-        """Return *row* with values that it lacks from *older*."""
+        """Return *row* with missing values from *older*."""
         return merge(row, self._read(older)) if is_partial(row) else row
 
     def _read(self, pending: PendingRow) -> Row:
         return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending
 
     def _insert_over(self, key: Any, row: Row) -> None:
-        # Only a table that keeps rows which the source removes has one of this key to overwrite.
+        # Only a table that keeps rows which the source removes has a row to overwrite.
         if not self.plan.may_outlive:
             raise NotFoldable
         if key in self.moves or self.plan.marks_in_filter:
@@ -314,7 +313,7 @@ class Fold:
         if key in self.inserts:
             del self.inserts[key]
             if self.plan.may_outlive:
-                # Its insert would have replaced a row that outlived its delete.
+                # The insert would have replaced a row that outlived a delete.
                 self.deletes.setdefault(key)
         elif key in self.moves:
             del self.moves[key]
@@ -325,7 +324,7 @@ class Fold:
             self.deletes[key] = facts
 
     def _move(self, old_key: Any, key: Any, row: Row) -> None:
-        """Move a row from *old_key* to *key*, which no other row may hold any more."""
+        """Move a row from *old_key* to *key*. Raises NotFoldable if a pending row has *key*."""
         if self.plan.marks_in_filter:
             raise NotFoldable
         origin = old_key
@@ -334,7 +333,7 @@ class Fold:
             older = self.inserts.pop(old_key)
             origin = None
             if self.plan.may_outlive:
-                # Its insert would have replaced a row that outlived its delete.
+                # The insert would have replaced a row that outlived a delete.
                 self.deletes.setdefault(old_key)
         elif old_key in self.moves:
             origin, older = self.moves.pop(old_key)
@@ -346,15 +345,15 @@ class Fold:
         if key in self.inserts or key in self.updates or key in self.moves:
             raise NotFoldable
         if self.plan.may_outlive:
-            # A row that outlived its delete may still have the new key.
+            # A row that outlived a delete may still have the new key.
             self.deletes.setdefault(key)
         self._place(key, origin, row if older is None else self._over(row, older))
 
     def _place(self, key: Any, origin: Any, row: PendingRow) -> None:
-        """Put a row with another key than before; without an *origin*, the target lacks the row."""
+        """Store a row under a new key; without an *origin*, the target lacks the row."""
         if origin is None:
             self.inserts[key] = row
-        elif origin == key:  # and it is back
+        elif origin == key:  # the first key again
             del self.deletes[key]
             self.updates[key] = row
         else:
@@ -377,9 +376,7 @@ class Fold:
         return Fold(self.plan, self.truncate, self.restarts, self.deletes)
 
     def additions(self) -> "Fold":
-        """Return the part that writes rows. Without ``deletes``, the keys of ``moves`` are those of
-        new rows.
-        """
+        """Return the part that writes rows. Without ``deletes``, ``moves`` has keys of new rows."""
         return Fold(self.plan, updates=self.updates, moves=self.moves, inserts=self.inserts)
 
     @property
@@ -393,7 +390,7 @@ def _expect(is_so: bool, kind: int) -> None:
 
 
 def _check_identity(plan: ApplyPlan, kind: int, marker: int, old: Row | None) -> None:
-    """Refuse an update or delete that may be about another row than its key says.
+    """Raise IdentityError for an update or delete that may concern a row without this key.
 
     The source publishes a partition's changes as its root's, but the partition's own replica
     identity decides which old values it sends.
@@ -418,26 +415,26 @@ def _lacks(plan: ApplyPlan, kind: int, lacks: str) -> IdentityError:
 
 
 def _complete(plan: ApplyPlan, row: Row, old: Row, marker: int) -> Row:
-    """Fill unchanged values of *row* from the old tuple: all of them, or the key's."""
+    """Fill unchanged values of *row* from the old tuple: all values, or only the key's."""
     null = NULL_BINARY if plan.binary else NULL
     if marker == OLD_TUPLE and any(
-        new is UNCHANGED and before is null for new, before in zip(row, old, strict=True)
+        new is UNCHANGED and old_value is null for new, old_value in zip(row, old, strict=True)
     ):
         # An unchanged TOAST value is never NULL.
         raise _lacks(plan, UPDATE, "all of its old row")
     if marker == KEY_TUPLE:
-        known: Row = list(row)
+        complete: Row = list(row)
         for column in plan.key:
-            known[column.position] = old[column.position]
-        old = known
+            complete[column.position] = old[column.position]
+        old = complete
     return merge(row, old)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderedChange:
-    """One change as the source made it. ``old`` is the old or key tuple where one was sent.
+    """One change as the source made it. ``old``: the old or key tuple, if the source sent it.
 
-    ``restarts``: it is a TRUNCATE … RESTART IDENTITY.
+    ``restarts``: the change is a TRUNCATE … RESTART IDENTITY.
     """
 
     kind: int
@@ -447,7 +444,7 @@ class OrderedChange:
 
 
 def read_changes(plan: ApplyPlan, payloads: Iterable[bytes]) -> Iterator[OrderedChange]:
-    """Decode changes one by one, for applying them in exact order. Raises ProtocolError."""
+    """Decode changes for exact order. Raises ProtocolError."""
     for payload in payloads:
         kind = payload[0]
         try:

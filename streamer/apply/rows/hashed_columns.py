@@ -1,6 +1,6 @@
 """Hashed columns of a rule: streamer replaces their values before a lane gets the changes.
 
-All code behind it sees a source whose column holds the hash. So sets, exact order, histories,
+All later code sees a source whose column holds the hash. So sets, exact order, histories,
 quarantine, lane spools and staging tables never hold the plain value. Pure.
 """
 
@@ -58,11 +58,11 @@ def hashed_changes(
     relation = changes.relation
     if isinstance(relation, Redefinition):
         return changes
-    wanted = {each.column: each.state for each in hashes}
+    hash_states = {column_hash.column: column_hash.state for column_hash in hashes}
     states = {
-        position: wanted[column.name]
+        position: hash_states[column.name]
         for position, column in enumerate(relation.columns)
-        if column.name in wanted
+        if column.name in hash_states
     }
     return replace(
         changes,
@@ -77,15 +77,15 @@ def hashed_message(
 ) -> bytes:
     """Return a message I, U or D with the values at the positions of *states* hashed.
 
-    NULL and unchanged values stay. A value that UTF-8 cannot express becomes its first such
-    character, which the target refuses. A message that is a memoryview stays one. A malformed
-    message loses its tuples, so that decoding refuses it without a plain value.
+    NULL and unchanged values stay. A value that UTF-8 cannot express becomes the first such
+    character, which the target refuses. The result for a memoryview is a memoryview. A malformed
+    message loses all tuples, so that decoding refuses the message without a plain value.
     """
     if payload[0] not in (INSERT, UPDATE, DELETE):
         return payload
     view = memoryview(payload)
     parts: list[bytes | memoryview] = []
-    kept, position = 0, _TUPLES_AT
+    copied, position = 0, _TUPLES_AT
     try:
         while position < len(view):
             count = view[position + 1] << 8 | view[position + 2]
@@ -100,14 +100,14 @@ def hashed_message(
                     return payload[:_TUPLES_AT]
                 if (state := states.get(number)) is not None:
                     made = _hashed(view[position + 4 : end], state, conversion)
-                    parts += [view[kept:position], len(made).to_bytes(4, "big"), made]
-                    kept = end
+                    parts += [view[copied:position], len(made).to_bytes(4, "big"), made]
+                    copied = end
                 position = end
     except IndexError:
         return payload[:_TUPLES_AT]
     if not parts:
         return payload
-    message = b"".join([*parts, view[kept:]])
+    message = b"".join([*parts, view[copied:]])
     return cast("bytes", memoryview(message)) if isinstance(payload, memoryview) else message
 
 
@@ -125,22 +125,24 @@ def check_hashes(
     """Raise MappingError for a hash that does not fit the table."""
     sent = {column.name: column for column in relation.columns}
     positions = {column.name: number for number, column in enumerate(relation.columns)}
-    for each in mapping.rule.hashes:
-        place = f'`set` of table "{mapping.source}" hashes column "{each.column}"'
-        if each.column not in sent:
+    for column_hash in mapping.rule.hashes:
+        place = f'`set` of table "{mapping.source}" hashes column "{column_hash.column}"'
+        if column_hash.column not in sent:
             raise MappingError(
                 f"{place}, which the source does not send",
                 hint=f"correct the rule; its columns are: {', '.join(sent)}",
             )
-        if sent[each.column].type_oid not in INPUT_TYPES:
+        if sent[column_hash.column].type_oid not in INPUT_TYPES:
             raise MappingError(
                 f"{place}, whose type has no text that depends on the value alone",
                 hint="exclude the column, or change its type at the source, for example to text",
             )
-        there = next((c.target for c in columns if c.position == positions[each.column]), None)
-        if there is None or not _holds_hash(there.type):
+        target_column = next(
+            (c.target for c in columns if c.position == positions[column_hash.column]), None
+        )
+        if target_column is None or not _holds_hash(target_column.type):
             raise MappingError(
-                f'{place}, and the target column "{each.target}" cannot hold the hash',
+                f'{place}, and the target column "{column_hash.target}" cannot hold the hash',
                 hint=f"make it text, or varchar of at least {HASH_CHARACTERS} characters",
             )
 
@@ -148,16 +150,16 @@ def check_hashes(
 def check_input_types(
     mapping: "RelationMapping", before: Mapping[str, str], now: Mapping[str, str], resync: Command
 ) -> None:
-    """Raise MappingError if a hashed column has another type than when its rows were copied.
+    """Raise MappingError if the type of a hashed column has changed since the copy.
 
     *before*, *now*: types by column. *resync*: the command that hashes all rows again.
     """
-    for each in mapping.rule.hashes:
-        old, new = before.get(each.column), now.get(each.column)
+    for column_hash in mapping.rule.hashes:
+        old, new = before.get(column_hash.column), now.get(column_hash.column)
         if old is not None and new is not None and _text_of(old) != _text_of(new):
             raise MappingError(
-                f'column "{each.column}" of table "{mapping.source}" was {old} and is {new} now, '
-                "so the target has hashes of other texts",
+                f'column "{column_hash.column}" of table "{mapping.source}" was {old} and is {new} '
+                "now, so the target has hashes of other texts",
                 hint=Remedy.of("run: ", resync),
             )
 
@@ -168,7 +170,7 @@ def _text_of(type_name: str) -> str:
 
 
 def _holds_hash(type_name: str) -> bool:
-    name, _, rest = type_name.partition("(")
+    name, _, modifier = type_name.partition("(")
     if name not in ("text", "character varying"):
         return False
-    return not rest or int(rest.removesuffix(")")) >= HASH_CHARACTERS
+    return not modifier or int(modifier.removesuffix(")")) >= HASH_CHARACTERS

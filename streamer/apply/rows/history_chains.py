@@ -1,10 +1,10 @@
 """A window of changes of a history table as chains: the changes of each key, in order.
 
-A chain tells which versions of its row begin in the window, and when. So sets can write them: one
-statement ends the versions that were open before, and one COPY brings all new ones. A change that a
-chain cannot express raises `NotFoldable`, and the worker then applies the window in exact order.
-That is a change of the key, a TRUNCATE, a change out of turn, and a value that only the target has.
-Pure.
+A chain tells which versions of a row begin in the window, and when. So sets can write versions: a
+statement ends the open versions, and a single COPY writes all new versions. A change that a chain
+cannot express raises `NotFoldable`, and the worker then applies the window in exact order. Such
+changes are a change of the key, a TRUNCATE, a change out of turn, and a value that only the target
+has. Pure.
 """
 
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ from streamer.decode.tuples import PendingRow, Row, is_partial, merge
 BEGIN_TIME: Final = from_datetime(datetime(1900, 1, 1, tzinfo=UTC))
 """`HISTORY_BEGIN` as a commit time: microseconds since 2000."""
 OPEN_TIME: Final = from_datetime(datetime(9999, 1, 1, tzinfo=UTC))
-"""`HISTORY_OPEN` in the same way."""
+"""`HISTORY_OPEN` as a commit time."""
 ITEMS: Final = 4
-"""Items of a chain for each change: commit time, kind, the number of the change, and its row."""
+"""Items of a chain for each change: commit time, kind, the number of the change, and the row."""
 
 Chain = list[Any]
 Version = tuple[int, PendingRow, int, int, bool]
-"""The number of the change that begins it, its row, its beginning, its end, and whether a delete
-ended it.
+"""The number of the change that begins the version, the row, the beginning, the end, and whether a
+delete ended the version.
 """
 
 
@@ -52,9 +52,9 @@ class Versions:
         counts = [0, 0, 0]
         done = 0
         while done < len(payloads):
-            before = done
+            older = done
             done = folder.chain(payloads, done, commit_time, self.change_count, self.chains, counts)
-            self.change_count += done - before
+            self.change_count += done - older
             if done < len(payloads):
                 self._add(commit_time, payloads[done])
                 self.change_count += 1
@@ -85,10 +85,10 @@ class Versions:
         self.counts.count([payload])
 
     def in_order_of_keys(self) -> list[tuple[Any, Chain]]:
-        """Return keys and chains in an order in which the target finds the keys faster."""
+        """Return keys and chains in the order of keys, which the target finds faster."""
         try:
             return sorted(self.chains.items(), key=itemgetter(0))
-        except TypeError:  # keys with NULL cannot be compared
+        except TypeError:  # a key with NULL has no order
             return list(self.chains.items())
 
     def _read(self, pending: PendingRow) -> Row:
@@ -96,15 +96,15 @@ class Versions:
 
 
 def comes_again(chain: Chain) -> bool:
-    """Return whether the row is inserted although an earlier change is about it."""
+    """Return whether an insert of the row follows an earlier change of the row."""
     return len(chain) > ITEMS and INSERT in chain[ITEMS + 1 :: ITEMS]
 
 
 def new_versions(chain: Chain, last_end: int | None) -> Iterator[Version]:
     """Yield the versions that begin with the changes of *chain*, in order.
 
-    *last_end*: where the last version ended that was closed before, if the key has had any. If the
-    chain begins with an update or a delete, the target has an open version which is no younger.
+    *last_end*: the end of the key's last closed version, if there is a closed version. If the chain
+    begins with an update or a delete, the target has an open version which is no younger.
     """
     row: PendingRow | None = None
     first_time, kind, number, changed = chain[:ITEMS]
@@ -115,8 +115,8 @@ def new_versions(chain: Chain, last_end: int | None) -> Iterator[Version]:
         row = changed
     for n in range(ITEMS, len(chain), ITEMS):
         time, kind, next_number, changed = chain[n : n + ITEMS]
-        # The commits of a source are not ordered by their time, and no version ends before it
-        # begins.
+        # Commits of a source do not come in the order of commit times, and no version ends before
+        # the beginning.
         until = max(until, time)
         if kind == INSERT and last_end is not None:
             until = max(until, last_end)

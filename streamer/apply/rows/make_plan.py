@@ -46,13 +46,12 @@ def make_plan(
     """Decide the way to apply changes of *relation*.
 
     *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *source_keys*: columns of
-    its unique indexes with an immediate check. *has_partial_key*: the source does not send
-    generated columns of the key, and the others do not identify rows. *is_partitioned*: its
-    partitions may have other replica identities. *type_names*: the source's types by column, to
-    name in an ALTER TABLE. *input_types*: the same, with their collations, for columns that
-    expressions use. *computed_types*: the types of expressions, by target column. Raises
-    TargetSchemaError with the statement to run at the target, MappingError for an expression that
-    does not fit the source.
+    the source's unique indexes with an immediate check. *has_partial_key*: the source does not send
+    generated columns of the key, and the sent columns do not identify rows. *is_partitioned*:
+    partitions may differ in replica identity. *type_names*: the source's types by column, for an
+    ALTER TABLE. *input_types*: types with collations, of columns that expressions use.
+    *computed_types*: the types of expressions, by target column. Raises TargetSchemaError with the
+    statement to run at the target, MappingError for an expression that does not fit the source.
     """
     if target is None:
         raise missing_target(mapping.target)
@@ -100,7 +99,7 @@ def make_plan(
 
 
 def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> TargetSchemaError:
-    """Return the error for a target table whose rows, or some of them, a crash removes. Pure."""
+    """Return the error for a target table with rows that a crash removes. Pure."""
     which = "is unlogged"
     if list(unlogged) != [target]:
         which = f"has unlogged partitions: {', '.join(map(str, unlogged))}"
@@ -130,10 +129,10 @@ def _inputs(
     for name in mapping.expression_inputs(names):
         position = names.index(name)
         kind = types.get(name, "text")
-        there = stored.get(position)
-        # A slightly different type may not return the value that it received.
-        same = there is not None and there.type == kind.partition(" collate ")[0]
-        inputs.append(PlanInput(position, name, kind, there.name if there and same else None))
+        holder = stored.get(position)
+        # A column of a slightly different type may alter the value.
+        is_equal = holder is not None and holder.type == kind.partition(" collate ")[0]
+        inputs.append(PlanInput(position, name, kind, holder.name if holder and is_equal else None))
     return tuple(inputs)
 
 
@@ -145,7 +144,7 @@ def _with_computed(
     *,
     has_sid: bool,
 ) -> tuple[PlanColumn, ...]:
-    """Add the computed columns of `set`: in place of the source's own value, or beside."""
+    """Add the computed columns of `set`, in place of source values or as further columns."""
     by_name = {column.name: column for column in columns}
     is_history = mapping.type is TableType.HISTORY
     ours = (*((SID,) if has_sid else ()), *(HISTORY_COLUMNS if is_history else ()))
@@ -156,31 +155,31 @@ def _with_computed(
                 "streamer writes itself",
                 hint="take it out of `set`",
             )
-        there = target.columns.get(name)
-        if there is None:
+        target_column = target.columns.get(name)
+        if target_column is None:
             quoted = quote_qualified(target.name.namespace, target.name.name)
             column = DefinedColumn(0, name, types.get(name, "<its type>"))
             raise TargetSchemaError(
                 f'target table "{mapping.target}" has no column "{name}", which `set` computes',
                 hint=Remedy.of("run there: ", at_target(*add_columns_sql(quoted, [column]))),
             )
-        if there.generated:
+        if target_column.generated:
             raise TargetSchemaError(
                 f'column "{name}" of target table "{mapping.target}" is generated there, and `set` '
                 "computes it too",
                 hint="take it out of `set`, or make it an ordinary column",
             )
         position = by_name[name].position if name in by_name else -1
-        by_name[name] = PlanColumn(position, there, expression)
+        by_name[name] = PlanColumn(position, target_column, expression)
     return tuple(by_name.values())
 
 
 def _with_metadata(
     columns: tuple[PlanColumn, ...], count: int, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[PlanColumn, ...]:
-    """Add the columns of `metadata`, whose values stand behind the *count* columns of the source.
+    """Add the columns of `metadata`, whose values follow the *count* columns of the source.
 
-    Raises TargetSchemaError if the target lacks one, or the source writes to it.
+    Raises TargetSchemaError for a column that the target lacks or the source writes.
     """
     added = []
     for number, (kind, name) in enumerate(mapping.rule.metadata):
@@ -190,23 +189,23 @@ def _with_metadata(
                 "which already gets another value",
                 hint="give the fact another column, or exclude that of the source",
             )
-        there = target.columns.get(name)
-        wanted = METADATA_TYPES[kind]
+        actual = target.columns.get(name)
+        expected = METADATA_TYPES[kind]
         table = quote_qualified(target.name.namespace, target.name.name)
-        if there is None:
-            sql = add_columns_sql(table, [DefinedColumn(0, name, wanted)])
+        if actual is None:
+            sql = add_columns_sql(table, [DefinedColumn(0, name, expected)])
             raise TargetSchemaError(
                 f'target table "{mapping.target}" has no column "{name}", which `metadata` writes',
                 hint=Remedy.of("run there: ", at_target(*sql)),
             )
-        if there.type != wanted or there.generated or there.identity_always:
-            alter = f"alter table {table} alter column {quote_identifier(name)} type {wanted}"
+        if actual.type != expected or actual.generated or actual.identity_always:
+            alter = f"alter table {table} alter column {quote_identifier(name)} type {expected}"
             raise TargetSchemaError(
                 f'column "{name}" of target table "{mapping.target}" must be an ordinary column of '
-                f"type {wanted}, because `metadata` writes {kind} to it",
+                f"type {expected}, because `metadata` writes {kind} to it",
                 hint=Remedy.of("give the fact another column, or run there: ", at_target(alter)),
             )
-        added.append(PlanColumn(count + number, there))
+        added.append(PlanColumn(count + number, actual))
     return columns + tuple(added)
 
 
@@ -218,7 +217,7 @@ def _check_marks(
     key: tuple[PlanColumn, ...],
     columns: tuple[PlanColumn, ...],
 ) -> None:
-    """Check that a delete finds its row by a key, and leaves computed values alone.
+    """Check that a delete finds the row by a key, and changes no computed value.
 
     Raises TargetSchemaError.
     """
@@ -262,8 +261,8 @@ def missing_remedy(
     types: Mapping[str, str],
     changes: Mapping[str, ColumnChange],
 ) -> tuple[list[str], str]:
-    """Return the statements that make the target fit and keep its rows equal, and advice beyond
-    them. Pure.
+    """Return the statements that make the target fit and keep rows equal, and further advice.
+    Pure.
 
     *changes*: see `columns_to_add`.
     """
@@ -271,9 +270,9 @@ def missing_remedy(
     statements, additions = [], []
     for source, name in missing:
         former = changes[source].before if source in changes else None
-        before = None if former is None else mapping.target_column(former.name)
-        if before is not None:
-            renaming = f"{quote_identifier(before)} to {quote_identifier(name)}"
+        old_name = None if former is None else mapping.target_column(former.name)
+        if old_name is not None:
+            renaming = f"{quote_identifier(old_name)} to {quote_identifier(name)}"
             statements.append(f"alter table {table} rename column {renaming}")
         else:
             additions.append((source, name))
@@ -282,7 +281,7 @@ def missing_remedy(
         "or exclude the column in the mapping; with the capture of definitions (`ddl: capture`) "
         "streamer makes such changes itself"
     )
-    if any(each.after is not None and each.after.may_hide_values for each in changes.values()):
+    if any(c.after is not None and c.after.may_hide_values for c in changes.values()):
         words += "; once it is there, streamer brings the values of rows from before"
     return statements, words
 
@@ -290,27 +289,27 @@ def missing_remedy(
 def missing_columns(
     relation: Relation, mapping: RelationMapping, target: TargetRelation
 ) -> list[tuple[str, str]]:
-    """Return the columns that the target lacks and should have: their names here and there."""
+    """Return columns that the target should have and lacks: source and target names."""
     return match_columns(relation, mapping, target)[1]
 
 
 def match_columns(
     relation: Relation, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[tuple[PlanColumn, ...], list[tuple[str, str]]]:
-    """Pair the source's columns with the target's; also return those the target lacks."""
+    """Return the source's columns with the target's columns, and the missing columns."""
     columns: list[PlanColumn] = []
     missing: list[tuple[str, str]] = []
     for position, column in enumerate(relation.columns):
         name = mapping.target_column(column.name)
         if name is None:
             continue
-        there = target.columns.get(name)
-        if there is None:
+        at_target = target.columns.get(name)
+        if at_target is None:
             is_ignored = mapping.rule.on_column_added is OnColumnAdded.IGNORE
             if not is_ignored and mapping.own_column(column.name) is not None:
                 missing.append((column.name, name))
-        elif not there.generated:  # the target computes its own generated columns
-            columns.append(PlanColumn(position, there))
+        elif not at_target.generated:  # the target computes generated columns
+            columns.append(PlanColumn(position, at_target))
     return tuple(columns), missing
 
 
@@ -379,18 +378,18 @@ def _identify(
 ) -> tuple[Identity, tuple[PlanColumn, ...]]:
     by_position = {column.position: column for column in columns}
     if relation.replica_identity in "di":
-        wanted = [i for i, column in enumerate(relation.columns) if column.is_key]
-        absent = [relation.columns[i].name for i in wanted if i not in by_position]
+        positions = [i for i, column in enumerate(relation.columns) if column.is_key]
+        absent = [relation.columns[i].name for i in positions if i not in by_position]
         if absent:
             raise TargetSchemaError(
                 f'key column "{absent[0]}" of source table "{mapping.source}" is not written '
                 "to the target",
                 hint="do not exclude it, and let the target have it",
             )
-        key = tuple(by_position[i] for i in wanted)
+        key = tuple(by_position[i] for i in positions)
         for column in key:
             if column.expression is not None:
-                # Two rows may get one key, and then a change could find the wrong one.
+                # Two rows may get equal keys, and then a change could find the wrong row.
                 raise TargetSchemaError(
                     f'`set` computes "{column.name}", which is part of the key of source table '
                     f'"{mapping.source}"',
@@ -399,11 +398,11 @@ def _identify(
         return (Identity.KEY, key) if key else (Identity.NONE, ())
     if relation.replica_identity == "n":
         return Identity.NONE, ()
-    # FULL sends whole old rows. Columns that the target keeps unique find them faster. If two rows
+    # FULL sends whole old rows. Columns that the target keeps unique find rows faster. If two rows
     # of the source share a key for a while, the target refuses the second. A history table holds a
-    # key many times. An append table keeps rows whose key another row has now. A row outside a
-    # filter may share its key with one inside. There the source itself must keep the key unique at
-    # every moment, which a deferrable constraint does not.
+    # key many times. An append table keeps rows whose key a newer row has. Rows outside and inside
+    # a filter may share a key. For such tables the source must keep the key unique at every moment,
+    # which a deferrable constraint does not.
     by_name = {column.name: column for column in columns if column.expression is None}
     candidates = target.unique_keys
     trusted = [{mapping.target_column(name) or "" for name in key} for key in source_keys]
@@ -423,12 +422,10 @@ def _identify(
 def _named(
     columns: tuple[PlanColumn, ...], mapping: RelationMapping, names: tuple[str, ...]
 ) -> tuple[PlanColumn, ...]:
-    """Return the target's columns for the source's columns *names*; none unless the target gets
-    all.
-    """
+    """Return the target's columns for the source's columns *names*; none if one is missing."""
     by_name = {column.name: column for column in columns if column.expression is None}
-    wanted = [mapping.target_column(name) or "" for name in names]
-    return tuple(by_name[name] for name in wanted) if set(wanted) <= set(by_name) else ()
+    targets = [mapping.target_column(name) or "" for name in names]
+    return tuple(by_name[name] for name in targets) if set(targets) <= set(by_name) else ()
 
 
 _KINDS: Final = {
@@ -443,18 +440,18 @@ _KINDS: Final = {
 
 
 def missing_target(target: RelationName, kind: str | None = None) -> TargetSchemaError:
-    """Say that *target* does not exist, or is something else than a table, by its relkind."""
+    """Return the error for a *target* that does not exist, or is no table by the relkind."""
     if kind is None:
         return TargetSchemaError(
             f'target table "{target}" does not exist',
             hint="create it, or set target.create_tables: true",
         )
-    what = _KINDS.get(kind, "no table")
-    return TargetSchemaError(f'target "{target}" is {what}', hint="give the table another `target`")
+    word = _KINDS.get(kind, "no table")
+    return TargetSchemaError(f'target "{target}" is {word}', hint="give the table another `target`")
 
 
 def two_sids(mapping: RelationMapping) -> TargetSchemaError:
-    """Say that a column of the source stands in the place of the url's sid."""
+    """Return the error for a column of the source in the place of the url's sid."""
     return TargetSchemaError(
         f'column "sid" of source table "{mapping.source}" would be written where the sid goes',
         hint="give the column another name with `columns`, or exclude it",

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, label: str) -> None:
-    """Refuse rows of a target table that a running process writes from another source, too.
+    """Refuse rows of a target table that a running process writes from a second source.
 
     Raises TargetSchemaError.
     """
     name, lacks_sid = plan.mapping.target, not plan.target.has_sid
-    others = await read_writers(connection, str(name), any_sid=lacks_sid, sid=plan.sid)
-    writers = [(label, plan.sid), *(other for other in others if other[0] != label)]
+    stored = await read_writers(connection, str(name), any_sid=lacks_sid, sid=plan.sid)
+    writers = [(label, plan.sid), *(writer for writer in stored if writer[0] != label)]
     for clash in find_clashes(name, writers, lacks_sid=lacks_sid):
         if label in clash.labels:
             first = "run the statements that `streamer check` prints" if lacks_sid else ""

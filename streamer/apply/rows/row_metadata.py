@@ -1,9 +1,9 @@
-"""Columns that tell where a row of the target comes from: the rule's ``metadata``.
+"""Columns that tell the origin of a target's row: the rule's ``metadata``.
 
-The values are appended to the source's rows, as if the source had sent a relation with more
-columns. All that follows treats them like any other value: sets, exact order, both transports. The
-compiled implementation appends them to the messages of a transaction in one call. Pure, but for the
-clock of `synced_at`.
+streamer appends the values to the source's rows, as if the source had sent a relation with more
+columns. Sets, exact order and both transports treat all values alike. The compiled implementation
+appends the values to the messages of a transaction in one call. Pure, but for the clock of
+`synced_at`.
 """
 
 from collections.abc import Iterable
@@ -44,18 +44,18 @@ class RowMetadata:
     key: frozenset[int] | None = None
     """Positions of the key, if deletes mark rows."""
     is_filtered: bool = False
-    """A delete that marks a row stays a delete, and its old row gets the values. Each update has
+    """A delete that marks a row stays a delete, with the values in the old row. Each update carries
     the time for a mark, because the target decides whether the row leaves the filter.
     """
 
     def _values(self, transaction: "Transaction", kind: int) -> list[Value]:
         null = constant(None, binary=self.binary)
-        found = [self._value(transaction, kind, wanted) for wanted in self.kinds]
-        return [null if value is None else value for value in found]
+        values = [self._value(transaction, kind, fact) for fact in self.kinds]
+        return [null if value is None else value for value in values]
 
-    def _value(self, transaction: "Transaction", kind: int, wanted: MetadataKind) -> Value | None:
+    def _value(self, transaction: "Transaction", kind: int, fact: MetadataKind) -> Value | None:
         binary = self.binary
-        match wanted:
+        match fact:
             case MetadataKind.DELETED_AT if kind == INSERT:
                 return None
             case MetadataKind.DELETED_AT if kind == UPDATE and not self.is_filtered:
@@ -74,9 +74,9 @@ class RowMetadata:
                 return constant(_OPERATIONS[kind], binary=binary)
 
     def _encoded(self, transaction: "Transaction", kind: int) -> bytes:
-        """Return the values as they stand in a tuple of pgoutput."""
+        """Return the values in the form of a tuple of pgoutput."""
         parts = []
-        for value in (self._value(transaction, kind, wanted) for wanted in self.kinds):
+        for value in (self._value(transaction, kind, fact) for fact in self.kinds):
             if value is None:
                 parts.append(_NULL)
             elif self.binary:
@@ -86,11 +86,11 @@ class RowMetadata:
         return b"".join(parts)
 
     def extend(self, transaction: "Transaction", payloads: list[bytes]) -> list[bytes] | None:
-        """Return row messages with the values in each new row, and NULL in each old one.
+        """Return row messages with the values in each new row, and NULL in each old row.
 
         If deletes mark rows of a table with a filter, the old row of a delete has the values. A
-        malformed message stays as it is. Return None if a message is too large to copy: exact order
-        then takes `extended_change`.
+        malformed message stays unchanged. Return None if a message is too large to copy: exact
+        order then uses `extended_change`.
         """
         if not payloads:
             return payloads
@@ -99,17 +99,17 @@ class RowMetadata:
             payloads = mark(payloads, self._encoded(transaction, DELETE))
         tails = self._encoded(transaction, INSERT), self._encoded(transaction, UPDATE)
         if choice.compiled is not None:
-            found: list[bytes] | None = choice.compiled.extend(
+            extended: list[bytes] | None = choice.compiled.extend(
                 payloads, self.count, len(self.kinds), *tails
             )
-            return found
+            return extended
         if not all(type(payload) is bytes for payload in payloads):
             return None
         nulls = _NULL * len(self.kinds)
         return [self._extended(payload, *tails, nulls) for payload in payloads]
 
     def _extend_deletes(self, payloads: list[bytes], tail: bytes) -> list[bytes]:
-        """Return each delete with *tail* in its old row; it has too many columns for `extend`."""
+        """Return each delete with *tail* in the old row, which is then too wide for `extend`."""
         return [
             self._extended(payload, b"", b"", tail) if payload[0] == DELETE else payload
             for payload in payloads
@@ -129,7 +129,7 @@ class RowMetadata:
         ]
 
     def _marking(self, payload: bytes, tail: bytes) -> bytes:
-        """Return the update for a delete; a malformed message stays as it is."""
+        """Return the update for a delete; a malformed message stays unchanged."""
         try:
             end = self._end_of_tuple(payload, _TUPLES_AT + 1)
         except IndexError:
@@ -189,8 +189,8 @@ class RowMetadata:
     def extended_change(
         self, transaction: "Transaction", change: "OrderedChange"
     ) -> "OrderedChange":
-        """Return one change with the values in its new row. A deletion that marks rows gets a new
-        row of them alone.
+        """Return a change with the values in the new row. A delete that marks a row gets a new row
+        of NULLs and the values.
         """
         if change.new is None and self.key is not None:
             nulls = [constant(None, binary=self.binary)] * self.count

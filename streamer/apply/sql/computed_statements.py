@@ -1,20 +1,20 @@
-"""Statements for plans with expressions: `filter` and `set`, which the move of staged rows to the
-table evaluates.
+"""Statements for plans with expressions: `filter` and `set`, which the statements evaluate for
+staged rows.
 
 The staging table then has more columns. ``i_<n>`` are the source's columns that expressions use,
-with their types at the source. ``p_<n>`` are their old values, for rows without a key. Expressions
-see these by the source's names and nothing else (`over_row`), so they read here as they do in the
-SELECT of a copy. The server evaluates an expression only for rows that have its values, because it
-may fail on others.
+with the source's types. ``p_<n>`` are old values of these columns, for rows without a key.
+Expressions see only these columns, by the source's names (`over_row`), as in the SELECT of a copy.
+The server evaluates an expression only for rows with the necessary values, because the expression
+may fail without these.
 
-An update whose row passes the filter changes the row at the target, or brings it there; one whose
-row does not removes it. With `on_delete: mark` it marks the row instead. A staged update has the
-commit time in the column for the mark, and a row that passes gets NULL there. A marked row counts
-as missing.
+An update whose row passes the filter changes or inserts the row at the target. Any other update
+removes the row, or with `on_delete: mark` marks the row. A staged update carries the commit time in
+the column for the mark, and a row that passes gets NULL in this column. A marked row counts as
+missing.
 
-The statements take unsent unchanged values from the target if it holds them unaltered; otherwise
-the table stops. ``mask`` has a letter for each column without an expression, then for each input.
-``u`` means unchanged and unknown, ``f`` unchanged and filled in from the target. Pure.
+The statements read unsent unchanged values from the target if the target stores these unaltered;
+otherwise the table stops. ``mask`` has a letter for each column without an expression, then for
+each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in from the target. Pure.
 """
 
 from collections.abc import Iterable
@@ -36,13 +36,13 @@ def statements_for(plan: ApplyPlan) -> Statements:
 
 
 def input_name(number: int) -> str:
-    """Return the staging column of an input, by its number in the plan."""
+    """Return the staging column of the input with this number in the plan."""
     return f"i_{number}"
 
 
 @dataclass(frozen=True)
 class ComputedStatements(Statements):
-    """The statements for one plan with expressions."""
+    """The statements for a plan with expressions."""
 
     @property
     def _staged_old(self) -> list[tuple[str, str]]:
@@ -113,7 +113,7 @@ class ComputedStatements(Statements):
         return self.delete_rows(self._staged_as(op, match, self._if_passes(op)))
 
     def _leave(self, at: RowPlace) -> str:
-        """Do to rows what an update does that does not pass the filter."""
+        """Remove or mark rows whose update does not pass the filter."""
         if self.plan.type is TableType.APPEND:
             return "null"
         return self.update_rows(self._mark_left, at) if self.plan.marks else self.remove_rows(at)
@@ -122,7 +122,7 @@ class ComputedStatements(Statements):
     def _mark_left(self) -> str:
         """The assignments that mark a row whose update does not pass the filter.
 
-        It is a delete, as a row filter of a publication makes it one.
+        The operation is a delete, as for a row filter of a publication.
         """
         operation = dict(self.plan.mapping.rule.metadata).get(MetadataKind.OPERATION)
         return ", ".join(
@@ -141,7 +141,7 @@ class ComputedStatements(Statements):
         return insert if self._passes is None else f"if {self._passes} then\n{insert}\nend if;"
 
     def _search(self) -> str:
-        """The same; a row that did not pass the filter is not there, though one like it may be."""
+        """Return the search, which ignores a similar row if the old row did not pass the filter."""
         search = super()._search()
         if self.plan.filter is None or self.plan.identity is not Identity.ROW:
             return search
@@ -152,7 +152,7 @@ class ComputedStatements(Statements):
         )
 
     def _refuse_partial_old(self) -> str:
-        """With a filter, a row that is not there may just not have passed it."""
+        """With a filter, a missing row may be a row that did not pass the filter."""
         return "" if self.plan.filter is not None else super()._refuse_partial_old()
 
     def _ordered_update(self, partial: bool) -> str:
@@ -185,7 +185,7 @@ class ComputedStatements(Statements):
         return f"substr(s.mask, {len(self.plan.plain_columns) + n + 1}, 1)"
 
     def _any(self, letters: str, numbers: Iterable[int]) -> str:
-        """Whether one of these inputs has one of *letters*; never null."""
+        """Whether the mask has one of *letters* for an input; never null."""
         tests = [f"strpos('{letters}', {self._letter(n)}) > 0" for n in numbers]
         return f"(s.mask is not null and ({' or '.join(tests) or 'false'}))"
 
@@ -245,11 +245,11 @@ class ComputedStatements(Statements):
                 tests.append(f"if {test} then {complain} end if;\n")
         return "".join(tests)
 
-    def _unknown_value(self, what: str) -> str:
+    def _unknown_value(self, action: str) -> str:
         name = self.plan.mapping.source
         quoted = quote_qualified(name.namespace, name.name)
         return self._missing(
-            f"the {what} needs an unchanged value that was not sent; run at the source: alter "
+            f"the {action} needs an unchanged value that was not sent; run at the source: alter "
             f"table {quoted} replica identity full, and then resync the table"
         )
 
@@ -259,10 +259,10 @@ class ComputedStatements(Statements):
         numbers = {id(column): n for n, column in enumerate(self.plan.plain_columns)}
         values = []
         for column in self.plan.columns:
-            there = f"t.{quote_identifier(column.name)}"
+            stored = f"t.{quote_identifier(column.name)}"
             if column.expression is None:
                 unknown = f"substr(s.mask, {numbers[id(column)] + 1}, 1) = 'u'"
             else:
                 unknown = self._is_unknown(column.expression)
-            values.append(f"case when {unknown} then {there} else {self.value(column)} end")
+            values.append(f"case when {unknown} then {stored} else {self.value(column)} end")
         return values

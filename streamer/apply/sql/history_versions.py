@@ -1,6 +1,6 @@
 """SQL text and COPY data that write the versions of a history table as sets.
 
-The staging table has a row for each key of a window. ``op`` and ``at`` are those of its first
+The staging table contains a row for each key of a window, with ``op`` and ``at`` of the first
 change. ``mask`` is set if the ends of earlier versions matter. Pure.
 """
 
@@ -42,13 +42,13 @@ from streamer.mapping.sid_and_history_columns import (
 from streamer.postgres.quoting import quote_literal
 
 Chains = list[tuple[Any, Chain]]
-"""Keys and their chains; a chain's place is its number."""
+"""Keys and chains; the number of a chain is the position in the list."""
 _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
 
 @dataclass(frozen=True)
 class VersionStatements:
-    """The statements for the versions of one plan; *statements* are those for its plain rows."""
+    """The statements for the versions of a plan. *statements*: for the plan's plain rows."""
 
     statements: Statements
 
@@ -65,43 +65,44 @@ class VersionStatements:
     def close(self) -> str:
         """End the open versions of staged keys.
 
-        The first row has the number of ended versions (``seq``), of their keys, and of staged keys
-        that equal another (``same``). A row follows for each staged key with earlier versions that
-        matter: its ``seq``, and where the last of them ended. ``is_open`` marks an end that sets do
-        not expect, because it is open or out of range.
+        The first row counts ended versions (``seq``), the keys of these, and staged keys with an
+        equal staged key (``same``). A row follows for each staged key with earlier versions that
+        matter: ``seq``, and the end of the last earlier version. ``is_open`` marks an end that sets
+        do not expect, because the end is open or out of range.
         """
         plan, statements, stage = self.plan, self.statements, self.statements.stage
-        same = self.statements.matches_new_key
+        same_key = self.statements.matches_new_key
         doubles = "0"
         if not all(column.target.bytes_tell for column in plan.key):
             keys = ", ".join(self.statements.value(column) for column in plan.key)
             grouped = f"select from pg_temp.{stage} s group by {keys} having count(*) > 1"
             doubles = f"(select count(*) from ({grouped}) d)"
-        numbers, taken, untaken = "", "", ""
+        numbers, taken_numbers, untaken = "", "", ""
         if plan.history_sequence is not None:
-            # Without others that use it at the same time, the numbers are consecutive.
+            # If no other session draws numbers meanwhile, the numbers are consecutive.
             numbers = f"""
 , numbers as (
     select min(n) as first,
            case when max(n) - min(n) + 1 <> count(*) then array_agg(n) end as numbers
     from (select nextval({quote_literal(plan.history_sequence)}) as n
           from generate_series(1, $1::int4)) g)"""
-            taken = (
+            taken_numbers = (
                 ", (select first from numbers) as first, (select numbers from numbers) as numbers"
             )
             untaken = ", null, null"
         return f"""
 with closed as (
     update {statements.rows} t set kvsz_end = s.at, kvsz_deleted = s.op = {OP_DELETE}
-    from pg_temp.{stage} s where s.op <> {OP_INSERT} and {same}
+    from pg_temp.{stage} s where s.op <> {OP_INSERT} and {same_key}
     and t.kvsz_end = {HISTORY_OPEN} and t.kvsz_start <= s.at returning s.seq){numbers}
 select count(*) as seq, count(distinct seq) as keys, {doubles} as same,
-       null::timestamptz as last_end, false as is_open{taken} from closed
+       null::timestamptz as last_end, false as is_open{taken_numbers} from closed
 union all
 select s.seq, 0, 0, max(t.kvsz_end) filter (where t.kvsz_end < {HISTORY_OPEN}),
        bool_or(case when s.op = {OP_INSERT} then t.kvsz_end >= {HISTORY_OPEN}
                else t.kvsz_end > {HISTORY_OPEN} end or t.kvsz_end < {HISTORY_BEGIN}){untaken}
-from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not null group by s.seq"""
+from pg_temp.{stage} s join {statements.rows} t on {same_key}
+where s.mask is not null group by s.seq"""
 
     def insert_versions(
         self, versions: Versions, chains: Chains, answer: Sequence[Mapping[str, Any]]
@@ -130,7 +131,7 @@ from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not nu
         return Copy(name.name, self.columns, chunks, self.plan.binary, name.namespace)
 
     def stage(self, chains: Chains) -> Copy:
-        """Stage a row for each of *chains*; its ``seq`` is the number of the chain."""
+        """Stage a row for each of *chains*, with the number of the chain as ``seq``."""
         columns, binary = self.staged_columns, self.plan.binary
         times = _Times(binary)
         chunks = encode_led_rows(
@@ -162,7 +163,7 @@ from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not nu
 
     @cached_property
     def _heads(self) -> dict[int, tuple[bytes, bytes]]:
-        """``op`` and ``mask`` of a staged row, by the kind of its first change. The second is
+        """``op`` and ``mask`` of a staged row, by the kind of the first change. The second item is
         for chains for which the ends of earlier versions matter.
         """
         binary = self.plan.binary
@@ -187,9 +188,9 @@ from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not nu
     ) -> Iterator[bytes]:
         """Yield COPY data for the versions that begin with *chains*.
 
-        *ends*: where the last earlier version of a key ended, by the number of its chain.
-        *numbers*: the ``kvsz_id`` for each change. With them the rows come in the order of keys.
-        Otherwise they come in the order of changes, so that the target's own numbers follow it.
+        *ends*: the end of the last earlier version of a key, by the number of the chain.
+        *numbers*: the ``kvsz_id`` for each change, for rows in the order of keys. Without numbers
+        the rows come in the order of changes, and the target's numbers follow this order.
         """
         plan, binary = self.plan, self.plan.binary
         sid = () if plan.sid is None else (constant(plan.sid, binary=binary),)
@@ -211,7 +212,7 @@ from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not nu
         for start, stop in _chunks(versions):
             some = versions[start:stop]
             yield (
-                [times[since] + times[until] + ended[gone] for _, _, since, until, gone in some],
+                [times[since] + times[until] + ended[end] for _, _, since, until, end in some],
                 [row for _, row, *_ in some],
             )
 
@@ -241,8 +242,8 @@ from pg_temp.{stage} s join {statements.rows} t on {same} where s.mask is not nu
                 for version in new_versions(chains[n][1], ends.get(n))
             ]
             leads = [
-                _integer(numbers[n], 8, binary) + times[since] + times[until] + ended[gone]
-                for n, _, since, until, gone in versions
+                _integer(numbers[n], 8, binary) + times[since] + times[until] + ended[end]
+                for n, _, since, until, end in versions
             ]
             yield leads, [row for _, row, *_ in versions]
 
@@ -258,7 +259,7 @@ def _chunks(items: Sequence[object]) -> Iterator[tuple[int, int]]:
 
 
 class _Times(dict[int, bytes]):
-    """Times as COPY data, each made once: a transaction has one for all of its changes."""
+    """A cache of times as COPY data: all changes of a transaction share a time."""
 
     def __init__(self, binary: bool) -> None:
         super().__init__()
@@ -270,7 +271,7 @@ class _Times(dict[int, bytes]):
 
 
 def _integer(value: int, size: int, binary: bool) -> bytes:
-    """Return an integer of *size* bytes as COPY data, with the tab behind it."""
+    """Return an integer of *size* bytes as COPY data; in text a tab follows."""
     if binary:
         return bytes(constant(value, binary=True, int_size=size))
     return b"%d\t" % value

@@ -1,4 +1,4 @@
-"""SQL text of a block that applies staged changes one by one, in exact order.
+"""SQL text of a block that applies staged changes in exact order.
 
 `streamer.apply.sql.set_statements` describes the staged rows. Pure.
 """
@@ -29,30 +29,30 @@ from streamer.postgres.quoting import do_block, quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
 
 FOUND: Final = RowPlace("t.tableoid = streamer_relid and t.ctid = streamer_ctid")
-"""The row that the search of a change has found."""
+"""The row that the search of a change returned."""
 
 
 @dataclass(frozen=True)
 class Statements(SetStatements):
-    """The statements for one plan.
+    """The statements for a plan.
 
     ``ended_at``: when the source ended, as a set, the versions that changes of a history table act
-    on. The changes come out of quarantine, where they were at that time.
+    on. The changes come out of quarantine, which held the changes at that time.
     """
 
     ended_at: datetime | None = None
 
     @property
     def rows_max(self) -> int | None:
-        """How many rows to stage at a time, if there is a bound."""
+        """The largest number of rows to stage at a time, or None."""
         return None
 
     def batches(self, rows: Iterable[Row]) -> Iterator[tuple[int, Iterable[Row]]]:
-        """Yield *rows* as they are staged at a time, each part behind the number of its first."""
+        """Yield parts of *rows* to stage at a time, each behind the number of the first row."""
         yield 0, rows
 
     def copies(self, rows: Iterable[Row], first: int = 0) -> Iterator[Copy]:
-        """Yield the COPYs that stage *rows*, one for each change from number *first* on."""
+        """Yield the COPYs that stage *rows* of the changes from number *first* on."""
         columns = ["seq", "op", "mask", "at", *(name for name, _ in self.staged)]
         yield self._copy(self.stage, columns, rows, first)
 
@@ -83,14 +83,14 @@ class Statements(SetStatements):
         return {"kvsz_start": begin, "kvsz_end": end, "kvsz_deleted": "true"}
 
     def ordered(self, *, partial: bool, notes: bool = True, cascades: bool = False) -> str:
-        """Return a block that applies the staged changes one by one, in order of ``seq``.
+        """Return a block that applies each staged change, in order of ``seq``.
 
-        With *partial*, some rows have unchanged values. An error names the ``seq`` at fault in its
-        data type field, the one field of an error that no constraint of a table uses. Its table
-        field has JSON about the target's row that has the key already.
+        With *partial*, some rows have unchanged values. The data type field of an error names the
+        ``seq`` at fault, because no constraint of a table uses this field. The table field contains
+        JSON about the target's row with the same key.
 
-        *notes*: a change whose row is missing goes to `NOTED`; else it ends the block. *cascades*:
-        a missing row is no reason for either in a delete, because foreign keys may remove rows.
+        *notes*: a change of a missing row goes to `NOTED`; else the change ends the block.
+        *cascades*: a delete of a missing row does neither, because foreign keys may remove rows.
         """
         return self._block(self._how_to_note(notes, cascades), self._change(partial))
 
@@ -102,7 +102,7 @@ class Statements(SetStatements):
         )
 
     def _note(self, kind: str, name: Callable[[PlanColumn], str]) -> str:
-        """Note that the row of a change is missing. With a filter that is no conflict."""
+        """Store a missing row of a change in `NOTED`. With a filter that is no conflict."""
         if self.plan.filter is not None:
             return ""
         return (
@@ -123,11 +123,11 @@ class Statements(SetStatements):
     ) -> str:
         """Return a block like `ordered` that continues after changes that the target refuses.
 
-        `REFUSED` lists them, and later changes of their keys. *keys* has two numbers, from 1 to
-        *key_count*, for every ``seq``, or 0. With *immediate*, the server checks deferred
-        constraints at every change. An error that does not depend on a row ends the block. If a
-        row has the key already, the block writes the change again, until it meets that very row
-        again. Another session may have inserted the row behind the search of the change.
+        `REFUSED` lists refused changes, and later changes of the same keys. *keys* contains two
+        numbers for every ``seq``, from 1 to *key_count*, or 0. With *immediate*, the server checks
+        deferred constraints at every change. An error that does not depend on a row ends the block.
+        If a row already has the key, the block repeats the change until the error names that row
+        twice. A session may have inserted the row after the search of the change.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
@@ -168,7 +168,7 @@ class Statements(SetStatements):
         streamer_marked[streamer_b] := streamer_b > 0;""",
         )
 
-    def _block(self, declarations: str, each: str) -> str:
+    def _block(self, declarations: str, change: str) -> str:
         body = f"""
 #variable_conflict use_column
 declare
@@ -181,7 +181,7 @@ declare
     streamer_column text; streamer_existing text;
     {self._MORE_DECLARED}{declarations}
 begin
-    {self._each_staged(each)}
+    {self._each_staged(change)}
 exception when others then
     get stacked diagnostics streamer_state = returned_sqlstate, streamer_message = message_text,
         streamer_detail = pg_exception_detail, streamer_constraint = constraint_name,
@@ -196,7 +196,7 @@ end"""
 
     @property
     def _find_existing(self) -> str:
-        """Describe the target's row that has the key already, for the log of conflicts."""
+        """Describe the target's row that already has the key, for the log of conflicts."""
         if self.plan.identity is not Identity.KEY:
             return ""
         return f"""streamer_existing := null;
@@ -209,7 +209,7 @@ end"""
 
     @property
     def _change_key(self) -> str:
-        """The key of the change at hand, for an error."""
+        """The key of the current change, for an error."""
         if self.plan.identity is not Identity.KEY:
             return "null::text"
         new, old = self._key_text("s", self.new), self._key_text("s", self.old)
@@ -237,7 +237,7 @@ end"""
     _MORE_DECLARED: ClassVar[str] = ""
 
     def _refuse_partial(self, partial: bool) -> str:
-        """A row that a publication's own filter lets in may come without its unchanged values."""
+        """Refuse a row that a publication's filter lets in without unchanged values."""
         if not partial:
             return ""
         complain = self._missing("the row to insert came without its unchanged values")
@@ -253,10 +253,10 @@ end"""
         return self._find_by_row(still_open)
 
     def _lock_first(self, condition: str) -> str:
-        """Lock a row that meets *condition*, if there is one.
+        """Lock a row that meets *condition*, if such a row exists.
 
         A session may have deleted and inserted the row again while the query waited for the row.
-        The next query sees that.
+        The next query sees the new row.
         """
         rows = f"from {self.rows} t where {condition}"
         return f"""loop
@@ -266,7 +266,7 @@ end"""
 end loop;"""
 
     def _refuse_several(self, condition: str) -> str:
-        """Refuse the found row if another one has its key and no index forbids that."""
+        """Refuse the found row if a second row has the key and no index forbids equal keys."""
         if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
             return ""
         return (
@@ -283,12 +283,12 @@ end loop;"""
         )
 
     def _clear(self) -> str:
-        """Delete the row that has the key of the new one, in a table that ignores deletes."""
+        """Delete the row with the key of the new row, in a table that ignores deletes."""
         rows = f"from {self.rows} t where {self.matches_new_key}"
         delete = self.delete_rows(RowPlace(self.matches_new_key))
         if self.plan.key_is_indexed:
             return f"{delete};"
-        # No index refuses the new row if a session has inserted the old one again meanwhile.
+        # No index refuses the new row if a session has inserted the old row again meanwhile.
         complain = self._complain_of_several(self.new)
         return f"""loop
     {delete};
@@ -299,13 +299,13 @@ end loop;"""
 end loop;"""
 
     def _find_by_row(self, condition: str) -> str:
-        # The text of two values can differ although their type's = finds them equal (1.0 and 1.00,
-        # circles of equal area).
-        same = " and ".join(
+        # Texts of two values can differ although the type's = returns true (1.0 and 1.00, circles
+        # of equal area).
+        comparison = " and ".join(
             f"t.{quote_identifier(c.name)}::text is not distinct from {self.old_value(c)}::text"
             for c in self.plan.key
         )
-        where = f"{same or 'true'}{self._sid_matches('t')}{condition}"
+        where = f"{comparison or 'true'}{self._sid_matches('t')}{condition}"
         for column in self.plan.key:
             if column.name in self.plan.target.leading_index_columns:
                 name = quote_identifier(column.name)
@@ -315,9 +315,9 @@ end loop;"""
                 return f"if {old} is null then {absent} else {equal} end if;"
         return self._lock_first(where)
 
-    def _missing(self, what: str) -> str:
+    def _missing(self, problem: str) -> str:
         return (
-            f"raise exception using errcode = 'no_data_found', message = {quote_literal(what)}, "
+            f"raise exception using errcode = 'no_data_found', message = {quote_literal(problem)}, "
             f"detail = 'Key ' || {self._key_text('s', self.old)};"
         )
 
@@ -326,11 +326,11 @@ end loop;"""
             return f"{self._close_outlived()}{self._write_new()}"
         if not self.plan.may_outlive or self.plan.identity is not Identity.KEY:
             return self._write_new()
-        # A row that outlived its delete or a TRUNCATE may still hold the key.
+        # A row that outlived a delete or a TRUNCATE may still hold the key.
         return f"{self._clear()}\n{self._write_new()}"
 
     def _close_outlived(self) -> str:
-        """End the open version of the new row's key, which outlived its delete or a TRUNCATE."""
+        """End the open version of the new row's key that outlived a delete or a TRUNCATE."""
         if not self.plan.may_outlive or not self.plan.version_key:
             return ""
         at = RowPlace(f"{self._matches_version_key()} and {self._is_current}")
@@ -338,8 +338,8 @@ end loop;"""
 
     @property
     def _last_end(self) -> str:
-        """Where the last closed version of a key ends. A source's clock may have been set back, and
-        a copy closes versions at a time that is near the right one.
+        """The end of the last closed version of a key. A source's clock may go back, and a copy
+        closes versions at an approximate time.
         """
         return f"max(t.kvsz_end) filter (where t.kvsz_end < {self._end})"
 
@@ -359,7 +359,7 @@ end loop;"""
             f"greatest(s.at, {self._last_end}) end "
             f"from {self.rows} t where {same_key} into streamer_since;\n"
         )
-        # Only a key with a deferred check may occur twice, and then the target checks it.
+        # Only a key with a deferred check may occur twice, and then the target checks the key.
         if self.plan.identity is Identity.KEY:
             prelude += (
                 f"if exists (select from {self.rows} t where {same_key} "
@@ -388,7 +388,7 @@ end loop;"""
         return f"if not ({self._same_key()}) then {self._clear()} end if;\n"
 
     def _write_missing(self, partial: bool) -> str:
-        """Write a row that should be at the target and is not, if it is whole."""
+        """Write a whole row that the target unexpectedly lacks."""
         insert = self._note("update_missing", self.old) + self._write_new()
         if not partial:
             return insert
@@ -403,23 +403,23 @@ end loop;"""
             return self._open_next_version(partial)
         masked = frozenset(range(self.plan.row_width)) if partial else frozenset()
         fixed = [column for column in self.plan.columns if column.target.identity_always]
-        others = self._assignments(fixed, frozenset(), masked)
-        update = f"{self.update_rows(others, FOUND)};" if others else "null;"
+        assignments = self._assignments(fixed, frozenset(), masked)
+        update = f"{self.update_rows(assignments, FOUND)};" if assignments else "null;"
         if not fixed:
             return update
         values = self._present(masked)
-        same = " and ".join(
+        is_equal = " and ".join(
             f"t.{quote_identifier(column.name)} = {value}"
             for column, value in zip(self.plan.columns, values, strict=True)
             if column in fixed
         )
         return (
-            f"if exists (select from {self.rows} t where {FOUND.condition} and {same}) "
+            f"if exists (select from {self.rows} t where {FOUND.condition} and {is_equal}) "
             f"then {update} else {self._replace_found(fixed[0], values)} end if;"
         )
 
     def _replace_found(self, fixed: PlanColumn, values: Sequence[str]) -> str:
-        """Replace the found row by one with another value in *fixed*, which is GENERATED ALWAYS.
+        """Replace the found row to change the value of *fixed*, which is GENERATED ALWAYS.
 
         No UPDATE writes such a column. A foreign key may take the DELETE for the end of the row.
         """
@@ -456,7 +456,7 @@ end loop;"""
         deleted, later = "false", ""
         if self.plan.version_key:
             deleted = f"not ({self._same_key()})"
-            # The new key may have versions of its own, and this one must not overlap them.
+            # The new version must not overlap earlier versions of the new key.
             later = (
                 f"\nif {deleted} then select greatest(streamer_since, {self._last_end}) "
                 f"from {rows} t where {self._matches_version_key()} into streamer_since; end if;"
@@ -482,14 +482,14 @@ end loop;"""
 
     @property
     def _note_delete(self) -> str:
-        """Note a delete without a row, unless rows that stay make that normal."""
+        """Store a delete of a missing row, unless rows that stay make that normal."""
         note = "" if self.plan.may_outlive else self._note("delete_missing", self.old)
         return f" elsif not streamer_cascades then {note}" if note else ""
 
     def _refuse_partial_old(self) -> str:
-        """A partition with a key of its own sends that key, and NULL for the rest of the old row.
+        """Refuse an old row that contains only the key of a partition, and NULL for other values.
 
-        Only the target can tell whether a NULL is a value: it has such a row or it has not.
+        Only a matching row of the target proves that a NULL is a value.
         """
         if self.plan.identity is not Identity.ROW or not self.plan.is_partitioned:
             return ""

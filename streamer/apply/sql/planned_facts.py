@@ -1,8 +1,8 @@
-"""SQL that has the server refuse a plan whose target is another one by now.
+"""SQL by which the server refuses a plan after a change of the target's definition.
 
-A plan has the facts that the target had when the plan was made, and a staging table is made of its
-types. If an operator alters a column later, staged values would be rounded to its former type. If
-an index goes, its key may find several rows. A new trigger would see some changes only. Pure.
+A plan stores facts about the target, and the staging table uses the target's types. If an operator
+alters a column later, staging would round values to the former type. Without a dropped index, a key
+may find several rows. A new trigger would see some changes only. Pure.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class PlannedFacts:
 
     @cached_property
     def prepare(self) -> str:
-        """Let the session know the facts, and `keep` them."""
+        """Prepare the statement of the facts in the session, and execute `keep`."""
         target = self.plan.target
         names = ", ".join(quote_literal(column.name) for column in self._columns)
         types = ", ".join(quote_literal(column.type_facts) for column in self._columns)
@@ -53,9 +53,9 @@ end""")
 
     @property
     def keep(self) -> str:
-        """Keep the facts until the transaction ends, or fail if they are others by now.
+        """Lock the facts until the transaction ends, or fail if the facts have changed.
 
-        EXECUTE locks the table. If its definition has changed, the server plans the statement
+        EXECUTE locks the table. After a change of the definition, the server plans the statement
         again, and evaluates the function meanwhile. Else EXECUTE costs a tenth of a query of the
         catalogs.
         """

@@ -4,7 +4,7 @@ Staged rows live in a temporary table per plan. Its columns are ``seq`` (order),
 ``at`` (commit time, for history). ``mask`` has one character per column, ``u`` if the value is
 unchanged and unknown. ``o_<n>`` are the old values that find the row: key columns, or all.
 ``c_<n>`` are the new values; n counts the plan's columns. Names come from the catalogs and are
-always quoted. Plans with expressions have more (`streamer.apply.sql.computed_statements`). Pure.
+always quoted. `streamer.apply.sql.computed_statements` adds columns for expressions. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ OP_CLEAR: Final = 6
 """In sets, keys whose rows make room for new ones."""
 OP_PROBED_DELETE: Final = 7
 OP_PROBED_UPDATE: Final = 8
-"""In sets, rows whose keys are looked for before they are changed."""
+"""In sets, rows whose keys a query searches before the change."""
 OP_UPDATED: Final = 9
 OP_UPDATED_PARTLY: Final = 10
 """In sets, rows that lack unchanged values."""
@@ -35,7 +35,7 @@ OP_MOVED: Final = 11
 """In sets, rows whose key changes."""
 
 REFUSED: Final = "streamer_refused"
-"""A temporary table: staged changes that the target refused, with why, and those that follow."""
+"""A temporary table: staged changes that the target refused, with errors, and later changes."""
 CREATE_REFUSED: Final = (
     f"create temporary table if not exists {REFUSED} "
     "(seq integer, state text, message text, detail text, existing text) on commit drop; "
@@ -48,7 +48,7 @@ CREATE_NOTED: Final = (
     f"on commit drop; truncate pg_temp.{NOTED}"
 )
 CONFLICT_STATE: Final = "STR03"
-"""SQLSTATE of a block in exact order that meets a missing row, and is not to note it."""
+"""SQLSTATE of a missing row in a block in exact order without `NOTED`."""
 KEY_TEXT_MAX: Final = 200
 """Characters of a key's value in the log of conflicts."""
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
@@ -64,7 +64,7 @@ class RowPlace:
 
 @dataclass(frozen=True)
 class SetStatements:
-    """The statements for one plan that stage changes, and write them as sets."""
+    """The statements for a plan that stage changes, and write staged changes as sets."""
 
     plan: ApplyPlan
 
@@ -74,7 +74,7 @@ class SetStatements:
 
     @cached_property
     def staged(self) -> list[tuple[str, str]]:
-        """The staged values: the columns they are in, and their types; old ones first."""
+        """The staging columns and types of values, old values first."""
         return [*self._staged_old, *self._staged_new]
 
     @property
@@ -93,7 +93,7 @@ class SetStatements:
 
     @cached_property
     def new_values(self) -> tuple[list[str], tuple[int, ...]]:
-        """The staging columns of a new row's values, and where these are in the row."""
+        """The staging columns of a new row's values, and the positions in the row."""
         positions = [column.position for column in self.plan.plain_columns]
         positions += [source.position for source in self.plan.inputs]
         return [name for name, _ in self._staged_new], tuple(positions)
@@ -103,7 +103,7 @@ class SetStatements:
         return staged
 
     def new(self, column: PlanColumn) -> str:
-        """Name the new value of *column* in a staged row; the staging column is called the same."""
+        """Name the new value of *column* in a staged row; the staging column has this name."""
         return self.name(f"c_{self._index[column.position]}")
 
     def old(self, column: PlanColumn) -> str:
@@ -120,7 +120,7 @@ class SetStatements:
 
     @property
     def rows(self) -> str:
-        """Name the target in statements about rows that are there."""
+        """Name the target in statements about existing rows."""
         return self.plan.target.rows
 
     @property
@@ -176,7 +176,7 @@ class SetStatements:
     def _matches_old_key(self) -> str:
         return self._matches((column, f"s.{self.old(column)}") for column in self.plan.key)
 
-    # ---- what a change does to rows, in sets and in exact order --------------------------------
+    # ---- effects of a change on rows, in sets and in exact order -------------------------------
 
     def delete_rows(self, at: RowPlace) -> str:
         using = f" using {at.source}" if at.source else ""
@@ -187,7 +187,7 @@ class SetStatements:
         return f"update {self.rows} t set {assignments}{source} where {at.condition}"
 
     def remove_rows(self, at: RowPlace) -> str:
-        """Do what a delete of the source does to rows."""
+        """Delete, mark or end rows, as a delete of the source requires."""
         if self.plan.type is TableType.HISTORY:
             return self.end_versions("true", at)
         return self.update_rows(self._mark, at) if self.plan.marks else self.delete_rows(at)
@@ -205,7 +205,7 @@ class SetStatements:
         )
 
     def insert(self, values: Mapping[str, str], source: str | None = None) -> str:
-        """Insert a row of *values*, by column; with a *source*, one for each row of it."""
+        """Insert a row of *values*, by column; with a *source*, once for each source row."""
         if not values:
             return f"insert into {self.plan.table} default values"
         names, written = ", ".join(map(quote_identifier, values)), ", ".join(values.values())
@@ -218,10 +218,10 @@ class SetStatements:
         return dict(zip(self.insert_columns, [*sid, *values], strict=True))
 
     def replacement(self, values: Sequence[str]) -> dict[str, str]:
-        """Return *values* by column, and all other values of a row t."""
+        """Return *values* by column, and the remaining values of a row t."""
         row = self.row_of(values)
-        others = (c for c in self.plan.target.columns.values() if c.name not in row)
-        return row | {c.name: f"t.{quote_identifier(c.name)}" for c in others if not c.generated}
+        remaining = (c for c in self.plan.target.columns.values() if c.name not in row)
+        return row | {c.name: f"t.{quote_identifier(c.name)}" for c in remaining if not c.generated}
 
     # ---- sets ----------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class SetStatements:
 
     @cached_property
     def clear(self) -> str:
-        """Delete the rows of keys that come again."""
+        """Delete the rows of keys that a later row reuses."""
         return self.delete_rows(self._staged_as(OP_CLEAR, self.matches_new_key))
 
     @cached_property
@@ -251,10 +251,10 @@ class SetStatements:
         unchanged: frozenset[int] = frozenset(),
         masked: frozenset[int] = frozenset(),
     ) -> str:
-        """Update from rows staged as *op*, and lock those of the target that get no value.
+        """Update from rows staged as *op*, or only lock the target's rows if no value changes.
 
-        All of these rows lack the values at positions *unchanged*. Some lack those at *masked*, as
-        their mask tells; the target's row keeps these.
+        All staged rows lack the values at positions *unchanged*. Some lack the values at *masked*,
+        according to the mask; the target's row keeps these values.
         """
         assignments = self._assignments(self.plan.key, unchanged, masked)
         at = self._staged_as(op, self.matches_new_key, self._if_passes(op))
@@ -264,17 +264,17 @@ class SetStatements:
         return self.update_rows(assignments, at)
 
     def _assignments(
-        self, others: Sequence[PlanColumn], unchanged: frozenset[int], masked: frozenset[int]
+        self, excluded: Sequence[PlanColumn], unchanged: frozenset[int], masked: frozenset[int]
     ) -> str:
-        """Assign values to all columns but *others*."""
+        """Assign values to all columns but *excluded*."""
         return ", ".join(
             f"{quote_identifier(column.name)} = {value}"
             for column, value in zip(self.plan.columns, self._present(masked), strict=True)
-            if column not in others and not self.plan.is_unchanged(column, unchanged)
+            if column not in excluded and not self.plan.is_unchanged(column, unchanged)
         )
 
     def _present(self, masked: frozenset[int]) -> list[str]:
-        """SQL of the new values of all columns; some staged rows lack those at *masked*."""
+        """SQL of the new values of all columns; some staged rows lack the values at *masked*."""
         by_mask = self._values(partial=bool(masked))
         return [
             value if self.plan.uses(column, masked) else self.value(column)
@@ -282,7 +282,7 @@ class SetStatements:
         ]
 
     def _values(self, *, partial: bool = False) -> list[str]:
-        """SQL of the new values of all columns; with *partial*, the row t has those not sent."""
+        """SQL of the new values of all columns; with *partial*, the row t has unsent values."""
         if not partial:
             return [self.value(column) for column in self.plan.columns]
         return [
@@ -292,7 +292,7 @@ class SetStatements:
         ]
 
     def move(self, op: int, masked: frozenset[int]) -> str:
-        """Give rows staged as *op* their new keys and values. Those at *masked* are as in `update`.
+        """Write new keys and values of rows staged as *op*. *masked*: see `update`.
 
         Columns that only the target has keep their values, and foreign keys see an UPDATE.
         """
@@ -300,7 +300,7 @@ class SetStatements:
         return self.update_rows(assignments, self._staged_as(op, self._matches_old_key))
 
     def copy_moved(self, op: int, masked: frozenset[int]) -> str:
-        """The same for new rows beside the present ones, whose keys other rows still refer to."""
+        """Write moved rows as new rows, because foreign keys still refer to the old rows."""
         at = self._staged_as(op, self._matches_old_key)
         source = f"from {self.rows} t, {at.source} where {at.condition} for no key update of t"
         return self.insert(self.replacement(self._present(masked)), source)
@@ -314,7 +314,7 @@ class SetStatements:
         return None
 
     def _if_passes(self, op: int) -> str:
-        """The condition that rows staged as *op* pass the filter, if there is one."""
+        """The condition that rows staged as *op* pass the filter; empty without a filter."""
         return ""
 
     def passing(self, op: int) -> str:
@@ -322,7 +322,7 @@ class SetStatements:
         return f"select count(*) from pg_temp.{self.stage} s where s.op = {op}{self._if_passes(op)}"
 
     def insert_missing(self, op: int) -> str:
-        """Insert rows staged as *op* that the target does not have."""
+        """Insert rows staged as *op* that the target lacks."""
         return (
             f"{self.insert_staged(op)} and not exists "
             f"(select from {self.rows} t where {self.matches_new_key})"
@@ -336,9 +336,7 @@ class SetStatements:
         return f"{delete}; {delete}"
 
     def missing(self, op: int, limit: int) -> str:
-        """Find rows staged as *op* that the target does not have; returns number and key of each,
-        at most *limit*.
-        """
+        """Return number and key of at most *limit* rows staged as *op* that the target lacks."""
         return (
             f"select s.seq, {self._key_texts(self.new)} as key from pg_temp.{self.stage} s "
             f"where s.op = {op} and not exists "
@@ -352,17 +350,17 @@ class SetStatements:
         return f"array[{', '.join(texts)}]::text[]"
 
     def counted(self, op: int, statement: str) -> str:
-        """Run *statement* on rows staged as *op*; return how many rows of the target it touched.
+        """Run *statement* on rows staged as *op*; return the number of touched rows of the target.
 
-        ``several``: the key, as text, of a staged row that found more than one of them.
-        Both are facts of one snapshot. Another statement could see rows that this one does not.
+        ``several``: the key, as text, of a staged row that touched more than one row. A single
+        snapshot gives both facts; a second statement could see further rows.
         """
         key = self._key_text("s", self.old if op == OP_MOVED else self.new)
-        found = f"s.ctid as staged, {key} as key"
+        staged_row = f"s.ctid as staged, {key} as key"
         if statement.startswith("select from"):
-            touch = statement.replace("select from", f"select {found} from", 1)
+            touch = statement.replace("select from", f"select {staged_row} from", 1)
         else:
-            touch = f"{statement} returning {found}"
+            touch = f"{statement} returning {staged_row}"
         return (
             f"with touched as ({touch}), groups as (select count(*) as rows, min(key) as key"
             " from touched group by staged)"
@@ -374,8 +372,8 @@ class SetStatements:
     def _is_unmarked(self) -> str:
         """With a filter, the condition that the row t has no mark.
 
-        A marked row is then as good as missing. Changes outside the filter did not reach it, so it
-        gives no value to a row that enters. No later change touches its facts.
+        A marked row then counts as missing. The row lacks changes from outside the filter, so a row
+        that enters the filter gets no value of the marked row. No later change alters the mark.
         """
         if not self.plan.marks_in_filter:
             return ""
@@ -402,7 +400,7 @@ class SetStatements:
     def truncate(self) -> str:
         """Empty the target of this source's rows; for history, close the open versions.
 
-        A first DELETE does not see rows that sessions have inserted while it waited for them.
+        A first DELETE does not see rows that sessions inserted while the DELETE waited.
         """
         if self.plan.truncates_by_delete:
             delete = self.delete_rows(RowPlace(f"true{self._sid_matches('t')}"))
@@ -411,5 +409,5 @@ class SetStatements:
 
     @cached_property
     def restart(self) -> str:
-        """Restart the table's sequences; a rollback takes that back."""
+        """Restart the table's sequences; a rollback restores the values."""
         return "; ".join(f"alter sequence {s} restart" for s in self.plan.restarted_sequences)

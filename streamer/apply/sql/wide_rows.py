@@ -1,12 +1,12 @@
 """Staging of wide rows: spread over several temporary tables, in exact order only.
 
-A staged row holds the new values and, to find a row by all its columns, the old ones too. These may
-be more columns than a table may have, or more than fit a page. So rows of more than
-`PART_COLUMNS_MAX` values are spread over parts that surely fit: `seq` and up to that many values
-each. The block that applies them reads all parts side by side, by cursors.
+A staged row holds the new values and, to find a row by all columns, the old values too. The values
+may exceed the columns of a table, or the size of a page. So rows of more than `PART_COLUMNS_MAX`
+values are spread over parts that surely fit: `seq` and up to that many values. The block that
+applies the rows reads all parts in parallel, by cursors.
 
-Everywhere else `s.c_5` names a staged value. Here it is `s.p1.c_5`: ``s`` is also the label of the
-block in which a part's row is the record ``p1``. Pure.
+The usual name of a staged value is `s.c_5`. The name for a part is `s.p1.c_5`: ``s`` is also the
+label of the block in which a part's row is the record ``p1``. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ def statements_in_order(plan: ApplyPlan) -> Statements:
 
 
 class PlanStatements:
-    """The statements of one plan, kept by its owner: with a cache of their text."""
+    """The statements of a plan, with a cache of the texts."""
 
     def __init__(self, plan: ApplyPlan) -> None:
         self.plan = plan
@@ -76,13 +76,13 @@ class Part:
         return f"create temporary table if not exists {self.table} ({columns})"
 
     def rows(self, staged: Sequence[Row]) -> Iterator[Row]:
-        """Take this part's values out of *staged* rows, each behind its ``seq``."""
+        """Return this part's values of *staged* rows, each behind ``seq``."""
         return ([row[0], *row[self.start : self.stop]] for row in staged)
 
 
 @dataclass(frozen=True)
 class SplitStatements(Statements):
-    """The statements for one plan whose staged rows are spread over `parts`."""
+    """The statements for a plan whose staged rows are spread over `parts`."""
 
     @property
     def stage(self) -> str:
@@ -92,7 +92,7 @@ class SplitStatements(Statements):
     def parts(self) -> tuple[Part, ...]:
         """All temporary tables; the first has the fields of a change besides values."""
         values = self.staged
-        found = [
+        parts = [
             Part(
                 self.stage,
                 ("seq", "op", "mask", "at"),
@@ -103,16 +103,16 @@ class SplitStatements(Statements):
         ]
         for start in range(0, len(values), PART_COLUMNS_MAX):
             some = values[start : start + PART_COLUMNS_MAX]
-            found.append(
+            parts.append(
                 Part(
-                    f"streamer_stage_{self.plan.number}_p{len(found)}",
+                    f"streamer_stage_{self.plan.number}_p{len(parts)}",
                     ("seq", *(name for name, _ in some)),
                     ("integer", *(kind for _, kind in some)),
                     4 + start,
                     4 + start + len(some),
                 )
             )
-        return tuple(found)
+        return tuple(parts)
 
     @cached_property
     def _part_of(self) -> dict[str, int]:
@@ -125,7 +125,7 @@ class SplitStatements(Statements):
 
     @property
     def _find_existing(self) -> str:
-        """Nothing: behind the loop, the parts of a staged row are out of scope."""
+        """Return no text: behind the loop, the parts of a staged row are out of scope."""
         return ""
 
     @property
