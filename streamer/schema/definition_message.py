@@ -1,9 +1,9 @@
 """Messages about a table's definition, and the definition after such a message.
 
-A message has the state of a table, and names the columns, objects and types that its transaction
-has changed. A second kind of message names the objects that a command has dropped. The remaining
-parts of a state are only a view: a concurrent session may have committed since, or be about to
-commit. So the stored definition has priority, and an absence counts for nothing.
+A message contains the state of a table, and names the columns, objects and types that the
+transaction changed. A second kind of message names the objects that a command dropped. The
+remaining parts of a state are only a view: a concurrent session may commit before or after. So
+the stored definition has priority, and an absence counts for nothing.
 
 Where stored and described state differ in such a part, a message may also have been lost. The
 definition is in doubt then: streamer requests a state that counts as a whole, at a later place of
@@ -37,7 +37,7 @@ Part = int | str
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The parts of a state that the transaction itself has changed.
+    """The parts of a state that the transaction changed.
 
     ``is_fresh``: each command of the transaction sees all earlier commits.
     """
@@ -55,7 +55,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The parts that a command has dropped, of any table; ``partitions``: or detached.
+    """The parts that a command dropped, of any table; ``partitions``: or detached.
 
     ``columns`` and ``defaults``: the table's OID and the column's number. ``indexes``: schema and
     name, because PostgreSQL 16 and older tell no event trigger of REINDEX CONCURRENTLY.
@@ -118,7 +118,7 @@ class DefinitionMessage:
     dropped: Dropped = Dropped()
     known: Mapping[str, Sequence[int]] | None = None
     is_made: bool = False
-    """The target has the definition already: a script for both sides has made the change."""
+    """The target already has the definition: a script for both sides made the change."""
 
     @classmethod
     def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
@@ -172,7 +172,7 @@ def with_dropped(content: bytes, dropped: bytes) -> bytes:
 
 
 def as_made(content: bytes) -> bytes:
-    """Return message *content* with the mark that the target has the definition already."""
+    """Return message *content* with the mark that the target already has the definition."""
     start = content.index(b"{")
     fields = {**json.loads(content[start:]), "is_made": True}
     return content[:start] + json.dumps(fields).encode()
@@ -478,7 +478,7 @@ def _explaining_columns(
 def _easing_objects(
     stored: Sequence[DefinedObject], told: Sequence[DefinedObject], shown: Shown
 ) -> tuple[DefinedObject, ...]:
-    """Return the objects without those that refuse rows, and that the source has dropped."""
+    """Return the objects except dropped objects that refuse rows."""
     oids = {part.oid for item in told for part in (item, item.index) if part is not None}
     names = {(item.kind, item.name) for item in told}
 

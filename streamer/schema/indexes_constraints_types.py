@@ -327,7 +327,7 @@ class DefinedType:
     text, in order. ``base``: of a domain or a range, as SQL. ``checks``: OID, name and definition.
     ``attributes``: number, name and type. ``operator_class``: of a range, if not the default.
     ``multirange``: the name of the multirange, in the same schema. ``extension``: the extension
-    that contains the type.
+    that created the type.
     """
 
     oid: int

@@ -126,8 +126,8 @@ class Statements(SetStatements):
         `REFUSED` lists refused changes, and later changes of the same keys. *keys* contains two
         numbers for every ``seq``, from 1 to *key_count*, or 0. With *immediate*, the server checks
         deferred constraints at every change. An error that does not depend on a row ends the block.
-        If a row already has the key, the block repeats the change until the error names that row
-        twice. A session may have inserted the row after the search of the change.
+        If a row already has the key, the block repeats the change until that row has the key
+        again. A session may have inserted the row after the search of the change.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)

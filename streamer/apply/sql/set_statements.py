@@ -300,7 +300,7 @@ class SetStatements:
         return self.update_rows(assignments, self._staged_as(op, self._matches_old_key))
 
     def copy_moved(self, op: int, masked: frozenset[int]) -> str:
-        """Write moved rows as new rows, because foreign keys still refer to the old rows."""
+        """Write moved rows beside the old rows, to which foreign keys still refer."""
         at = self._staged_as(op, self._matches_old_key)
         source = f"from {self.rows} t, {at.source} where {at.condition} for no key update of t"
         return self.insert(self.replacement(self._present(masked)), source)
