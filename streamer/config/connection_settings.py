@@ -70,16 +70,16 @@ class ConnectionSettings(Strict):
         default=None,
         min_length=1,
         title="Password file",
-        description="File whose only line is the password, if the url has none. streamer reads it "
-        "for each new connection.",
+        description="File whose only line is the password, if the url has none. streamer reads the "
+        "file for each new connection.",
     )
     password_command: CommandLine | None = Field(
         default=None,
         title="Password command",
-        description="Command that prints the password, such as a cloud provider's token, if "
-        "the url has none. streamer runs it without a shell, for at most 10 s. Its environment has "
-        "PGHOST, PGPORT, PGUSER and "
-        "PGDATABASE of the url. Only a configuration file can name a command.",
+        description="Command that prints the password, such as a cloud provider's token, if the "
+        "url has none. streamer runs the command without a shell, for at most 10 s. The "
+        "environment has PGHOST, PGPORT, PGUSER and PGDATABASE of the url. Only a configuration "
+        "file can name a command.",
     )
     password_lifetime: float = Field(
         default=600,

@@ -25,14 +25,14 @@ class HashKeySettings(Strict):
 
     key: SecretText | None = Field(
         default=None,
-        description="The key itself, of at least 32 characters. `openssl rand -hex 32` generates "
-        "one; keep it in an environment variable.",
+        description="The key itself, of at least 32 characters. `openssl rand -hex 32` generates a "
+        "key; keep the key in an environment variable.",
         examples=["${PEOPLE_KEY}"],
     )
     key_file: str | None = Field(
         default=None,
         min_length=1,
-        description="File whose only line is the key. streamer reads it at its start and at "
+        description="File whose only line is the key. streamer reads the file at its start and at "
         "SIGHUP.",
     )
     key_command: CommandLine | None = Field(

@@ -57,7 +57,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "worker",
     },
     "on_error": {
-        "stop": "the table stops until an operator acts; other tables continue",
+        "stop": "the table stops until an operator acts; all remaining tables continue",
         "quarantine": "the change and later changes of the same row go to streamer.quarantine; "
         "the table continues",
     },
@@ -102,18 +102,18 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "add_column": "a new column",
         "drop_column": "a dropped column",
         "rename_column": "a renamed column",
-        "widen_type": "a wider type, which holds every value of the old one",
-        "change_type": "any other type, or new values that the statement computes",
+        "widen_type": "a wider type, which holds every value of the old type",
+        "change_type": "a different type, or new values that the statement computes",
         "set_not_null": "a column becomes NOT NULL",
         "drop_not_null": "a column may be null",
         "set_default": "a default, or an identity with `create: all`, is set, changed or dropped",
-        "set_expression": "another expression of a generated column, which the target also "
+        "set_expression": "a new expression of a generated column, which the target also "
         "recomputes",
         "attach_partition": "a partition attached with rows in it; without `apply` the table "
         "continues, and its status shows that these rows are missing",
         "detach_partition": "a partition detached or dropped: its rows leave the target table",
-        "rename_table": "a new name of a partition, or a new name or schema of a table under one "
-        "pattern; there `ignore` stops, too",
+        "rename_table": "a new name of a partition, or a new name or schema of a table under a "
+        "single pattern; there `ignore` stops, too",
         "add_index": "a new index, if `create` is `keys` or `all`",
         "drop_index": "a dropped index",
         "rename_index": "a renamed index",
@@ -130,7 +130,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "add_attribute": "a new attribute of a composite type",
         "drop_attribute": "a dropped attribute of a composite type",
         "rename_attribute": "a renamed attribute of a composite type",
-        "change_attribute": "another type of such an attribute",
+        "change_attribute": "a new type of such an attribute",
     },
     "transport": {
         "auto": "binary if every table of the source qualifies for it, else text",
@@ -145,13 +145,13 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "operation": "`insert` or `update`; `copy` for a row that a copy wrote; `delete` or "
         "`truncate` for a marked row",
         "deleted_at": "commit time of the deletion, or of the update that left the `filter`; NULL "
-        "in other rows",
+        "in all remaining rows",
     },
     "on_delete": {
         "apply": "the target deletes the rows",
-        "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the one "
+        "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the column "
         "that `metadata` names. An insert of the key brings the row back. An update that takes a "
-        "row out of the `filter` marks it, too",
+        "row out of the `filter` marks the row, too",
     },
     "on_max_retained_wal": {
         "warn": "streamer logs a warning",
@@ -181,7 +181,7 @@ class TargetSettings(ConnectionSettings):
 
     url: SecretText = Field(
         description="The target database, as a libpq URL or key=value string. streamer rejects the "
-        "few libpq parameters that it cannot honor at the target.",
+        "few libpq parameters that do not suit the target.",
         examples=["postgresql://loader:${DW_PASSWORD}@warehouse.example/dw?sslmode=verify-full"],
     )
     schema_: str = Field(
@@ -205,7 +205,7 @@ class TargetSettings(ConnectionSettings):
     create_fk_indexes: bool = Field(
         default=False,
         description="Build missing indexes on foreign keys with CREATE INDEX CONCURRENTLY, once "
-        "the tables are ready. `streamer indexes --missing-fk` lists them.",
+        "the tables are ready. `streamer indexes --missing-fk` lists the indexes.",
     )
 
 
@@ -227,9 +227,9 @@ class HttpSettings(Strict):
     metrics_tables_max: int = Field(
         default=METRICS_TABLES_MAX,
         ge=0,
-        description="Up to this number of tables in the process, each table has metrics of its "
-        "own. Above it there is one metric for all tables of a source, with an empty label "
-        "`table`. Tables in error or paused still have a `streamer_table_state`.",
+        description="Up to this number of tables in the process, each table has separate metrics. "
+        "Above that number, all tables of a source share a metric with an empty label `table`. "
+        "Tables in error or paused still have a `streamer_table_state`.",
     )
     trusted_proxies: list[str] = Field(
         default=[],
@@ -261,8 +261,8 @@ class AdminSettings(Strict):
 
     token: SecretText | None = Field(
         default=None,
-        description="Bearer token with full access to the API. `openssl rand -hex 32` generates "
-        "one; set it as STREAMER_ADMIN__TOKEN to keep it out of the file.",
+        description="Bearer token with full access to the API. `openssl rand -hex 32` generates a "
+        "token. In the variable STREAMER_ADMIN__TOKEN, the token stays out of the file.",
     )
     viewer_token: SecretText | None = Field(
         default=None, description="Bearer token with read access to the API."
@@ -271,25 +271,26 @@ class AdminSettings(Strict):
     key: SecretText | None = Field(
         default=None,
         description="Key that encrypts passwords in the mapping database, from `streamer admin "
-        "generate-key`. It is best set as STREAMER_ADMIN__KEY. Of several keys, separated by "
-        "commas, the first encrypts and all decrypt. Without it, `admin.key_file` holds the key.",
+        "generate-key`. The best place is the variable STREAMER_ADMIN__KEY. Of several keys, "
+        "separated by commas, the first encrypts and all decrypt. Without it, `admin.key_file` "
+        "holds the key.",
     )
     key_file: Path | None = Field(
         default=None,
-        description="File with that key, mode 0600; streamer creates it if there is no key. By "
-        "default it is the path of the mapping database with the suffix `.key`.",
+        description="File with that key, mode 0600; streamer creates it if there is no key. The "
+        "default is the path of the mapping database with the suffix `.key`.",
     )
     variables: list[str] = Field(
         default=[],
         description="Environment variables that the mapping database, the page and the API may "
-        "name as `${NAME}`, with `*` for any characters. A url may name them in place of a "
+        "name as `${NAME}`, with `*` for any characters. A url may name a variable in place of a "
         "password only.",
     )
     secrets_directory: Path | None = Field(
         default=None,
         description="Directory of the files that the mapping database, the page and the API may "
-        "name: those of `password_file`, and `passfile`, `sslcert` and `sslkey` of "
-        "a url. By default they may name none.",
+        "name: those of `password_file`, and `passfile`, `sslcert` and `sslkey` of a url. By "
+        "default no file is allowed.",
     )
     session_hours: float = Field(
         default=12, gt=0, le=24 * 30, description="Hours until a user has to log in again."
@@ -306,11 +307,11 @@ class SpoolSettings(Strict):
 
     directory: Path | None = Field(
         default=None,
-        description="Directory for held changes and large transactions; it needs room for them. It "
+        description="Directory with room for held changes and large transactions. The directory "
         "need not survive a restart, unless `on_max_retained_wal` is `spool`: then the journals in "
-        "it hold the only copy of their changes. By default it is a directory for each user, below "
-        "the system's temporary directory. streamer makes the directory with mode 0700, and "
-        "refuses one that other users may use or replace.",
+        "the directory hold the only copy of their changes. The default is a directory for each "
+        "user, below the system's temporary directory. streamer makes the directory with mode "
+        "0700, and refuses a directory that a second user may use or replace.",
     )
 
     @property
@@ -330,8 +331,8 @@ class UrlSettings(ConnectionSettings):
     sid: str | None = Field(
         default=None,
         min_length=1,
-        description="Source id: written to the column `sid` of target tables, as part of their "
-        "key. A group with more than one url needs a different sid for each.",
+        description="Source id: written to the column `sid` of target tables, as part of the key. "
+        "A group with several urls needs a different sid for each.",
         examples=["eu"],
     )
     priority: int | None = Field(
@@ -351,9 +352,9 @@ class TableSettings(Strict):
     target: str | None = Field(
         default=None,
         title="Target",
-        description="Target table, with or without its schema. Without a schema, streamer uses "
-        "`target.schema`, also for a source table in another schema. `{database}`, `{sid}`, "
-        "`{schema}` and `{table}` stand for the source's names, as in "
+        description="Target table, with or without a schema. Without a schema, streamer uses "
+        "`target.schema`, for source tables of every schema. `{database}`, `{sid}`, `{schema}` and "
+        "`{table}` stand for the source's names, as in "
         '`"{database}_{schema}.{table}"`. In the rule of a pattern, `*` stands for the name of the '
         'source table, as in `"archive.*"`. A part in double quotes is literal.',
         examples=["sales.orders"],
@@ -367,9 +368,9 @@ class TableSettings(Strict):
     columns: dict[str, str] | None = Field(
         default=None,
         title="Columns",
-        description="Columns to replicate, with their names at the target. They must include the "
-        "key. If you created the target table yourself, it also gets other columns that exist on "
-        "both sides. By default streamer replicates all columns under their own names.",
+        description="Columns to replicate, with their names at the target. The key is required. If "
+        "you created the target table yourself, the table also gets further columns that exist on "
+        "both sides. By default streamer replicates all columns under the source's names.",
         examples=[{"id": "order_id", "customer_id": "customer_id", "total": "total"}],
     )
     exclude: list[str] = Field([], title="Columns left out", description="Columns to leave out.")
@@ -398,15 +399,15 @@ class TableSettings(Strict):
     initial: Initial = Field(
         default=Initial.COPY,
         title="Existing rows",
-        description="How replication of the table begins. It applies once: a later resync copies "
-        "the table, and needs `truncate_target` if the target holds rows that streamer did not "
-        "write.",
+        description="How replication of the table begins. The setting applies once: a later resync "
+        "copies the table, and needs `truncate_target` if the target holds rows that streamer did "
+        "not write.",
     )
     truncate_target: bool = Field(
         default=False,
         title="Delete existing target rows before the copy",
         description="Allow a copy to delete rows of this source that streamer did not write. "
-        "Without it, streamer refuses to copy into a table that holds such rows.",
+        "Otherwise streamer refuses to copy into a table that holds such rows.",
     )
     create: Create | None = Field(
         default=None,
@@ -430,15 +431,15 @@ class TableSettings(Strict):
     on_table_dropped: OnTableDropped = Field(
         default=OnTableDropped.STOP,
         title="When the source drops the table",
-        description="Reaction when the table is no longer at the source. With `keep` and "
-        "`close`, it joins again as soon as the source has a table of that name.",
+        description="Reaction when the table is no longer at the source. With `keep` and `close`, "
+        "the table joins again as soon as the source has a table of that name.",
     )
     verify_interval: float | None = Field(
         default=None,
         ge=0,
         title="Verification interval",
         description="Overrides the global `verify_interval`, in seconds, for this table. 0 "
-        "switches its verification off.",
+        "switches the verification off.",
     )
     metadata: dict[MetadataKind, str] = Field(
         default={},
@@ -456,16 +457,17 @@ class TableSettings(Strict):
         default=False,
         title="Ignore TRUNCATE",
         description="Keep the target's rows when the source truncates the table. Status and "
-        "metrics count each such TRUNCATE. A row that the source inserts later replaces one with "
-        "the same key.",
+        "metrics count each such TRUNCATE. A row that the source inserts later replaces the row "
+        "with the same key.",
     )
     max_deleted_rows: int | None = Field(
         default=None,
         ge=0,
         title="Deleted rows per transaction",
-        description="Pause the table before a source transaction that deletes more of its rows, or "
-        "truncates it. `streamer resume` then applies the transaction, and `streamer resume "
-        "--skip-deletes` applies it without its deletes. Not set: no limit.",
+        description="Pause the table before a source transaction that deletes more rows of the "
+        "table, or truncates the table. `streamer resume` then applies the transaction, and "
+        "`streamer resume --skip-deletes` applies the transaction without the deletes. Not set: no "
+        "limit.",
         examples=[10000],
     )
     priority: int = Field(
@@ -482,8 +484,8 @@ class SourceSettings(Strict):
 
     database: str = Field(
         min_length=1,
-        description="Name of a group of databases with the same tables. It is part of the slot's "
-        "name, and a label in status, metrics and log.",
+        description="Name of a group of databases with the same tables. Part of the slot's name, "
+        "and a label in status, metrics and log.",
         examples=["shop"],
     )
     urls: list[UrlSettings] = Field(min_length=1, description="The databases of the group.")
@@ -504,20 +506,20 @@ class SourceSettings(Strict):
         default=True,
         title="Stream large transactions before they commit",
         description="Receive large transactions before they commit, so that the source does not "
-        "keep them until the end. Needs PostgreSQL 14 or later.",
+        "keep the changes until the end. Needs PostgreSQL 14 or later.",
     )
     transport: Transport = Field(
         default=Transport.AUTO,
         title="Transport",
-        description="Format in which the source sends values. One column that does not qualify for "
-        "binary makes all values of its source come as text. `status --json` shows the transport "
-        "of each table, and the reason.",
+        description="Format in which the source sends values. If a column does not qualify for "
+        "binary, the source sends all values as text. `status --json` shows the transport of each "
+        "table, and the reason.",
     )
     forward_origins: bool = Field(
         default=False,
         title="Forward replicated changes",
         description="Also replicate changes that the source itself received by replication. "
-        "Cascading replication needs this; two databases that feed each other must not use it.",
+        "Cascading replication needs this; two databases that feed each other must not set this.",
     )
     failover: bool = Field(
         default=False,
@@ -530,9 +532,9 @@ class SourceSettings(Strict):
         default=False,
         title="Follow sequences",
         description="Keep sequences of the target ahead of those of the source. That concerns "
-        "identity and serial columns of mapped tables, and other sequences of the same name in "
-        "`target.schema`. streamer reads them every 3 seconds, and leaves a margin of at least "
-        "1,000 values.",
+        "identity and serial columns of mapped tables, and further sequences of the same name in "
+        "`target.schema`. streamer reads the sequences every 3 seconds, and leaves a margin of at "
+        "least 1,000 values.",
     )
     create: Create | None = Field(
         default=None,
@@ -549,18 +551,18 @@ class SourceSettings(Strict):
     on_ddl: Annotated[OnDdl | dict[DdlKind, OnDdl], WrapValidator(_on_ddl)] = Field(
         default={},
         title="Reaction to changes to definitions",
-        description="With `ddl: capture`: `apply`, `stop` or `ignore`, as one word for all kinds "
-        "of change, or by kind. By kind, `drop_column`, `change_type`, `drop_attribute`, "
-        "`change_attribute` and `detach_partition` stop by default, because they can lose values; "
-        "all others apply.",
+        description="With `ddl: capture`: `apply`, `stop` or `ignore`, as a single word for all "
+        "kinds of change, or by kind. By kind, `drop_column`, `change_type`, `drop_attribute`, "
+        "`change_attribute` and `detach_partition` stop by default, because these changes can lose "
+        "values; the rest apply.",
         examples=[{"drop_column": "stop", "change_type": "stop"}],
     )
     max_retained_wal: Annotated[Size, Field(ge=1 << 20)] | None = Field(
         default=None,
         title="Limit on retained WAL",
         description="WAL that each database of the group may retain for streamer, such as `10GB`; "
-        "at least 1MB. A plain number is bytes. streamer warns at half of it, and reduces copies "
-        "to a quarter of their speed at 80 %. Without it there is no limit.",
+        "at least 1MB. A plain number is bytes. streamer warns at half of the limit, and reduces "
+        "copies to a quarter of their speed at 80 %. Not set: no limit.",
         examples=["10GB"],
     )
     on_max_retained_wal: OnMaxRetainedWal = Field(
@@ -627,7 +629,7 @@ class Settings(BaseSettings):
     )
     on_error: OnError = Field(
         default=OnError.STOP,
-        description="Reaction of a table when the target rejects one of its changes.",
+        description="Reaction of a table when the target rejects a change.",
     )
     heartbeat_interval: float = Field(
         default=5.0,
@@ -641,21 +643,21 @@ class Settings(BaseSettings):
         ge=0,
         le=3600,
         description="Seconds between two searches for new tables of a source that match a pattern; "
-        "streamer adds them by itself. With `ddl: capture` it adds them at once. 0 switches the "
+        "streamer adds these tables by itself, and with `ddl: capture` at once. 0 switches the "
         "search off.",
     )
     conflicts_kept: int = Field(
         default=1000,
         ge=1,
         le=1_000_000,
-        description="Number of conflicts of each table, the newest ones, that `streamer conflicts` "
-        "can show. A conflict is a change whose row the target lacks or already has.",
+        description="Number of the newest conflicts of each table that `streamer conflicts` can "
+        "show. A conflict is a change whose row the target lacks or already has.",
     )
     verify_interval: float = Field(
         default=0,
         ge=0,
-        description="Seconds between two comparisons of a table with its source. The process makes "
-        "them in quiet times, one table after the other. `status`, page and metrics show when each "
+        description="Seconds between two comparisons of a table with its source. The process "
+        "compares in quiet times, table after table. `status`, page and metrics show when each "
         "table was last found equal. 0 switches verification off.",
         examples=[0],
     )
@@ -671,8 +673,8 @@ class Settings(BaseSettings):
     spool: SpoolSettings = SpoolSettings()
     mapping_database: Path | None = Field(
         default=None,
-        description="SQLite file that holds the mapping instead of `sources`. Operators edit it "
-        "over HTTP, on the page, or with `streamer sources` and `streamer tables` while `run` "
+        description="SQLite file that holds the mapping instead of `sources`. Operators edit the "
+        "file over HTTP, on the page, or with `streamer sources` and `streamer tables` while `run` "
         "works. streamer creates the file; `streamer import` moves `sources` into it.",
     )
     hash_keys: dict[str, HashKeySettings] = Field(

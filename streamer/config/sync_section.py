@@ -58,16 +58,16 @@ class SyncSection(Strict):
     rows_per_second: float | None = Field(
         default=None,
         gt=0,
-        description="Rows per second that all copies together read from one source. Without it the "
-        "rate is unlimited.",
+        description="Rows per second that all copies together read from a source. Not set: no "
+        "limit.",
     )
     sources_at_once: int = Field(
         default=4,
         ge=1,
         le=1000,
-        description="Sources whose first copies run at the same time. The others have no slot and "
-        "no snapshot until their turn: higher `priority` first, then less to copy. Tables that "
-        "join later, and resyncs, have a separate limit of the same size.",
+        description="Sources whose first copies run at the same time. The remaining sources have "
+        "no slot and no snapshot until their turn: higher `priority` first, then less to copy. "
+        "Tables that join later, and resyncs, have a separate limit of the same size.",
     )
     resumable_above: Size = Field(
         default=10 << 30,
@@ -77,11 +77,11 @@ class SyncSection(Strict):
     compare_on_spark_above: Size = Field(
         default=1 << 30,
         description="Total size of the compared tables above which a comparison runs on a local "
-        "Spark. A smaller one runs in one Python process, because Spark takes seconds to start. 0: "
-        "always on Spark. With a Spark cluster, every comparison runs there.",
+        "Spark. A smaller comparison runs in a single Python process, because Spark takes seconds "
+        "to start. 0: always on Spark. With a Spark cluster, every comparison runs there.",
     )
     defer_indexes: bool = Field(
         default=True,
         description="Drop the primary key and indexes of an empty target table during its copy and "
-        "re-create them afterwards. A table that another role owns keeps its indexes.",
+        "re-create them afterwards. A table of a different owner keeps its indexes.",
     )

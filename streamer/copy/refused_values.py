@@ -31,7 +31,7 @@ async def way_for_values(
             table,
             await read_target_types(target, table),
             sid=source.sid,
-            others=neighbours,
+            peers=neighbours,
         )
     except TargetSchemaError as exc:
         return Remedy.of(exc.message)

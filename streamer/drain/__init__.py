@@ -1,1 +1,1 @@
-"""Applies the changes of held lanes, beside the workers and without delaying other lanes."""
+"""Applies the changes of held lanes, beside the workers and without delaying live lanes."""

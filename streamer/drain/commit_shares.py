@@ -28,14 +28,16 @@ def may_divert(share: LaneTransaction) -> bool:
 
 
 def add_context(error: StreamerError, share: LaneTransaction) -> None:
-    """Add the source transaction of *share* to *error*, and the table if only one is concerned."""
+    """Add the source transaction of *share* to *error*, and the table of *share* if there is only
+    one.
+    """
     transaction = share.transaction
     error.lsn = str(transaction.final_lsn)
     error.add_note(
         f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
     )
     relations = {mapped for mapped, _ in share.changes}
-    if len(relations) == 1:  # with several, the refused one is unknown here
+    if len(relations) == 1:  # with several, the refused table is unknown here
         (mapped,) = relations
         advise(error, mapped, mapped.plan)
 

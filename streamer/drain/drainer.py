@@ -5,8 +5,8 @@ connection, in turns (`turn`). A drainer tries a window as a set. If the target 
 drainer writes in exact order (`exact_order`), up to the faulty transaction. With quarantine, it
 writes around the faulty changes. A lane with rows in quarantine stays held, because later changes
 of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a full
-disk) with a back-off. All other errors are retried every few seconds, so a fix of the cause is
-enough. With an empty spool the lane becomes live again.
+disk) with a back-off. It retries after the remaining errors every few seconds, so a fix of the
+cause is enough. With an empty spool the lane becomes live again.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ ERROR_RETRY_SECONDS: Final = 5.0
 REPORTED_WAIT: Final = 2
 """The attempt from which on status shows that the target does not take changes now."""
 TURN_SECONDS: Final = 2.0
-"""How long one lane may keep a connection while others wait for it."""
+"""How long a lane may keep a connection for which a second lane waits."""
 
 
 class Drainer:
@@ -185,7 +185,7 @@ class Drainer:
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
         except BaseException as exc:
-            # A StreamerError has rolled back; all other exceptions leave the transaction open.
+            # A StreamerError has rolled back; the remaining exceptions leave the transaction open.
             if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
                 writer.disconnect()
             raise

@@ -1,7 +1,8 @@
-"""Writes lane transactions one after the other, up to the first that the target refuses.
+"""Writes lane transactions in order, up to the first that the target refuses.
 
 Writes the windows that sets cannot express. The writer sees to rejected changes of tables whose
-rule is quarantine; a change of another table stops its transaction and all that follow.
+rule is quarantine; a rejected change of a remaining table stops its transaction and all that
+follow.
 """
 
 from streamer.apply.lanes.lane_window import LaneWindow
@@ -17,14 +18,14 @@ class ExactOrder:
         self._writer = writer
 
     async def write(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
-        """Write the shares in front of the one that the target refuses; return their number and
-        why. The caller commits them.
+        """Write the shares in front of the refused share; return their number and the error. The
+        caller commits them.
         """
         writer = self._writer
         count, error = len(window.shares), None
         by_keys = writer.orders_by_keys(window)
         if by_keys:
-            # One table after the other, several shares can violate a key that each of them keeps.
+            # In order of tables, several shares can violate a key that each share alone keeps.
             count, error = await self._find_refused(window, count, by_keys=True)
         while count and not by_keys:
             await writer.savepoint()
@@ -48,9 +49,9 @@ class ExactOrder:
     async def _find_refused(
         self, window: LaneWindow, count: int, *, by_keys: bool = False
     ) -> tuple[int, StreamerError | None]:
-        """Write shares one by one up to the one that the target refuses.
+        """Write each share by itself, up to the share that the target refuses.
 
-        With quarantine, this writes shares of one change each together, and checks each constraint
+        With quarantine, this writes shares of a single change together, and checks each constraint
         behind each share.
         """
         number = 0
@@ -87,10 +88,10 @@ class ExactOrder:
         await self._writer.transaction.check_constraints()
 
     async def _write_share_by_keys(self, window: LaneWindow, number: int) -> None:
-        """Write one share of tables that foreign keys connect, in each order that may satisfy them.
+        """Write a share of tables that foreign keys connect, in each order that may satisfy them.
 
         The order of changes across tables is not known here. As sets, rows are written and removed
-        by the keys. In exact order, one table comes after the other.
+        by the keys. In exact order, table follows table.
         """
         writer = self._writer
         single = window.only(number)
@@ -114,7 +115,7 @@ class ExactOrder:
             await writer.transaction.check_constraints()
 
     async def _write_share(self, window: LaneWindow, number: int) -> None:
-        """Write one share, by which every constraint must hold at its end."""
+        """Write a share, at whose end every constraint must hold."""
         writer = self._writer
         try:
             await writer.write_in_order(window, number, number + 1)
@@ -129,7 +130,7 @@ class ExactOrder:
 
 
 def _is_one_change(window: LaneWindow, start: int, stop: int) -> bool:
-    """Whether each of some shares has one change, of a table whose refused changes are diverted."""
+    """Whether each share has a single change, of a table whose refused changes are diverted."""
     return all(
         len(share.changes) == 1
         and len(share.changes[0][1].payloads) == 1

@@ -102,7 +102,7 @@ class SettingsError(ConfigurationError):
 
 
 class MappingError(ConfigurationError):
-    """A rule matches no table, two rules claim one table, or two sources would write the same
+    """A rule matches no table, two rules claim the same table, or two sources would write the same
     rows.
     """
 
@@ -121,7 +121,9 @@ class SourceError(StreamerError):
 
 
 class SourceConfigurationError(SourceError):
-    """An environment variable or a stored password of this source is missing; other sources run."""
+    """An environment variable or a stored password of this source is missing; the remaining sources
+    run.
+    """
 
     code = "source_configuration"
     runbook = "source-unreachable"
@@ -237,7 +239,7 @@ class SourceLimitError(SourceError):
 
 
 class SlotInUseError(SourceError):
-    """Another process streams from the slot."""
+    """A second process streams from the slot."""
 
     code = "slot_in_use"
     runbook = "second-installation"
@@ -295,8 +297,8 @@ class SourceDivergedError(SourceError):
 
 
 class SourceTakenError(SourceError):
-    """The slot or a publication with this source's names belongs to another installation, or
-    another program has read from the slot.
+    """The slot or a publication with this source's names belongs to a second installation, or a
+    foreign program has read from the slot.
     """
 
     code = "source_taken"
@@ -448,7 +450,7 @@ class TargetReadOnlyError(TargetError):
 class TargetFencedError(TargetError):
     """The target's stored progress differs from the progress that this process stored.
 
-    Another process has the source's lock, or the target went back in time or lost commits.
+    A second process has the source's lock, or the target went back in time or lost commits.
     ``relations``: the relations concerned, if known.
     """
 
@@ -478,7 +480,7 @@ class TargetSchemaError(TargetError):
 
 
 class SharedTargetError(TargetSchemaError):
-    """A change of one source would alter a type that other sources of the target still use."""
+    """A change of a source would alter a type that further sources of the target still use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, hint="it goes on once the other sources have made this change")

@@ -1,4 +1,4 @@
-"""A short text that two processes have in common if they run the same mapping. Pure."""
+"""A short text that is equal in processes with the same mapping. Pure."""
 
 import hashlib
 import json
@@ -18,8 +18,8 @@ def fingerprint(mapping: Mapping) -> str:
     """Return the fingerprint of *mapping*, 12 hexadecimal digits.
 
     Passwords are no part of the fingerprint: every reader of the bookkeeping could try candidates.
-    Nor are settings with their default, so that a version with more settings agrees with older
-    ones.
+    Nor are settings with their default, so that a version with more settings agrees with an older
+    version.
     """
     text = json.dumps(_plain(mapping), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]

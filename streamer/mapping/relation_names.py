@@ -85,8 +85,8 @@ def parse_relation(
     """Read ``table``, ``schema.table`` or a name with ``*``.
 
     A part with a dot or a literal ``*``, or with a double quote at its beginning, needs double
-    quotes, and doubled double quotes inside. Raises MappingError for all other texts. Half a quote
-    is an error, too: as a pattern, it would silently match no table.
+    quotes, and doubled double quotes inside. Raises MappingError for a text of a different form.
+    Half a quote is an error, too: as a pattern, it would silently match no table.
     """
     parts: list[tuple[str, bool]] = []
     position = 0

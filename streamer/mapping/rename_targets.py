@@ -1,16 +1,16 @@
-"""Which relations follow tables to other names at the source, and by which SQL. Pure.
+"""Which relations follow renamed tables of the source, and by which SQL. Pure.
 
 The publication and the stream know a table by its OID, so a rename breaks neither. The rules know
 the table by its name. A relation follows where a rule gives the new name a target without a
 decision:
 
 - the rule for the new name has the same target as before;
-- that rule has another target, or a pattern derives one, and `on_ddl` applies `rename_table`. The
-  target table then gets its new name, too.
+- that rule has a new target, or a pattern derives a new target, and `on_ddl` applies
+  `rename_table`. The target table then gets its new name, too.
 
-Tables may take the names of each other, in a cycle or a row. Their relations follow together, or
-none of them. A relation of which the target has nothing yet leaves a target table alone that is
-taken, or that other sources have.
+Tables may swap names, in a cycle or a row. Their relations follow together, or none of them. A
+relation without rows in the target leaves its target table alone if the new name is taken, or if a
+second source writes the table.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -49,7 +49,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A relation follows its table. ``renames_target``: its target gets another name as well."""
+    """A relation follows its table. ``renames_target``: its target gets a new name as well."""
 
     mapping: RelationMapping
     renames_target: bool = True
@@ -63,16 +63,16 @@ class RenameTargets:
     """The former and the new target table of a relation that follows a rename."""
 
     is_there: bool
-    """The former one exists."""
+    """The former table exists."""
     is_taken: bool
-    """The new one exists."""
+    """The new table exists."""
     is_shared: bool
-    """Other relations write to the former one."""
+    """Further relations write to the former table."""
     is_bare: bool
-    """Nothing of the relation is in the former one."""
+    """The former table has no rows of the relation."""
     gives_way: bool
-    """The relation of the new name is nothing but this table. A pattern may bring the new name
-    before the guard has found that it is a renamed table.
+    """The relation of the new name is this table. A pattern may bring the new name before the guard
+    has found that it is a renamed table.
     """
 
 
@@ -159,10 +159,9 @@ def _judge_alone(
 def _settle(
     verdicts: Verdicts, names: Collection[RelationName], tables: Collection[RelationName]
 ) -> Verdicts:
-    """Return *verdicts* with an obstacle where a name is not free, also after the other moves.
+    """Return *verdicts* with an obstacle where a name is not free even after all moves.
 
-    *names*: those of all relations but the ones that give way. *tables*: the new targets that
-    exist.
+    *names*: of all relations that do not give way. *tables*: the new targets that exist.
     """
     formers = {move.former for move in verdicts}
     while True:
@@ -197,7 +196,7 @@ def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
 
 
 def groups(verdicts: Verdicts) -> list[dict[Renamed, Following]]:
-    """Return the moves that can be made, those that use names of each other together."""
+    """Return the moves that can be made, in groups that swap names."""
     left = [(move, step) for move, step in verdicts.items() if isinstance(step, Following)]
     made = []
     while left:
@@ -218,11 +217,11 @@ def _touch(first: tuple[Renamed, Following], second: tuple[Renamed, Following]) 
 
 
 def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[str]:
-    """Return the statements that give target tables other names, also those of each other."""
+    """Return the statements that rename target tables, which may swap names."""
     formers = {former for former, _ in pairs}
     first, last = [], []
     for number, (former, now) in enumerate(pairs):
-        if now in formers:  # its name becomes free only as another one moves
+        if now in formers:  # its new name becomes free only as a second table moves
             aside = RelationName(former.namespace, f"streamer renames {number}")
             first += rename_sql(former, aside)
             last += rename_sql(aside, now)
@@ -232,7 +231,7 @@ def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[s
 
 
 def rename_sql(former: RelationName, now: RelationName) -> list[str]:
-    """Return the statements that give a target table another name."""
+    """Return the statements that rename a target table."""
     statements = []
     table = quote_qualified(former.namespace, former.name)
     if former.namespace != now.namespace:

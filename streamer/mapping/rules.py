@@ -360,9 +360,9 @@ class Mapping:
 def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
     """Return the name of our slot and publication on a source.
 
-    ``streamer_<database>_<sid>`` in lower case, with ``_`` for every character other than letters
-    and digits, as a slot's name needs (ReplicationSlotValidateName in slot.c). A name of more than
-    63 bytes is cut and gets a hash of the whole.
+    ``streamer_<database>_<sid>`` in lower case, with ``_`` for every character that is no letter
+    and no digit, as a slot's name needs (ReplicationSlotValidateName in slot.c). A name of more
+    than 63 bytes is cut and gets a hash of the whole.
     """
     full = f"streamer_{database}" if sid is None else f"streamer_{database}_{sid}"
     name = re.sub(r"[^a-z0-9_]", "_", full.lower())

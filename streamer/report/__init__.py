@@ -1,1 +1,1 @@
-"""The facts of a fleet for operators, and the problems among them."""
+"""The facts and the problems of a fleet, for operators."""

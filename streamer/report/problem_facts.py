@@ -1,7 +1,7 @@
 """The facts from which `streamer.report.problems` finds problems. Pure.
 
 A running process holds these facts in memory, and `status --json` prints them as fields. Both
-become the same objects, so every view judges alike.
+become the same objects, so every view reports the same problems.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from streamer.mapping.rules import SourceLabel
 
 @dataclass(frozen=True, slots=True)
 class ReportedTarget:
-    """The state of the target. ``error``: None while it accepts writes."""
+    """The state of the target. ``error``: None while the target accepts writes."""
 
     name: str
     state: str
@@ -82,7 +82,7 @@ class ReportedBacklog:
 
 @dataclass(frozen=True, slots=True)
 class ReportedSource:
-    """A source and its tables.
+    """A source with tables.
 
     ``own``: state and error in the reporting process, where the bookkeeping holds those of a second
     process.

@@ -18,7 +18,7 @@ from streamer.report.problem_facts import ReportedSource, ReportedTable, Reporte
 from streamer.util.quantities import format_bytes, format_latency
 
 OVERDUE_SECONDS: Final = 5.0
-"""A heartbeat that has been on its way for longer is a problem."""
+"""A heartbeat without arrival for longer is a problem."""
 
 
 class Severity(enum.StrEnum):
@@ -166,7 +166,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[ProblemKind, Subject]:
-        """An identity that stays while the problem lasts, also if its figures change."""
+        """An identity that stays while the problem lasts, also if figures change."""
         return self.kind, self.subject
 
     def to_json(self) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
 
 
 def of_source(source: ReportedSource) -> list[Problem]:
-    """Return the problems of a source, then the problems of its tables, tables in need first."""
+    """Return the problems of a source, then of the tables, tables in need first."""
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
     listed = [*_of_state(source), *_of_wal(source)]
     for table in tables:

@@ -121,7 +121,7 @@ class ChangedDefinitions:
     async def _join_others(
         self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
     ) -> None:
-        """Store the part of the definition that the target has from other sources.
+        """Store the part of the definition that the target has from peer sources.
 
         These sources may lack a column, an enum value or a partition of this source, or have
         narrower types. The target gets missing parts as in the stream.

@@ -26,7 +26,7 @@ from streamer.schema_changes.types_with_facts import translate_types
 from streamer.target.catalog import read_partitions
 
 _BRINGS_TYPES: Final = frozenset({DdlKind.ADD_COLUMN, DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
-"""Changes after which a column has another type than before."""
+"""Changes that may give a column a new type."""
 C = TypeVar("C")
 
 
@@ -45,11 +45,11 @@ async def translate_changes(
 ) -> Translation:
     """Return the statements for all *changes* but *ignored* changes.
 
-    Dropped and renamed objects come first, then types, then columns, which may need either.
-    *done*: changes that another source has made.
+    Dropped and renamed objects come first, then types, then columns, which may need either. *done*:
+    changes that a peer source has made.
     """
     session, mapped = table.session, table.mapped
-    others = await read_other_sources(session, command.place, target, changes)
+    peers = await read_other_sources(session, command.place, target, changes)
     made = [change for change in changes if change not in ignored and change not in done]
     kept: dict[str, list[str]] = {}
     if mapped.mapping.type is TableType.HISTORY:
@@ -61,8 +61,8 @@ async def translate_changes(
         mapped.mapping,
         target,
         sid=mapped.source.sid,
-        others=others.definitions,
-        unchanged=others.unchanged,
+        peers=peers.definitions,
+        unchanged=peers.unchanged,
         unfilled=await read_unfilled(session, mapped.relation_id),
         generated=GeneratedFacts.of(
             [column.name for column in command.definition.columns],
@@ -78,10 +78,10 @@ async def translate_changes(
     _add_types(translation, typed, columns, command)
     translation.before += await missing_labels(session, kept, typed.created)
     translation.needed_types = needed_types(made, command.definition, mapped.mapping)
-    translation.is_for_all = others.all_wait and not ignored
+    translation.is_for_all = peers.all_wait and not ignored
     if objects := of_class(made, ObjectChange):
         objects_of = Objects(table, command.message)
-        translator = await objects_of.translator(target, others.definitions, columns.columns)
+        translator = await objects_of.translator(target, peers.definitions, columns.columns)
         translation.objects = translator.translate(objects)
         translation.reasons += translation.objects.reasons
         translation.statements[:0] = translation.objects.statements

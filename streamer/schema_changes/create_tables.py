@@ -102,7 +102,7 @@ class NewTable:
 
     @property
     def key_name(self) -> str | None:
-        """The name of the primary key, if it is to be another one than PostgreSQL's own."""
+        """The name of the primary key, if PostgreSQL's own name does not serve."""
         rule, relation = self.mapping.rule, self.relation
         is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
         if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
@@ -230,7 +230,7 @@ async def _name_primary_key(connection: TargetConnection, table: NewTable) -> No
 
 
 def _grants(tables: Iterable[NewTable], role: str) -> tuple[str, str]:
-    """Return the statements by which *role* may look up *tables* of others, and may write them."""
+    """Return the statements that let *role*, which owns no table, use *tables*."""
     own = list(tables)
     schemas = sorted({quote_identifier(table.mapping.target.namespace) for table in own})
     return (

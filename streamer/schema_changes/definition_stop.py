@@ -29,7 +29,7 @@ def undecided(
 async def way_past(
     table: ChangedTable, command: SourceCommand, refusal: StreamerError
 ) -> Remedy | None:
-    """Return the command of a copy for a source that is behind others, if a copy would help.
+    """Return the command of a copy for a source that is behind its peers, if a copy would help.
 
     The target can have the present definition of the source's table. The stream has an earlier one.
     """
@@ -76,7 +76,7 @@ async def stop_error(
             ("edit", ("--file", "change.sql")),
         )
     )
-    # This source alone cannot make a change that concerns others.
+    # This source alone cannot make a change that concerns its peers.
     may_apply = not isinstance(refusal, SharedTargetError)
     error = DefinitionStopError(
         f'table "{name}" waits for a decision: {reason}; {command.cause}',

@@ -30,7 +30,7 @@ _OF_COLUMNS: Final = frozenset({ObjectKind.DEFAULT, ObjectKind.NOT_NULL})
 _VOIDS: Final = frozenset(
     {DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL, DdlKind.SET_DEFAULT}
 )
-"""Changes of a column after which a plan for it is another one."""
+"""Changes of a column that make a plan for the column obsolete."""
 
 
 class Objects:
@@ -45,12 +45,12 @@ class Objects:
     async def translator(
         self,
         there: TargetRelation,
-        others: Sequence[SourceDefinition],
+        peers: Sequence[SourceDefinition],
         columns: frozenset[str],
     ) -> ObjectTranslator:
         """Return a translator that knows the target's table, which will have *columns*.
 
-        *others*: see `ObjectTranslator`.
+        *peers*: see `ObjectTranslator`.
         """
         place = TargetPlace.at(self._mapped.mapping, self._mapped.source.sid, there)
         place = replace(place, columns=columns)
@@ -62,13 +62,13 @@ class Objects:
             await read_places(self._target, mappings, self._mapped.source.sid),
             self._definition,
             (await read_at_target(self._target, [there.oid]))[there.oid],
-            others=others if place.has_sid else (),
+            peers=peers if place.has_sid else (),
             taken=await read_taken(self._target, place.mapping.target, names),
             acts=not await may_replace_role(self._target),
         )
 
     async def store(self, translation: ObjectTranslation) -> None:
-        """Store the plans, and the end of others, to be made when this transaction is committed."""
+        """Store new plans and the ends of plans, for work after the commit of this transaction."""
         relation_id = self._mapped.relation_id
         await end_plans(self._target, relation_id, translation.ended)
         await put_plans(self._target, relation_id, translation.planned)
@@ -76,7 +76,7 @@ class Objects:
     async def plan_lost(
         self,
         there: TargetRelation,
-        others: Sequence[SourceDefinition],
+        peers: Sequence[SourceDefinition],
         objects: Sequence[DefinedObject],
         before: frozenset[str],
     ) -> None:
@@ -85,7 +85,7 @@ class Objects:
         *before*: the names that the target's table had.
         """
         if lost := before - there.object_names:
-            translator = await self.translator(there, others, frozenset(there.columns))
+            translator = await self.translator(there, peers, frozenset(there.columns))
             await self.store(translator.plan_lost(objects, lost))
 
     async def renew_plans(self, there: TargetRelation) -> None:

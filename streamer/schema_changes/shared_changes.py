@@ -1,8 +1,8 @@
 """Changes that one source of a target table makes for all sources.
 
-A source whose change the other sources forbid waits for them. The last source with the same change
-makes the change, and `streamer.ddl` tells the waiting sources. A change of a type concerns the
-values of all sources.
+The peers of a source are the sources that write the same target table. A source whose change the
+peers forbid waits for the peers. The last source with the same change makes the change, and
+`streamer.ddl` tells the waiting sources. A change of a type concerns the values of all sources.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ from streamer.target.connection import TargetConnection
 
 _MADE_FOR_ALL: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
 """Changes of columns that one source makes for all, like all changes of types. A rename is none:
-earlier rows of the transaction of another source may still have the former name.
+earlier rows of a peer's transaction may still have the former name.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OtherSources:
-    """The definitions of the other sources of a target table.
+    """The definitions of a source's peers.
 
     ``unchanged``: of the sources that do not wait with the same changes.
     """
@@ -35,7 +35,7 @@ class OtherSources:
 
     @property
     def all_wait(self) -> bool:
-        """Whether there are other sources, and all of them wait with the same changes."""
+        """Whether peers exist, and all of them wait with the same changes."""
         return bool(self.definitions) and not self.unchanged
 
 
@@ -45,7 +45,7 @@ async def read_other_sources(
     target: TargetRelation,
     changes: Sequence[AnyChange],
 ) -> OtherSources:
-    """Return the definitions of the other sources of *target*, which may wait with *changes*."""
+    """Return the definitions of the peers at *target*, which may wait with *changes*."""
     others = await read_others(session, place.relation_id) if target.has_sid else []
     if not others:
         return OtherSources()
@@ -54,9 +54,9 @@ async def read_other_sources(
 
 
 def made_for_all(changes: Sequence[AnyChange], made: Sequence[str]) -> list[AnyChange]:
-    """Return those of *changes* that another source has made for this source, too.
+    """Return the *changes* that a peer has made for this source, too.
 
-    *made*: the words of the changes that the other source has made. Pure.
+    *made*: the words of the peer's changes. Pure.
     """
     if list(made) != [str(change) for change in changes]:
         return []

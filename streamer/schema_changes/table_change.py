@@ -74,7 +74,7 @@ class TableChange:
         self._put = partial(put_ddl, table.session, command.place, query=command.message.query)
         self._decision = DdlDecision()
         self._done: list[AnyChange] = []
-        """Changes that another source has made for this source, too."""
+        """Changes that a peer source has made for this source, too."""
         self._shown: list[str] = []
         """The statements to show to an operator; none where the change cannot be translated."""
         self._after: Callable[[], Awaitable[None]] | None = None
@@ -125,7 +125,7 @@ class TableChange:
         return translation.filled
 
     async def _lock(self, changes: Sequence[AnyChange]) -> TargetRelation:
-        """Return the target's table, whose definition no other session changes from now on."""
+        """Return the target's table, and lock the table's definition against all sessions."""
         name = self._table.mapped.mapping.target
         if self._table.mapped.source.sid is not None:
             await lock_definition(self._target, name)
@@ -147,7 +147,7 @@ class TableChange:
             plain = await _unless_refused(self._translate(target, changes), plain)
             self._shown = plain.sql
         if decision.statements is not None:
-            if not decision.is_edited:  # the operator has others in mind
+            if not decision.is_edited:  # else the operator has edited the statements
                 raise TargetSchemaError(decision.reason or "")
             self._shown = self._shown or list(decision.statements)
             parts = [c for c in of_class(changes, PartitionChange) if c not in ignored]
@@ -237,7 +237,7 @@ class TableChange:
         # The last of several tenants drops the former column, with its indexes and constraints.
         may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
         names = target.object_names if may_lose else frozenset()
-        # The operator has read the expressions, and skipping makes other changes only.
+        # The operator has read the expressions, and skipping makes only the remaining changes.
         calls = None if self._decision.state == APPLY else await self._calls(changes)
         if translation.leaving:
             removed_at = datetime.fromisoformat(self._command.at)

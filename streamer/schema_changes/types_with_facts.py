@@ -28,9 +28,9 @@ _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 
 
 async def lock_types(target: TargetConnection) -> None:
-    """Let no other lane change types of the target, or the use of types, in this transaction.
+    """Lock the types of the target, and their use, against every second lane until the commit.
 
-    Another one may come to the same change now: it makes it, or finds it made.
+    A second lane with the same change then makes the change, or finds the change made.
     """
     await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
 
@@ -102,7 +102,7 @@ async def _translate(
         if change.before is not None and (type_ := of_columns.get(change.after.quoted)) is not None
     }
     names = [each.full_name for each in named]
-    # Tables of other sources share a type with this one, also in other target tables.
+    # Tables of peer sources share a type with this table, also in further target tables.
     words = [str(change) for change in changes]
     others = await read_other_users(session, command.place, names, words)
     return TypeTranslator(

@@ -69,7 +69,7 @@ def translation(
         RelationMapping(NAME_T, NAME_T, rule),
         there or target(*columns),
         sid=sid,
-        others=others,
+        peers=others,
         generated=facts
         or GeneratedFacts(
             [c.name for c in after.columns], expressions or {}, identities or {}, version

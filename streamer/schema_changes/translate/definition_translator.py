@@ -2,8 +2,8 @@
 
 The mapping translates names. It leaves out excluded and computed columns. A history table keeps
 every column, because its old versions have values there. In the table of several tenants the first
-one adds a column, and the last one drops it. Defaults and NOT NULL of one tenant do not bind the
-others, so they are left out there.
+tenant adds a column, and the last tenant drops it. Defaults and NOT NULL of a single tenant do not
+bind its peers, so the target lacks them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -74,7 +74,7 @@ class Translation:
     before: list[str] = field(default_factory=list)
     """Statements that have to be committed before."""
     is_for_all: bool = False
-    """Whether all other sources of the target wait with the same changes."""
+    """Whether all peers wait with the same changes."""
 
     @property
     def reason(self) -> str | None:
@@ -105,10 +105,10 @@ class _Present:
 class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
-    *sid*: if the target's rows have one. *others*: the definitions of other sources of the target.
-    *unchanged*: of these, those that do not wait with the same changes; None for all.
-    *unfilled*: columns of the target whose values existing rows lack. *generated*: facts about
-    generated columns. *renamed*: the new names of the target's types by those in *target*.
+    *sid*: if the target's rows have one. *peers*: the definitions of peer sources. *unchanged*: of
+    these, those that do not wait with the same changes; None for all. *unfilled*: columns of the
+    target whose values existing rows lack. *generated*: facts about generated columns. *renamed*:
+    the new names of the target's types by those in *target*.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DefinitionTranslator:
         target: TargetRelation,
         *,
         sid: str | None,
-        others: Sequence[SourceDefinition] = (),
+        peers: Sequence[SourceDefinition] = (),
         unchanged: Sequence[SourceDefinition] | None = None,
         unfilled: Collection[str] = (),
         generated: GeneratedFacts | None = None,
@@ -128,8 +128,8 @@ class DefinitionTranslator:
         self._generated = generated or GeneratedFacts()
         self._target = target
         self._sid = sid if target.has_sid else None
-        self._others = others
-        self._unchanged = others if unchanged is None else unchanged
+        self._peers = peers
+        self._unchanged = peers if unchanged is None else unchanged
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
         self._wanted: list[int] = []  # sequences of the source that a column gets or keeps
         self._columns = {
@@ -153,7 +153,7 @@ class DefinitionTranslator:
             found.fill(name, reason)
 
     def note_made(self, change: ColumnChange, found: Translation) -> None:
-        """Have values brought after a change that another source has made for this one, too.
+        """Backfill a column after a change that a peer source has made for this source, too.
 
         The target may have the column under a later name by now, which the next changes bring.
         """
@@ -177,10 +177,8 @@ class DefinitionTranslator:
 
     @property
     def _is_for_all(self) -> bool:
-        """Whether all other sources of the target wait for the changes, so that the last source
-        makes them.
-        """
-        return bool(self._others) and not self._unchanged
+        """Whether all peers wait for the changes, so that the last source makes the changes."""
+        return bool(self._peers) and not self._unchanged
 
     @property
     def _is_shared(self) -> bool:
@@ -269,7 +267,7 @@ class DefinitionTranslator:
             return []
         there, left = self._columns.get(name), list[str]()
         if there is not None and there.type != column.type:
-            # Another tenant added the column, or a history kept it.
+            # A second tenant added the column, or a history kept it.
             may_differ = (self._is_shared or self._is_history) and not there.is_generated
             is_wide = widens(column.type, there.type) or widens(there.type, column.type)
             if not (may_differ and is_wide):
@@ -295,7 +293,8 @@ class DefinitionTranslator:
         return f"update {table} set {assigned} where {quote_identifier(SID)}::text = {own}"
 
     def _replace(self, name: str, column: DefinedColumn, present: str) -> list[str]:
-        """Return the statement that drops a column of another type than *column*, which comes.
+        """Return the statement that drops a column whose type differs from the type of new
+        *column*.
 
         Raises TargetSchemaError, unless all sources wait for this: each has dropped its former one.
         """
@@ -339,13 +338,13 @@ class DefinitionTranslator:
         return self._retype(name, column)
 
     def _of(self, sources: Sequence[SourceDefinition], name: str) -> list[DefinedColumn]:
-        """Return the columns of other sources that write a column of the target."""
+        """Return the columns of peer sources that write a column of the target."""
         columns = (column for source in sources for column in source.columns)
         return [each for each in columns if self._mapping.target_column(each.name) == name]
 
     def _has_others(self, name: str) -> bool:
-        """Whether another tenant still writes a column of the target."""
-        return bool(self._of(self._others, name))
+        """Whether a peer still writes a column of the target."""
+        return bool(self._of(self._peers, name))
 
     def _drop(self, column: DefinedColumn) -> list[str]:
         name = self._name(column)
@@ -398,9 +397,9 @@ class DefinitionTranslator:
     def _move(
         self, before: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
     ) -> list[str]:
-        """Return the statements that move this tenant's values to another column.
+        """Return the statements that move this tenant's values to a second column.
 
-        *is_last*: no other tenant has the former column.
+        *is_last*: no peer has the former column.
         """
         if not is_last:
             self._refuse_users(former)
@@ -412,7 +411,7 @@ class DefinitionTranslator:
                     f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
                     "others"
                 )
-        # The column gets another type, if it does, by a later change of the same difference.
+        # A later change of the same difference may give the column a new type.
         column = replace(after, type=before.type, collation=before.collation)
         statements = self._make_room(name, column)
         if not after.generated:
@@ -434,9 +433,7 @@ class DefinitionTranslator:
     def _note_new_values(
         self, change: ColumnChange, column: DefinedColumn, found: Translation
     ) -> None:
-        """Note the columns and conditions that depend on the values of a column with another type
-        now.
-        """
+        """Note the columns and conditions that depend on the values of a column with a new type."""
         self._fill_computed(column, f'column "{column.name}" got another type', found)
         condition = self._mapping.rule.filter
         if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):
@@ -464,9 +461,9 @@ class DefinitionTranslator:
         return self._retype(name, column, found if change.kind is DdlKind.CHANGE_TYPE else None)
 
     def _sorts_alike(self, name: str, column: DefinedColumn, found: Translation) -> bool:
-        """Whether each other source of the target has a column with the collation of *column*."""
-        others = self._of(self._others, name) if self._is_shared else []
-        is_alike = all(other.collation == column.collation for other in others)
+        """Whether each peer has a column with the collation of *column*."""
+        peers = self._of(self._peers, name) if self._is_shared else []
+        is_alike = all(peer.collation == column.collation for peer in peers)
         if not is_alike:
             reason = f'collation of "{name}" waits until every source of the table has it'
             found.reasons.append(reason)
@@ -482,17 +479,17 @@ class DefinitionTranslator:
         self, name: str, column: DefinedColumn, found: Translation | None = None
     ) -> list[str]:
         """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
-        if the values of another source do not fit it.
+        if a peer's values do not fit the type.
 
         The target casts its values. With *found*, those of the source come later. The target may
         lack the cast, or refuse a value. Then the values are null until they come.
         """
         there = self._columns[name]
-        for other in self._of(self._unchanged, name) if self._is_shared else ():
-            if not widens(other.type, column.type):
+        for peer in self._of(self._unchanged, name) if self._is_shared else ():
+            if not widens(peer.type, column.type):
                 raise SharedTargetError(
                     f'column "{name}" of target table "{self._target.name}" would get type '
-                    f"{column.type}, but another source has it with type {other.type}"
+                    f"{column.type}, but another source has it with type {peer.type}"
                 )
         quoted = quote_identifier(name)
         typed, alter = f"type {type_clause(column)}", f"alter column {quoted}"
@@ -548,7 +545,7 @@ class DefinitionTranslator:
         statements, doubt = set_expression(self._alter, name, column, text, facts)
         if doubt is not None:
             found.doubts.append((change, doubt))
-        if statements and self._is_shared and self._others:
+        if statements and self._is_shared and self._peers:
             reason = f'column "{name}" would change in the rows of other sources, too'
             found.doubts.append((change, reason))
         if statements and self._is_history:
@@ -602,9 +599,9 @@ class DefinitionTranslator:
         return statements
 
     def _still_draws(self, name: str, before: DefinedColumn) -> bool:
-        """Whether another source of the table has the sequence that a column had *before*."""
-        others = self._of(self._others, name)
-        return any(_like(other.sequence, before.sequence) for other in others)
+        """Whether a peer has the sequence that a column had *before*."""
+        peers = self._of(self._peers, name)
+        return any(_like(peer.sequence, before.sequence) for peer in peers)
 
     def _follow_sequence(
         self,
@@ -653,9 +650,9 @@ class DefinitionTranslator:
         return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
 
 
-def _like(sequence: DefinedSequence | None, other: DefinedSequence | None) -> bool:
+def _like(sequence: DefinedSequence | None, peer: DefinedSequence | None) -> bool:
     """Whether sequences of two sources are equal, apart from their OIDs."""
-    return sequence is not None and other is not None and replace(sequence, oid=other.oid) == other
+    return sequence is not None and peer is not None and replace(sequence, oid=peer.oid) == peer
 
 
 def _is_sorted_anew(change: ColumnChange) -> bool:

@@ -3,7 +3,7 @@
 Publications leave generated columns out, so the target computes its own. ALTER COLUMN … SET
 EXPRESSION (PostgreSQL 17 and later) rewrites all rows of the source without a change in its stream.
 The same statement rewrites those of the target. One expression serves all rows of a table, so an
-operator decides where rows of other sources, or former versions, would change with it.
+operator decides where rows of peer sources, or former versions, would change too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -54,7 +54,7 @@ class GeneratedFacts:
         )
 
     def renamed(self, former: str, name: str) -> Self:
-        """Return the facts after a column of the target got another name."""
+        """Return the facts after a column of the target got a new name."""
 
         def moved(facts: Mapping[str, V]) -> dict[str, V]:
             return {name if each == former else each: fact for each, fact in facts.items()}
@@ -85,7 +85,7 @@ def set_expression(
 ) -> tuple[list[str], str | None]:
     """Return the statements that give column *name* of the target the expression *text*.
 
-    Nothing, if it has that already. The second part: why an operator decides.
+    Empty, if the column has that expression. The second part: why an operator decides.
     """
     former = facts.expressions.get(name)
     if former is not None and without_needless_quotes(former) == without_needless_quotes(text):

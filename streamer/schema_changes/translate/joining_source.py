@@ -1,8 +1,8 @@
-"""A source that comes to a table which other sources have filled: the part of its definition that
-the target has already. Pure.
+"""A source that joins a table of peer sources: the part of its definition that the target has
+already. Pure.
 
-The difference from that part to the whole definition is then made like any other change of the
-source. So one mechanism decides by kind, stops with the SQL, and keeps the other sources' values.
+streamer makes the difference from that part to the whole definition like any change of the source.
+So the same mechanism decides by kind, stops with the SQL, and keeps the peers' values.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -96,9 +96,9 @@ def _type(here: DefinedType, there: DefinedType) -> DefinedType:
             return replace(here, labels=tuple(e for e in here.labels if e[1] in known))
         case "d":
             own = {check[1:] for check in here.checks}
-            others = tuple(check for check in there.checks if check[1:] not in own)
+            more_checks = tuple(check for check in there.checks if check[1:] not in own)
             not_null = here.not_null or there.not_null
-            return replace(here, checks=(*here.checks, *others), not_null=not_null)
+            return replace(here, checks=(*here.checks, *more_checks), not_null=not_null)
         case "c":
             present = {name: kind for _, name, kind in there.attributes}
             names = {name for _, name, _ in here.attributes}
@@ -116,8 +116,8 @@ def widening(
     """Return the changes that a shared *target* needs to hold the source's rows.
 
     The second list names the columns that are NOT NULL and that the source does not fill. Each
-    change adds a column, widens a type or drops NOT NULL. It leaves all values of the table's other
-    tenants unchanged, so their definitions do not matter.
+    change adds a column, widens a type or drops NOT NULL. It leaves all values of the peers
+    unchanged, so their definitions do not matter.
     """
     lacking = {
         column.name
@@ -149,10 +149,10 @@ def _translator(
     mapping: RelationMapping,
     target: TargetRelation,
     sid: str | None,
-    others: Sequence[SourceDefinition] = (),
+    peers: Sequence[SourceDefinition] = (),
 ) -> DefinitionTranslator:
     facts = GeneratedFacts([column.name for column in definition.columns])
-    return DefinitionTranslator(mapping, target, sid=sid, others=others, generated=facts)
+    return DefinitionTranslator(mapping, target, sid=sid, peers=peers, generated=facts)
 
 
 def joining_statements(
@@ -162,17 +162,17 @@ def joining_statements(
     types: Sequence[DefinedType],
     *,
     sid: str | None,
-    others: Sequence[SourceDefinition],
+    peers: Sequence[SourceDefinition],
 ) -> list[str]:
     """Return the statements after which *target* takes all values of the source.
 
-    Raises TargetSchemaError if these would break another source.
+    Raises TargetSchemaError if these would break a peer source.
     """
     part = part_of_target(definition, mapping, target, types, (), ())
     changes = all_differences(part, definition)
     there = {each.full_name: each for each in types}
-    translator = TypeTranslator(there, [other.types or () for other in others])
-    columns = _translator(definition, mapping, target, sid, others)
+    translator = TypeTranslator(there, [peer.types or () for peer in peers])
+    columns = _translator(definition, mapping, target, sid, peers)
     return [
         *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,
         *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,

@@ -8,9 +8,9 @@ without long locks, as the definitions of a copied table are
 The target gets what `create` asks for: indexes, unique and exclusion constraints with `keys`,
 checks and foreign keys with `all`. A primary key comes with every level.
 
-In the table of several tenants, one that has a constraint must not bind another that has not. So
-the last tenant that gets a constraint or a unique index adds it, and the first one that drops it
-drops it. Any other index is there from the first tenant that has it to the last.
+In the table of several tenants, a constraint of a single tenant must not bind its peers. So the
+last tenant that gets a constraint or a unique index adds it, and the first tenant that drops it
+drops it. A plain index exists while any tenant has it.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ def claims(create: Create, kind: str) -> bool:
 @dataclass(slots=True)
 class ObjectTranslation:
     """``statements``: to run in place. ``planned``: to make beside the stream. ``ended``: kinds and
-    names of plans that are void now. ``reasons``: why something is left out.
+    names of plans that are void now. ``reasons``: why an object is left out.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -74,8 +74,8 @@ class ObjectTranslation:
 class ObjectTranslator:
     """Translates changes for the target of one relation.
 
-    *definition*: the source's table after them. *there*: the target's table. *others*: the
-    definitions of other sources of the target. *acts*: foreign keys would act on changes there.
+    *definition*: the source's table after them. *there*: the target's table. *peers*: the
+    definitions of peer sources. *acts*: foreign keys would act on changes there.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ObjectTranslator:
         definition: TableDefinition,
         there: TableDefinition,
         *,
-        others: Sequence[SourceDefinition] = (),
+        peers: Sequence[SourceDefinition] = (),
         taken: frozenset[str] = frozenset(),
         acts: bool = False,
     ) -> None:
@@ -93,7 +93,7 @@ class ObjectTranslator:
         self._alter = f"alter table {place.quoted}"
         self._acts = acts
         self._definition = definition
-        self._others = others
+        self._peers = peers
         self._renderer = Renderer(definition, place, places, taken)
         self._present = list(there.objects)
         """The target's objects, as the statements so far leave them."""
@@ -143,7 +143,7 @@ class ObjectTranslator:
     # ---- one change ----------------------------------------------------------------------------
 
     def _add(self, new: DefinedObject, found: ObjectTranslation) -> None:
-        lacking = new.binds and any(not _has(other, new) for other in self._others)
+        lacking = new.binds and any(not _has(peer, new) for peer in self._peers)
         if lacking:
             found.reasons.append(f'"{new.name}" waits until every source of the table has it')
             return
@@ -168,7 +168,7 @@ class ObjectTranslator:
 
     def _drop(self, old: DefinedObject, found: ObjectTranslation) -> None:
         found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
-        if not old.binds and any(_has(other, old) for other in self._others):
+        if not old.binds and any(_has(peer, old) for peer in self._peers):
             return
         if old.kind == "p" and self._is_history:
             versions = versions_name(old.name, self._place.mapping.target)
@@ -180,11 +180,11 @@ class ObjectTranslator:
 
     def _rename(self, old: DefinedObject, new: DefinedObject, found: ObjectTranslation) -> None:
         found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
-        if any(_has(other, old) for other in self._others):
+        if any(_has(peer, old) for peer in self._peers):
             self._add(new, found)
             return
         name, present = self._renderer.free(new.name), self._find(old)
-        if self._others and any(each.name == name for each in self._present):
+        if self._peers and any(each.name == name for each in self._present):
             self._drop(old, found)  # the tenant before brought the object under its new name
             return
         named = [each for each in self._present if each.name == name]
@@ -198,7 +198,7 @@ class ObjectTranslator:
             self._present.remove(present)
             self._present.append(replace(present, name=name))
         # A builder may have died with half of it made, or be under way. The plan of the former name
-        # ends here, so the rest has to be planned under the new one.
+        # ends here, so the rest needs a plan under the new name.
         self._add(new, found)
 
     def _remove(self, present: DefinedObject, found: ObjectTranslation) -> None:
@@ -258,8 +258,6 @@ def _bars(present: DefinedObject, of: DefinedObject) -> bool:
     return present.index is not None if of.is_index else not present.is_index
 
 
-def _has(other: SourceDefinition, wanted: DefinedObject) -> bool:
-    """Whether another source of the table has an object like *wanted*."""
-    return any(
-        each.kind == wanted.kind and each.name == wanted.name for each in other.objects or ()
-    )
+def _has(peer: SourceDefinition, new: DefinedObject) -> bool:
+    """Whether a peer has an object like *new*."""
+    return any(item.kind == new.kind and item.name == new.name for item in peer.objects or ())

@@ -6,9 +6,9 @@ makes it. So a statement comes only where the target's type is not yet so.
 A new value of an enum cannot be used in the transaction that adds it, unless that makes the enum.
 The source has the same rule, so rows with the value come in later transactions.
 
-A name may mean another type than before, because the source has dropped or renamed the former one.
-The target's former type then goes, or makes room under a name of streamer's own until no column
-uses it (`DefinedType.former_name`).
+A name may mean a new type, because the source has dropped or renamed the former type. The target's
+former type then goes, or makes room under a name of streamer's own until no column uses it
+(`DefinedType.former_name`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,8 +34,8 @@ class TypeTranslation:
     """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
     at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
     ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
-    types that columns of a type with another name get. ``created``: types that the statements make.
-    ``awaited``: OIDs of the source's types whose other tables must not be behind. ``before``: to
+    types that columns of a renamed type get. ``created``: types that the statements make.
+    ``awaited``: OIDs of the source's types whose further tables must not be behind. ``before``: to
     run in a transaction of their own before, because no transaction can use a label that it adds.
     """
 
@@ -52,16 +52,16 @@ class TypeTranslation:
 class TypeTranslator:
     """Translates changes for a target whose types are *there*.
 
-    *others*: the types that other sources of the target table have. *uses*: of the target's types,
-    by their OIDs. *own*: the target's types of the table's columns, by the source's names before
-    the changes. *known*: the OIDs of the source's types that its other tables have, by name.
-    *kept*: labels of enums, by name, that only ended versions of a history have.
+    *peers*: the types of peer sources. *uses*: of the target's types, by their OIDs. *own*: the
+    target's types of the table's columns, by the source's names before the changes. *known*: the
+    OIDs of the source's types in its further tables, by name. *kept*: labels of enums, by name,
+    that only ended versions of a history have.
     """
 
     def __init__(
         self,
         there: Mapping[RelationName, DefinedType],
-        others: Sequence[Sequence[DefinedType]] = (),
+        peers: Sequence[Sequence[DefinedType]] = (),
         *,
         uses: Mapping[int, TypeUse] | None = None,
         own: Mapping[RelationName, DefinedType] | None = None,
@@ -69,7 +69,7 @@ class TypeTranslator:
         kept: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._there = dict(there)
-        self._others = others
+        self._peers = peers
         self._uses = uses or {}
         self._known = known or {}
         self._kept = kept or {}
@@ -79,8 +79,8 @@ class TypeTranslator:
         self._replaced: set[str] = set()
 
     def translate(self, changes: Iterable[TypeChange]) -> TypeTranslation:
-        """Return the statements for *changes*. Raises TargetSchemaError for one that would break
-        another source.
+        """Return the statements for *changes*. Raises TargetSchemaError for a change that would
+        break a peer source.
         """
         found = TypeTranslation()
         for change in changes:
@@ -124,7 +124,7 @@ class TypeTranslator:
         there = self._there.get(new.full_name)
         if there is not None:
             is_alike = there.content == new.content and self._replaced.isdisjoint(new.parts)
-            if new.oid in self._known.get(new.full_name, ()):  # another table changes it in place
+            if new.oid in self._known.get(new.full_name, ()):  # a further table changes it in place
                 found.awaited |= set() if is_alike else {new.oid}
                 return
             if is_alike or (self._use(there).foreign and there.takes_all(new)):
@@ -138,9 +138,9 @@ class TypeTranslator:
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
     def _joins(self, new: DefinedType, there: DefinedType, found: TypeTranslation) -> bool:
-        """Whether the type of another source takes all values of *new* after more statements."""
+        """Whether the type of a peer source takes all values of *new* after more statements."""
         is_alike = new.kind == there.kind and new.base == there.base and new.kind in "ed"
-        if not is_alike or not self._of_others(new):
+        if not is_alike or not self._of_peers(new):
             return False
         if new.kind == "e" and not _sorts_alike(new, there):
             return False
@@ -156,7 +156,7 @@ class TypeTranslator:
         return True
 
     def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
-        """Drop a type of the target if the source has dropped it and no other table has it.
+        """Drop a type of the target if the source has dropped it and no further table has it.
 
         An enum may also have labels that only ended versions of a history have.
         """
@@ -167,7 +167,7 @@ class TypeTranslator:
             self._make_room(there, found)
 
     def _make_room(self, there: DefinedType, found: TypeTranslation) -> None:
-        """Take its name from a type of the target, because it means another type now."""
+        """Free the name of a type of the target, because the name means a new type."""
         use = self._use(there)
         if use.foreign:
             raise TargetSchemaError(
@@ -189,12 +189,12 @@ class TypeTranslator:
         present = None if was is None else self._names.get(was.oid)
         meant = None if present is None else self._there.get(present)
         if meant is None or meant is there:
-            return  # made for another table
+            return  # made for a further table
         if there is not None:
             is_made = there.content == new.content
             if is_made and meant.content != before.content:
                 return
-            if is_made and self._use(there).is_used:  # made for another table, with another type
+            if is_made and self._use(there).is_used:  # made for a further table, with a new type
                 self._make_room(meant, found)
                 found.merged.add(new.quoted)
                 return
@@ -203,7 +203,7 @@ class TypeTranslator:
         self._rename_to(meant, new.full_name, found)
 
     def _rename_to(self, there: DefinedType, name: RelationName, found: TypeTranslation) -> None:
-        """Give a type of the target another name."""
+        """Rename a type of the target."""
         if there.namespace != name.namespace:
             schema = quote_identifier(name.namespace)
             found.statements += [
@@ -217,12 +217,12 @@ class TypeTranslator:
         self._there[name] = replace(there, namespace=name.namespace, name=name.name)
         self._names[there.oid] = name
 
-    def _of_others(self, type_: DefinedType) -> list[DefinedType]:
-        """Return the types of other sources that have the name of *type_*."""
-        return [e for types in self._others for e in types if e.full_name == type_.full_name]
+    def _of_peers(self, type_: DefinedType) -> list[DefinedType]:
+        """Return the types of peer sources that have the name of *type_*."""
+        return [e for types in self._peers for e in types if e.full_name == type_.full_name]
 
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
-        if self._of_others(type_):
+        if self._of_peers(type_):
             raise SharedTargetError(
                 f'type "{type_.full_name}" would be {word}, and another source still '
                 "has it as it was"
@@ -256,8 +256,8 @@ class TypeTranslator:
     ) -> None:
         old, new = (part or "" for part in change.part)
         present = {text for _, text in there.labels}
-        others = self._of_others(change.after)
-        is_shared = any(old == text for other in others for _, text in other.labels)
+        peers = self._of_peers(change.after)
+        is_shared = any(old == text for peer in peers for _, text in peer.labels)
         if is_shared or {old, new} <= present:
             # Both values exist until every source has renamed its own, and rows get the new one.
             if new not in present:
@@ -278,23 +278,23 @@ class TypeTranslator:
     def _change_domain(
         self, new: DefinedType, there: DefinedType, alter: str, found: TypeTranslation
     ) -> None:
-        others = self._of_others(new)
+        peers = self._of_peers(new)
         present = {name: _check(text) for _, name, text in there.checks}
         wanted = {name: text for _, name, text in new.checks}
         for name, text in present.items():
             if name not in wanted or _check(wanted[name]) != text:
                 found.statements.append(f"{alter} drop constraint {quote_identifier(name)}")
         for name, text in wanted.items():
-            binds_all = all(name in {n for _, n, _ in other.checks} for other in others)
+            binds_all = all(name in {n for _, n, _ in peer.checks} for peer in peers)
             if present.get(name) != _check(text) and binds_all:
                 # The check runs on rows only after its functions have been looked at.
                 quoted = quote_identifier(name)
                 found.statements.append(f"{alter} add constraint {quoted} {_check(text)} not valid")
                 if _check(text) == text:
                     found.statements.append(f"{alter} validate constraint {quoted}")
-        if there.not_null != new.not_null and (not new.not_null or all(o.not_null for o in others)):
+        if there.not_null != new.not_null and (not new.not_null or all(o.not_null for o in peers)):
             found.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
-        if there.default != new.default and not others:
+        if there.default != new.default and not peers:
             end = "drop default" if new.default is None else f"set default {new.default}"
             found.statements.append(f"{alter} {end}")
         self._there[new.full_name] = new
@@ -307,7 +307,7 @@ class TypeTranslator:
         types = {each: kind for _, each, kind in change.after.attributes}
         if change.kind is DdlKind.DROP_ATTRIBUTE:
             # A transaction that began before may bring a value that fits by its number of
-            # attributes, and means others. The backfill begins behind all of these.
+            # attributes, and means different attributes. The backfill begins behind all of these.
             reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
             found.rewritten[change.after.quoted] = reason
         match change.kind:
@@ -340,10 +340,10 @@ def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[Defined
     return [column for column in columns if base_type(column.type) == type_name]
 
 
-def _sorts_alike(enum: DefinedType, other: DefinedType) -> bool:
+def _sorts_alike(enum: DefinedType, present_enum: DefinedType) -> bool:
     """Whether two enums have their common labels in the same order."""
-    wanted, present = ([text for _, text in each.labels] for each in (enum, other))
-    return [e for e in wanted if e in present] == [e for e in present if e in wanted]
+    labels, present = ([text for _, text in e.labels] for e in (enum, present_enum))
+    return [e for e in labels if e in present] == [e for e in present if e in labels]
 
 
 def _alter(type_: DefinedType) -> str:
