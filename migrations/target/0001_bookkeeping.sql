@@ -1,4 +1,4 @@
--- The bookkeeping of streamer, in the target: it commits together with the data.
+-- The bookkeeping of streamer, in the target: a transaction commits bookkeeping and data together.
 
 create table streamer.source (
     id bigint generated always as identity primary key,
@@ -17,32 +17,32 @@ create table streamer.source (
     error text,
     -- The code of `error`, which decides its runbook: see the reference of error codes.
     error_code text,
-    -- The operator's next step: words, commands and SQL, as `streamer.errors.remedies` has them.
+    -- The operator's next step: words, commands and SQL of `streamer.errors.remedies`.
     error_remedy jsonb,
     -- What the start of the source waits for, in words.
     waiting_for text,
     -- How many rounds of copies share `sync.rows_per_second`.
     copy_rounds integer not null default 1 check (copy_rounds > 0),
-    -- Stored before streamer acknowledges it to the source. So the slot is never ahead of it,
-    -- unless this database went back in time or another client moved the slot.
+    -- Stored before streamer acknowledges the position to the source. So the slot is never ahead,
+    -- unless this database went back in time or a foreign client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
-    -- Everything the source committed up to this time (this server's clock) is visible here.
+    -- All commits of the source up to this time (this server's clock) are visible here.
     visible_time timestamptz,
     -- The process that streams from this source now, or did last.
     holder text,
     -- The implementation of the hot path that this process uses: compiled or pure.
     implementation text,
-    -- A transaction that is in the target: {"end_lsn", "xid", "commit_time"}. When the source sends it
-    -- again, streamer recognises the source's history by it.
+    -- A transaction that is in the target: {"end_lsn", "xid", "commit_time"}. When the source sends
+    -- the transaction again, streamer recognises the source's history.
     last_transaction jsonb,
     -- The WAL that the source keeps for streamer, and the journal of its changes: for `status`, and
     -- {"throttled"} tells copies whether to go slower.
     backlog jsonb,
-    -- The time from the commit of the last heartbeat at the source until everything before it was
+    -- The time from the last heartbeat's commit at the source until all earlier changes were
     -- durable here. Then the time since which a heartbeat is overdue.
     heartbeat_seconds double precision,
     heartbeat_since timestamptz,
-    -- The session that takes the source's advisory lock writes its token. Rows that carry another
+    -- The session that takes the source's advisory lock writes a token. Rows that carry a different
     -- token do not count.
     lock_token text
 );
@@ -57,24 +57,27 @@ create table streamer.replica (
     backend_pid integer not null,
     -- The address of its page and metrics.
     address text,
-    -- The sources that it may run, and those whose journal is on its disk: DATABASE or DATABASE:SID.
+    -- The sources that the process may run, and the sources whose journal is on its disk: DATABASE
+    -- or DATABASE:SID.
     sources text[] not null default '{}',
     journals text[] not null default '{}',
-    -- Sources that it could not reach when it last tried: other replicas take them, if they can.
+    -- Sources that the process could not reach at the last attempt: further replicas try to take
+    -- them.
     out_of_reach text[] not null default '{}',
     max_sources integer,
-    -- The fingerprint of the mapping that it has: streamer.mapping tells whether this is the newest.
+    -- The fingerprint of the process's mapping: streamer.mapping tells whether this is the newest.
     mapping text,
-    -- It is about to end, and takes no sources.
+    -- The process is about to end, and takes no sources.
     is_stopping boolean not null default false,
-    -- Counted up every second. If it stands still, other replicas end the sessions of this one.
+    -- Counted up every second. If the number stands still, further replicas end the process's
+    -- sessions.
     beat bigint not null default 0,
     started_at timestamptz not null default now(),
     seen_at timestamptz not null default now()
 );
 
--- The mappings that replicas have run, by fingerprint; the newest revision is the one to run. A replica
--- adds a revision when an operator has changed its mapping, or when no other replica runs.
+-- The mappings that replicas have run, by fingerprint; the replicas run the newest revision. A
+-- replica adds a revision when an operator has changed the mapping, or when no second replica runs.
 create table streamer.mapping (
     revision bigint generated always as identity primary key,
     fingerprint text not null,
@@ -82,8 +85,8 @@ create table streamer.mapping (
 );
 
 -- Lag, rate and retained WAL of each source by the minute, for a day: at most 1,440 rows a source.
--- The process that runs the source writes them, and the pages of all processes read them. No
--- reference, because its check would lock the row of the source: rows go when they are a day old.
+-- The process that runs the source writes the rows, and the pages of all processes read them. No
+-- reference, because a check would lock the row of the source: rows go after a day.
 create table streamer.minute (
     -- The beginning of the minute.
     at timestamptz not null,
@@ -102,7 +105,7 @@ create table streamer.relation (
     type text not null check (type in ('clone', 'append', 'history')),
     state text not null default 'init'
         check (state in ('init', 'copying', 'catching_up', 'ready', 'paused', 'error')),
-    -- The position of the copy's snapshot: the copied rows contain all changes up to it.
+    -- The position of the copy's snapshot: the copied rows contain all earlier changes.
     snapshot_lsn pg_lsn,
     -- End of the last source transaction whose changes to this relation are in the target.
     end_lsn pg_lsn not null default '0/0',
@@ -116,83 +119,82 @@ create table streamer.relation (
     error_remedy jsonb,
     -- Whether streamer created the target table.
     target_created boolean not null default false,
-    -- The fingerprint of the relation's membership in the publication; it changes if a session
-    -- drops and re-creates the membership.
+    -- The fingerprint of the relation's membership in the publication. A session that drops and
+    -- re-creates the membership changes the fingerprint.
     publication_mark text,
-    -- The OID of the source's table when the guard last saw it published.
+    -- The OID of the source's table at the guard's last check of the publication.
     source_oid int8,
     changed_at timestamptz not null default now(),
-    -- streamer has acted on `initial: none`: the table counts as in sync. It counts once.
+    -- streamer has acted on `initial: none`: the table counts as in sync, once.
     declared boolean not null default false,
-    -- A copy fills the target table itself, so the rows of this source there are incomplete.
+    -- A copy writes directly to the target table, so the rows of this source there are incomplete.
     filling boolean not null default false,
-    -- `filter` and `set` of the rows in the target; null for none. Another `filter` needs a new copy,
-    -- another `set` the values of its columns.
+    -- `filter` and `set` of the rows in the target; null for none. A new `filter` needs a new copy,
+    -- a new `set` a backfill of the columns.
     expressions text,
-    -- The options of a resync, until it is done.
+    -- The options of a resync, until its end.
     resync jsonb,
-    -- streamer wrote all rows of this source in the target, so a copy may replace them.
+    -- streamer wrote all rows of this source in the target, so a copy may replace these rows.
     owns_rows boolean not null default false,
-    -- The replicated partitions of a partitioned source table, by their oids there; null before
-    -- streamer has read them. Rows that a partition has at its ATTACH never travel.
+    -- The replicated partitions of a partitioned source table, by the source's OIDs; null until
+    -- streamer has read them. The stream never has the rows that a partition has at ATTACH.
     leaves int8[],
     -- The identity of old rows as published: 'full', 'key ...' or 'none'; null before the first time.
     identity text,
     -- Changes are missing for good, and an operator decides about the next copy.
     needs_resync boolean not null default false,
-    -- For each of `leaves`, the transactions that attached it and the partitions above it. They
-    -- change when a session detaches and attaches it again.
+    -- For each of `leaves`, the transactions that attached the partition and the partitions above.
+    -- The value changes when a session detaches and attaches the partition again.
     leaf_joins text[],
     -- The session or the work for which the table waits, with pid, role and query age of a lock's
     -- holder. Not an error: the table continues by itself.
     waiting_for text,
-    -- The same as data: {"text", "remedy", "is_turn"}. It counts only beside `waiting_for`.
+    -- The same as data: {"text", "remedy", "is_turn"}; valid only beside `waiting_for`.
     wait jsonb,
     -- The source's columns with their numbers when the table was last in sync. A renamed column
-    -- keeps its number; a column that was dropped and added again gets another.
+    -- keeps its number; a column that was dropped and added again gets a new number.
     columns jsonb,
-    -- The definition of the source's table that the rows in the target have; null until streamer has
-    -- read it. A change of the definition at the source replaces it in the transaction that makes
-    -- the change in the target.
+    -- The definition of the source's table that the rows in the target have; null until streamer
+    -- has read the definition. The transaction that changes the target replaces the value.
     definition jsonb,
     -- The commit time, at the source, of the oldest change of the table that is not visible. Null
     -- while the table lags less than two seconds.
     lag_since timestamptz,
-    -- Everything of the table up to here is visible; stored while a client waits for the table.
+    -- All changes of the table up to here are visible; stored while a client waits for the table.
     visible_lsn pg_lsn,
-    -- The format in which the source sends values, and the reason for it; null before the first time.
+    -- The format in which the source sends values, and the reason; null before the first time.
     transport text check (transport in ('text', 'binary')),
     transport_reason text,
     -- How often streamer has ignored a TRUNCATE of the table (`skip_truncate`).
     truncates_skipped bigint not null default 0,
     -- The source transaction before which `max_deleted_rows` paused the table: {"xid", "lsn",
     -- "commit_time", "deleted_rows", "truncates"}. An operator's decision adds {"skips"}: whether
-    -- streamer leaves its deletes out.
+    -- streamer leaves the deletes out.
     brake jsonb,
     -- Deletes of such a transaction were left out, so the target may have rows that the source
     -- lacks, until the next copy.
     outlives boolean not null default false,
-    -- Columns of the target whose values existing rows lack, until a copy has brought them.
+    -- Columns of the target whose values existing rows lack, until a copy has written the values.
     unfilled text[] not null default '{}',
-    -- Existing rows need a copy that streamer began by itself, until one has succeeded.
+    -- Existing rows need a copy that streamer began by itself, until a copy has succeeded.
     copy_is_due boolean not null default false,
-    -- Labels of enums that the source has renamed: {OID of the type: {former label: label}}. Rows of
-    -- transactions that began before may still come with them.
+    -- Labels of enums that the source has renamed: {OID of the type: {former label: label}}. Rows
+    -- of earlier transactions may still have the former labels.
     former_labels jsonb not null default '{}',
     -- While a copy in chunks is under way: {"columns", "types", "border", "definition", "count",
     -- "chunk_bytes", "size_bytes", "began_at", "attempt"}. The target has the rows up to the border.
     chunks jsonb,
-    -- The storage of the source's table, or of each partition, when rows and stream agreed. Its form
-    -- is {OID: [OID of the TOAST table, file, digest of the columns' types]}; file 0: the rows no
-    -- longer agree. Null until streamer has read it.
+    -- The storage of the source's table, or of each partition, when rows and stream agreed. The
+    -- form is {OID: [OID of the TOAST table, file, digest of the columns' types]}; file 0: the rows
+    -- no longer agree. Null until streamer has read the storage.
     storage jsonb,
     unique (source_id, source)
 );
--- Before streamer writes a table, it looks for other sources of that table.
+-- Before streamer writes a table, it reads the peer sources of that table.
 create index relation_target on streamer.relation (target, source_id);
 
--- A table of several sources stays one that streamer created when the source leaves whose copy
--- created it. Without that, a source that joins would bring no indexes and constraints.
+-- A table of several sources stays marked as created by streamer when the source leaves whose copy
+-- created the table. Without that, a source that joins would bring no indexes and constraints.
 create function streamer.pass_creation_on() returns trigger language plpgsql as $$
 begin
     update streamer.relation set target_created = true
@@ -202,8 +204,8 @@ end $$;
 create trigger pass_creation_on after delete on streamer.relation
     for each row when (old.target_created) execute function streamer.pass_creation_on();
 
--- Moves progress rows, as the last statement before the COMMIT of their changes. It fails unless each
--- row is where its process left it, and the process holds the source's lock.
+-- Moves progress rows, as the last statement before the COMMIT of their changes. Fails unless each
+-- row has the position that the process stored last, and the process holds the source's lock.
 create function streamer.set_progress(
     ids int8[], old_lsns pg_lsn[], new_lsns pg_lsn[], source_ids int8[], tokens text[]
 ) returns void language plpgsql as $$
@@ -228,7 +230,7 @@ end
 $$;
 
 -- Fails if a target table is not as it was when a plan was made, and returns false. The facts about
--- a column are the OID of its type, its modifier and the OID of its collation.
+-- a column are the OID of the type, the type modifier and the OID of the collation.
 create function streamer.require_facts(relation text, facts text, names text[], types text[])
 returns boolean language plpgsql as $$
 begin
@@ -261,9 +263,9 @@ begin
 end
 $$;
 
--- The same for the condition of a statement. The planner evaluates an immutable function, and it
--- does so again whenever the definition of the table has changed. The function inside takes a
--- snapshot of its own, because that of the planner may be older than the lock of the table.
+-- The same for the condition of a statement. The planner evaluates an immutable function, again
+-- after each change of the table's definition. The inner function takes a new snapshot, because the
+-- planner's snapshot may be older than the lock of the table.
 create function streamer.fits_plan(relation text, facts text, names text[], types text[])
 returns boolean immutable language plpgsql as $$
 begin
@@ -271,9 +273,9 @@ begin
 end
 $$;
 
--- Returns a name for each value of a type; values that are equal to the type have one name. It is
--- the hash of a value, or its text if the type has no hash. A value that the type refuses gets null.
--- Values are documents with a field v.
+-- Returns a name for each value of a type; values that are equal to the type have the same name.
+-- The name is the hash of a value, or the text if the type has no hash. A value that the type
+-- refuses gets null. Values are documents with a field v.
 create function streamer.name_values(kind text, documents text[])
 returns text[] language plpgsql as $$
 declare
@@ -308,9 +310,9 @@ exception when others then
 end
 $$;
 
--- Relations that are no longer mapped, with their last state: their rows in the target stay
--- streamer's. One that comes back continues there if streamer has acknowledged nothing since;
--- otherwise streamer copies it.
+-- Relations that are no longer mapped, with the last state: streamer still owns the rows in the
+-- target. A relation that comes back continues at this state if streamer has acknowledged no change
+-- since; otherwise streamer copies the table.
 create table streamer.former_relation (
     source_id bigint not null references streamer.source on delete cascade,
     source text not null,
@@ -319,8 +321,8 @@ create table streamer.former_relation (
     primary key (source_id, source)
 );
 
--- One row per part of a copy. A task locks its row, copies, and marks it in one transaction. So a
--- part counts once, even if its task runs twice.
+-- A row for each part of a copy. A task locks the row, copies, and marks the row in a single
+-- transaction. So a part counts once, even if the task runs twice.
 create table streamer.sync_partition (
     relation_id bigint not null references streamer.relation on delete cascade,
     part integer not null,
@@ -331,20 +333,20 @@ create table streamer.sync_partition (
     started_at timestamptz,
     finished_at timestamptz,
     error text,
-    -- The kind of the error, if it ends the copy of the table: 'changed' or 'refused'.
+    -- The kind of an error that ends the copy of the table: 'changed' or 'refused'.
     failure text,
     -- The size of the part in the source's table.
     size_bytes bigint not null default 0,
     primary key (relation_id, part)
 );
 
--- A comparison that has not ended. On request, one of the same tables goes on with it.
+-- A comparison that has not ended. On request, the next comparison of the same tables continues it.
 create table streamer.comparison (
     id bigint generated always as identity primary key,
-    -- Digest of the compared tables: definitions, files, numbers of their copies, options.
+    -- Digest of the compared tables: definitions, files, numbers of copies, options.
     fingerprint text not null unique,
     began_at timestamptz not null default now(),
-    -- The position of each source when it began, by the id of the source.
+    -- The position of each source at the beginning, by the id of the source.
     lsns jsonb not null
 );
 
@@ -369,40 +371,41 @@ create table streamer.verification (
     -- source then.
     verified_at timestamptz,
     lsn pg_lsn,
-    -- Rows that differ: missing, extra or different ones.
+    -- Rows that differ: missing, extra or with different values.
     differing_rows bigint not null,
-    -- Rows that differed in every reading, without certainty that they are wrong.
+    -- Rows that differed in every reading, without certainty of an error.
     undecided_rows bigint not null,
     -- Why the relation could not be compared.
     error text
 );
 
--- Indexes that streamer dropped for a copy. The transaction that drops them writes these rows.
+-- Indexes that streamer dropped for a copy. The transaction of the DROP writes these rows.
 create table streamer.deferred_index (
     id bigint generated always as identity primary key,
     target text not null,
     definition text not null
 );
 
--- Definitions that target tables get beside their columns: indexes, constraints, defaults and
--- comments of the source's tables, as `create` asks for. A copy of the table stores them anew.
+-- Definitions of target tables beside columns: indexes, constraints, defaults and comments of the
+-- source's tables, as `create` asks for. A copy of the table replaces these rows.
 create table streamer.definition (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
     kind text not null,
     name text not null,
-    -- unwanted: the source has dropped it, and a session of streamer may have made it meanwhile.
+    -- unwanted: the source has dropped the object, and a session of streamer may have made it
+    -- meanwhile.
     state text not null check (state in ('pending', 'made', 'failed', 'unmade', 'unwanted')),
-    -- unwanted, and the source has made another of that name since: once the old one is gone, this
-    -- row is pending.
+    -- unwanted, and the source has made a new object of that name since: after the drop of the old
+    -- object, this row is pending.
     made_again boolean not null default false,
     -- The index that the first of the statements in `online` builds concurrently.
     index_name text,
-    -- Arrays of statements: for a table that no other session uses, and for one in use.
+    -- Arrays of statements: for a table that only a single session uses, and for a table in use.
     statements json not null,
     online json not null,
     sql text not null,
-    -- Why it is not made.
+    -- Why the target lacks the definition.
     reason text,
     attempts integer not null default 0,
     -- The target table that a foreign key refers to.
@@ -410,23 +413,23 @@ create table streamer.definition (
     unique (relation_id, kind, name)
 );
 
--- Requests of operators: a running process acts at once, a stopped one at its next start.
+-- Requests of operators: a running process acts at once, a stopped process at the next start.
 create table streamer.request (
     id bigint generated always as identity primary key,
     -- Null for an act that is about no table, and once the table is no longer mapped.
     relation_id bigint references streamer.relation on delete set null,
     action text not null,
     options jsonb not null default '{}',
-    -- running: an act of a command that does the work itself, such as a purge or a script.
+    -- running: an act of a command that does the work, such as a purge or a script.
     state text not null default 'queued'
         check (state in ('queued', 'taken', 'running', 'done', 'failed')),
-    -- Why it has failed.
+    -- Why the request has failed.
     error text,
     error_code text,
     error_remedy jsonb,
-    -- The user of the page or the API, or that of the command line. Null: streamer itself.
+    -- The user of the page, the API or the command line. Null: streamer.
     actor text,
-    -- The source and its table, for the time after both.
+    -- The source and the table, for the time after both.
     label text,
     requested_at timestamptz not null default pg_catalog.clock_timestamp(),
     taken_at timestamptz,
@@ -436,7 +439,7 @@ create table streamer.request (
 );
 create index request_relation on streamer.request (relation_id);
 create index request_open on streamer.request (id) where state in ('queued', 'taken');
--- Every request removes rows that are too old, and finds them by this index.
+-- Every request removes rows that are too old, by this index.
 create index request_requested_at on streamer.request (requested_at);
 
 -- Sequences of the target that follow those of a source, with the last value that streamer saw of
@@ -453,13 +456,13 @@ create table streamer.sequence (
     primary key (source_id, source)
 );
 
--- Scripts of `streamer execute`, each once for each source. A row exists before the source commits
--- the transaction that carries its script, and has the number of that transaction by then.
+-- Scripts of `streamer execute`, each once for each source. A row, with the number of the
+-- transaction, exists before the source commits the transaction that carries the script.
 create table streamer.script (
     source_id bigint not null references streamer.source on delete cascade,
     id text not null,
     script text not null,
-    -- The text that the target runs in place of it, if an operator gave one.
+    -- The text that the target runs instead, if an operator gave a text.
     replacement text,
     side text not null check (side in ('source', 'target', 'both')),
     state text not null default 'waiting'
@@ -478,12 +481,12 @@ create table streamer.script (
     primary key (source_id, id)
 );
 
--- The cut-over of a source: the step that began last, and the facts for undoing it.
+-- The cut-over of a source: the step that began last, and the facts that undo the step.
 create table streamer.cutover (
     source_id bigint primary key references streamer.source on delete cascade,
     step text not null,
     details jsonb not null,
-    -- The end of the source's WAL when its writes had stopped.
+    -- The end of the source's WAL after the last write.
     marker_lsn pg_lsn,
     began_at timestamptz not null default pg_catalog.clock_timestamp(),
     -- Since then the target may be written to, and there is no way back.
@@ -495,13 +498,13 @@ create table streamer.held (
     relation_id bigint primary key references streamer.relation on delete cascade,
     changes bigint not null,
     bytes bigint not null,
-    -- The source has to keep its WAL from here on for them.
+    -- The source has to keep the WAL from here on for these changes.
     behind_lsn pg_lsn
 );
 
--- Changes that the target refused, and later ones of the same rows, in the order the source made
--- them. Values are text under the source's names, so that a retry works under a later definition of
--- the target. A value that the source did not send (unchanged TOAST) is absent.
+-- Changes that the target refused, and later changes of the same rows, in the order of the source.
+-- Values are text under the source's names, so that a retry works under a later definition of the
+-- target. A value that the source did not send (unchanged TOAST) is absent.
 create table streamer.quarantine (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
@@ -517,7 +520,7 @@ create table streamer.quarantine (
     commit_time timestamptz not null,
     xid bigint not null,
     error text not null,
-    -- SQLSTATE; null if the change only follows an earlier one of its row.
+    -- SQLSTATE; null if the change only follows an earlier change of the row.
     code text,
     quarantined_at timestamptz not null default now(),
     retried_at timestamptz,
@@ -528,7 +531,7 @@ create table streamer.quarantine (
 create index quarantine_relation on streamer.quarantine (relation_id, id);
 
 -- Changes whose row the target lacked, or had already. The transaction that applies or quarantines
--- the change writes its row; that of a table which stops comes with the state of the table.
+-- the change writes the row. If the table stops, the row comes with the state of the table.
 create table streamer.conflict (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
@@ -538,13 +541,13 @@ create table streamer.conflict (
     resolution text not null
         check (resolution in ('inserted', 'ignored', 'quarantined', 'stopped')),
     operation text not null check (operation in ('insert', 'update', 'delete')),
-    -- The identity of the row, by the source's names of its columns; null if it has none.
+    -- The identity of the row, by the source's names of the columns; null if the row has none.
     key json,
     -- The source transaction: position and time of its commit, and its xid.
     lsn pg_lsn not null,
     commit_time timestamptz not null,
     xid bigint not null,
-    -- The target's row that has the key: its xmin, and the time of its commit if the target has
+    -- The target's row that has the key: xmin, and the time of the commit if the target has
     -- track_commit_timestamp. Null if there is none.
     existing json,
     noted_at timestamptz not null default pg_catalog.clock_timestamp()
@@ -554,24 +557,24 @@ create index conflict_relation on streamer.conflict (relation_id, id);
 create unique index conflict_stopped on streamer.conflict (relation_id, lsn, kind)
     where resolution = 'stopped';
 
--- Commands that changed the definition of a source's table, with their effect in the target.
+-- Commands that changed the definition of a source's table, with the effect in the target.
 create table streamer.ddl (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
     -- The position of the commit record of the source's transaction, and the number of the command
-    -- among those of the table in it.
+    -- among the transaction's commands for the table.
     lsn pg_lsn not null,
     number integer not null,
     -- The statement at the source, the changes in words, and the statements in the target.
     query text not null,
     changes text[] not null,
     statements text[] not null,
-    -- Why it waits, or why columns of existing rows are brought.
+    -- Why the command waits, or why columns of existing rows need a backfill.
     reason text,
-    -- `apply` and `skip` are decisions of an operator that the process has yet to carry out. `made`:
-    -- the table has yet to come to the command, or to try it again.
+    -- `apply` and `skip` are decisions of an operator that the process has yet to carry out.
+    -- `made`: the table has yet to come to the command, or to try the command again.
     state text not null check (state in ('waiting', 'made', 'apply', 'skip', 'applied', 'skipped')),
-    -- Whether another source of the target has made the command for this one, too.
+    -- Whether a peer source has made the command for this source, too.
     is_made boolean not null default false,
     -- The statements that an operator gave in place of `statements`.
     edited text[],
@@ -579,26 +582,27 @@ create table streamer.ddl (
     unique (relation_id, lsn, number)
 );
 
--- Target tables with rows of a source that streamer has forgotten, and how far their purge is. The
--- transaction that forgets the source writes the rows; `streamer tenants purge` works on them.
+-- Target tables with rows of a source that streamer has forgotten, and the progress of the purge.
+-- The transaction that forgets the source writes the rows; `streamer tenants purge` updates the
+-- rows.
 create table streamer.purge (
     database text not null,
-    -- Empty for a source without one: no purge tells its rows from others, but streamer remembers them.
+    -- Empty for a source without sid: a purge cannot find the rows, but streamer remembers them.
     sid text not null,
     target text not null,
     rows_deleted bigint not null default 0,
-    -- The block of the table before which no row of the source is left. The transaction that deletes
-    -- rows moves it. Null before the purge begins.
+    -- The block of the table before which no row of the source is left. The transaction that
+    -- deletes rows moves the block. Null before the purge begins.
     next_block bigint,
     blocks bigint,
     began_at timestamptz,
     finished_at timestamptz,
-    -- The columns that the source has filled each time it was there, by its own names.
+    -- The columns that the source has filled in all periods, by the source's names.
     columns text[] not null default '{}',
     primary key (database, sid, target)
 );
 
--- The id that tells this installation's slots and publications from those of another.
+-- The id by which this installation recognises its slots and publications.
 create table streamer.installation (id text primary key);
 insert into streamer.installation
 select md5(concat(random(), clock_timestamp(), current_database(), pg_backend_pid()));
