@@ -1,8 +1,8 @@
 """Writes the parts of the reference that the code knows, and ``config.example.yaml``.
 
-``make reference`` runs it; `tests/test_docs.py` compares its result with the committed files. A
-page holds prose and generated sections. A generated section begins with a heading that `SECTIONS`
-names and ends before the next heading of the same or a higher rank.
+``make reference`` runs this module; `tests/test_docs.py` compares the result with the committed
+files. A page holds prose and generated sections. A generated section begins with a heading that
+`SECTIONS` names and ends before the next heading of the same or a higher rank.
 """
 
 import enum
@@ -76,7 +76,7 @@ _SEE: Final = {
 
 
 def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the models that a field holds, with the mark of their container: '', '[]' or '.*'."""
+    """Yield the models that a field holds, with the mark of the container: '', '[]' or '.*'."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield "", annotation
         return
@@ -88,24 +88,24 @@ def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 _WHOLE: Final = {"hash_keys", "sources[].tables.*.set"}
-"""Settings whose description shows the settings in them."""
+"""Settings whose description shows the inner settings."""
 
 
 def settings(
     model: type[BaseModel] = Settings, prefix: str = ""
 ) -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every setting that holds a value, by its path, such as ``sources[].urls[].sid``."""
+    """Yield every setting that holds a value, by path, such as ``sources[].urls[].sid``."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{field.alias or name}"
         inner = [] if path in _WHOLE else list(models_in(field.annotation))
         if not inner:
             yield path, field
-        for mark, its in inner:
-            yield from settings(its, f"{path}{mark}.")
+        for mark, inner_model in inner:
+            yield from settings(inner_model, f"{path}{mark}.")
 
 
 def plain(value: Any) -> Any:
-    """Return *value* as YAML has it."""
+    """Return *value* as a value of YAML."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value.value if isinstance(value, enum.Enum) else value
@@ -151,9 +151,9 @@ def meaning(path: str, field: FieldInfo) -> str:
 
 def choices(name: str, field: FieldInfo) -> dict[str, str]:
     """Return the meanings of the values of a setting that takes one of a few words."""
-    found = CHOICES.get(name, {})
-    # A table's own setting has the values of the global one.
-    return {} if (field.description or "").startswith("Overrides") else found
+    words = CHOICES.get(name, {})
+    # A table's setting has the values of the global setting.
+    return {} if (field.description or "").startswith("Overrides") else words
 
 
 def settings_table(is_shown: Callable[[str], bool], prefix: str = "") -> str:
@@ -178,13 +178,13 @@ def _is_of_source(path: str) -> bool:
 # ---- config.example.yaml -------------------------------------------------------------------------
 
 _HEAD: Final = """\
-# Every setting, with its unit and its default. Copy this file to config.yaml and keep the keys
-# that you need: only `target.url` and `sources` are required.
+# Every setting, with unit and default. Copy this file to config.yaml and keep the keys that you
+# need: only `target.url` and `sources` are required.
 #
 # Precedence: command line, environment, this file, default. The environment variable of a setting
 # has the name of its path, as in STREAMER_TARGET__URL or STREAMER_HTTP__LISTEN. streamer replaces
 # ${NAME} in a string from the environment. Write $${NAME} for the literal text. streamer rejects an
-# unknown key, a wrong type or a missing variable with file, line and key. A missing variable of one
+# unknown key, a wrong type or a missing variable with file, line and key. A missing variable of a
 # source stops that source alone.
 #
 # `make reference` writes this file from streamer/config/settings.py.
@@ -195,7 +195,7 @@ _MORE_TABLES: Final = """
 """
 
 
-_EXPLAINED: Final = re.compile(r"\b(?:By default|Without it)\b")
+_EXPLAINED: Final = re.compile(r"\b(?:By default|The default|Without it|Not set)\b")
 
 
 def comment(path: str, field: FieldInfo, indent: str) -> str:
@@ -219,7 +219,7 @@ def comment(path: str, field: FieldInfo, indent: str) -> str:
 
 
 def example_value(field: FieldInfo) -> str:
-    """Return the example of a setting, or its default."""
+    """Return the example of a setting, or the default."""
     return written(field.examples[0] if field.examples else field.default)
 
 
@@ -277,7 +277,7 @@ PROGRAM: Final[Any] = typer.main.get_command(app)
 
 
 def leaves(group: Any = PROGRAM, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every command that does something, by its whole name."""
+    """Yield every command without subcommands, by the whole name."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from leaves(command, f"{prefix}{name} ")
@@ -294,7 +294,7 @@ def _help_rows(command: Any, name: str) -> list[tuple[str, str]]:
     rows = []
     for parameter in command.params:
         if (record := parameter.get_help_record(context)) is None:
-            continue  # hidden: one process of streamer passes it to another
+            continue  # hidden: a process of streamer passes the option to a child
         declared, text = record
         for name_of_type, word in _WORDS.items():
             declared = re.sub(rf" <{name_of_type}>", f" {word}", declared)
@@ -350,8 +350,8 @@ def _labels(metric: Any) -> Iterable[str]:
 def metric_rows() -> Iterator[tuple[str, str, str, str]]:
     """Yield name, type, labels and help of every metric."""
     metrics = Metrics()
-    own = [value for value in vars(metrics).values() if hasattr(value, "describe")]
-    families_of_own = [(value, next(iter(value.describe()))) for value in own]
+    counters = [value for value in vars(metrics).values() if hasattr(value, "describe")]
+    families_of_own = [(value, next(iter(value.describe()))) for value in counters]
     described = [(family, _labels(value) or _labels(family)) for value, family in families_of_own]
     gauges = [(family, _labels(family)) for family in families(ScrapeFacts(True, 0.0))]
     for family, labels in described + gauges:
@@ -369,7 +369,7 @@ def metrics_table() -> str:
 
 
 def error_classes() -> list[type[StreamerError]]:
-    """Return the classes of errors that have a code of their own."""
+    """Return the classes of errors that define a code."""
     assert issubclass(embedded_servers.ServerError, StreamerError)
     assert issubclass(demo_servers.DemoError, StreamerError)
     return [error for error in classes_of_errors() if "code" in vars(error)]
@@ -429,14 +429,14 @@ SECTIONS: Final[dict[str, dict[str, Callable[[], str]]]] = {
 
 
 def with_section(text: str, heading: str, body: str) -> str:
-    """Return *text* with another body under *heading*. Raises ValueError without that heading."""
+    """Return *text* with *body* under *heading*. Raises ValueError without that heading."""
     rank = heading.partition(" ")[0]
-    before, found, rest = text.partition(f"\n{heading}\n")
-    if not found:
+    head, separator, following = text.partition(f"\n{heading}\n")
+    if not separator:
         raise ValueError(f"no heading {heading!r}")
-    after = re.search(rf"^#{{1,{len(rank)}}} ", rest, re.MULTILINE)
-    tail = f"\n{rest[after.start() :]}" if after else ""
-    return f"{before}\n{heading}\n\n{body}\n{tail}"
+    after = re.search(rf"^#{{1,{len(rank)}}} ", following, re.MULTILINE)
+    tail = f"\n{following[after.start() :]}" if after else ""
+    return f"{head}\n{heading}\n\n{body}\n{tail}"
 
 
 def files() -> list[Path]:

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes .venv from the lock files: PYTHON=python3.12 scripts/setup.sh
 #
-# It installs exactly the packages of the lock files, build tools included, and checks their hashes.
-# uv is fast. pip is slower; it serves where it has its own index, or uv cannot reach one.
+# Installs exactly the packages of the lock files, build tools included, and checks the hashes.
+# uv is fast. The slower pip serves with its own index, or where uv cannot reach an index.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -19,7 +19,7 @@ is_usable() {
 
 make_environment() {
     "$python" -m venv --clear .venv >/dev/null && return
-    # Debian keeps venv in a package of its own.
+    # Debian keeps venv in a separate package.
     version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     install="apt-get install -y python$version-venv"
     command -v apt-get >/dev/null || fail "$python -m venv does not work; install the missing package"
@@ -56,7 +56,7 @@ pip install --quiet --no-deps --no-build-isolation --editable .
 implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
     'from streamer.compiled import choice; print(choice.describe())')
 [ "$implementation" = compiled ] || echo "streamer uses $implementation"
-# pytest compiles the tests once, meanwhile: six processes of `make test` would each compile them all.
+# pytest compiles the tests once, meanwhile: six processes of `make test` would compile all tests each.
 .venv/bin/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 &
 if command -v java >/dev/null || [ -n "${JAVA_HOME:-}" ]; then
     echo "making the class data archive of Spark's JVM"

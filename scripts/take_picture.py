@@ -1,7 +1,7 @@
 """Take the picture of the page that README.md shows: ``.venv/bin/python -m scripts.take_picture``.
 
-It shows the fleet of `tests.support.fleet`, so it needs no server. Arguments of another picture:
-its file, its width in pixels, ``dark`` or ``light``, and ``--large`` for 200 sources.
+The page shows the fleet of `tests.support.fleet`, without a server. Arguments of a different
+picture: the file, the width in pixels, ``dark`` or ``light``, and ``--large`` for 200 sources.
 """
 
 import subprocess

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Runs a command where tests find a Chromium: scripts/with_chromium.sh COMMAND …
 #
-# Installs the distribution's where it may and none is there. Otherwise goes on all the same: only
-# the tests in a browser need it, and they say how to install it. Debian's headless shell is the
-# same browser without its windows, and takes half of the CPU. So it joins a Chromium that is there,
-# in the same version, which changes no other package.
+# Installs the distribution's Chromium if none exists and the user is root. Continues without Chromium
+# otherwise: only the tests in a browser need Chromium, and these print the command for the
+# installation. Debian's headless shell is the same browser without windows, and takes half of the
+# CPU. So the shell joins an existing Chromium, in the same version, which changes no package.
 set -eu
 
 quietly() {

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Runs a command with a Java that Spark can use: scripts/with_java.sh COMMAND …
 #
-# It takes the first recent one of JAVA_HOME, the java on the path and those in the usual places. If there
-# is none, it installs the distribution's headless one, or prints the command to run.
+# Takes the first recent Java of JAVA_HOME, the path and the usual directories. Without Java, installs
+# the distribution's headless Java, or prints the command to run.
 set -eu
 oldest=17
 
@@ -17,7 +17,7 @@ is_usable() {
     [ "${version:-0}" -ge "$oldest" ]
 }
 
-# Leaves JAVA_HOME as Spark shall see it: unset means the java on the path.
+# Leaves JAVA_HOME for Spark: unset means the java on the path.
 find_java() {
     if [ -n "${JAVA_HOME:-}" ] && is_usable "$JAVA_HOME/bin/java"; then return 0; fi
     unset JAVA_HOME
@@ -46,7 +46,7 @@ first_of() {
     echo "$first"
 }
 
-# Prints the command that installs Java here, if this system is one we know.
+# Prints the command that installs Java here, on a known system.
 installation() {
     if command -v apt-get >/dev/null; then
         echo "apt-get install -y --no-install-recommends $(first_of 'apt-cache show' \

@@ -28,9 +28,7 @@ def may_divert(share: LaneTransaction) -> bool:
 
 
 def add_context(error: StreamerError, share: LaneTransaction) -> None:
-    """Add the source transaction of *share* to *error*, and the table of *share* if there is only
-    one.
-    """
+    """Add the source transaction of *share* to *error*, and a single table of *share*."""
     transaction = share.transaction
     error.lsn = str(transaction.final_lsn)
     error.add_note(

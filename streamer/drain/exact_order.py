@@ -1,7 +1,7 @@
 """Writes lane transactions in order, up to the first that the target refuses.
 
-Writes the windows that sets cannot express. The writer sees to rejected changes of tables whose
-rule is quarantine; a rejected change of a remaining table stops its transaction and all that
+Writes the windows that sets cannot express. The writer diverts rejected changes of tables whose
+rule is quarantine. A rejected change of a remaining table stops its transaction and all that
 follow.
 """
 

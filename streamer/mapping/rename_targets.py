@@ -9,8 +9,8 @@ decision:
   `rename_table`. The target table then gets its new name, too.
 
 Tables may swap names, in a cycle or a row. Their relations follow together, or none of them. A
-relation without rows in the target leaves its target table alone if the new name is taken, or if a
-second source writes the table.
+relation without rows in the target leaves its target table alone if the new name is taken, or if
+peer sources write the table.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,9 +1,9 @@
 """The id of this installation, also while the target is away.
 
-The target's bookkeeping holds the id. A process that starts while the target is away would not know
-its id. It could not tell its publications from those of another installation. The process therefore
-keeps a copy of the id in ``spool.directory``, in a file named after the target. A different target
-means a different installation, also in the same directory.
+The target's bookkeeping holds the id. Without the id, a process that starts while the target is
+away could not recognise its publications. The process therefore keeps a copy of the id in
+``spool.directory``, in a file named after the target. A different target means a different
+installation, also in the same directory.
 """
 
 import hashlib

@@ -43,7 +43,8 @@ class SlotOwner:
         is_known: bool,
         is_taken_over: bool,
     ) -> Found:
-        """Refuse slot and publications of another installation, without an order to take them over.
+        """Refuse slot and publications of a foreign installation, without an order to take them
+        over.
 
         Return the objects found at the source.
 

@@ -331,8 +331,9 @@ async def as_stored(connection: Connection, command: str) -> bytes:
 async def pass_bytes(connection: Connection) -> None:
     """Make the server send stored text unchanged, unless the text is UTF-8.
 
-    For any other client encoding the server would validate or convert the text. A character without
-    an equivalent would then end the stream of all tables. Text in results is bytes from here on.
+    For a different client encoding the server would validate or convert the text. A character
+    without an equivalent would then end the stream of all tables. Text in results is bytes from
+    here on.
     """
     if connection.info.parameter_status("server_encoding") != "UTF8":
         await connection.execute("set client_encoding to 'SQL_ASCII'")

@@ -5,7 +5,7 @@
 its own, which set the parameter explicitly. A program that sets the opposite can still write; the
 stream then shows the changes behind the marker.
 
-``pg_stat_activity`` hides the transactions of other roles from a role without
+``pg_stat_activity`` hides the transactions of foreign roles from a role without
 ``pg_read_all_stats``. Such a session may write, so it counts as a writer.
 """
 

@@ -168,8 +168,8 @@ class Publishing:
            before it has read the next fingerprint, and no operator has to act then.
         3. *The consequences come before the new facts.* After a crash in between, the next plan
            compares with the former facts again.
-        4. *The loss of an identity is stored before publications change.* Another session may
-           prevent the change, and give the table an identity meanwhile.
+        4. *The loss of an identity is stored before publications change.* A foreign session may
+        prevent the change, and give the table an identity meanwhile.
         """
         former = {name: self._last(relations[name]) for name in plan.unmarked}
         unmarked = {name: replace(last, mark=None) for name, last in former.items()}

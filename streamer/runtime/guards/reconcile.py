@@ -138,7 +138,7 @@ class Case:
     name: RelationName | None = None
     """The new name of a renamed table."""
     successor: RelationName | None = None
-    """The relation under which the table streamed that replaced another table."""
+    """The relation under which the table streamed that replaced this table."""
     fault: PublicationFault | None = None
     """The reason of `error`, if a publication keeps changes of the table back."""
 

@@ -262,10 +262,10 @@ class SlotCheck:
         return stream
 
     async def _check_taken(self, plain: Connection, start_lsn: Lsn) -> Slot:
-        """Return the slot; refuse a slot that another process, such as the journal of a replica,
+        """Return the slot; refuse a slot that a second process, such as the journal of a replica,
         has moved since `open_slot`.
 
-        PostgreSQL begins at the slot's position then, without an error. From here on no other
+        PostgreSQL begins at the slot's position then, without an error. From here on only this
         process can move the slot. Raises SlotInUseError.
         """
         await check_same_server_plainly(plain, self._server)

@@ -1,4 +1,4 @@
-"""Logs each problem when it appears, and when it has gone, in the words of every other view."""
+"""Logs the beginning and the end of each problem, in the words of all views."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -115,8 +115,8 @@ class Engine:
         take_over: Collection[str] = (),
         max_sources: int | None = None,
     ) -> None:
-        """*is_partial*: other processes run the rest of the target's sources. *take_over*: names of
-        sources (``DATABASE`` or ``DATABASE:SID``) whose slots a different installation may have
+        """*is_partial*: further processes run the rest of the target's sources. *take_over*: names
+        of sources (``DATABASE`` or ``DATABASE:SID``) whose slots a different installation may have
         used. *max_sources*: how many sources this process may run; None for an even share.
         """
         self._take_over = take_over
@@ -463,13 +463,14 @@ class Engine:
         if late:
             await asyncio.wait(late)
 
-    # ---- another mapping -----------------------------------------------------------------------
+    # ---- a new mapping ---------------------------------------------------------------------------
 
     async def apply(self, mapping: Mapping) -> None:
-        """Switch to *mapping*: add, change and remove sources while the other sources continue.
+        """Switch to *mapping*: add, change and remove sources while the remaining sources continue.
 
         Tables that are new at a source and match a pattern join, too. Raises ConfigurationError for
-        an invalid mapping, and then no source has changed; other errors concern a single source.
+        an invalid mapping, and then no source has changed; any later error concerns a single
+        source.
         """
         async with self._applying:
             if self._stopping.is_set():
@@ -621,7 +622,7 @@ class Engine:
     async def _remove(self, supervisor: Supervisor, installation: str) -> None:
         """Stop a source, and remove its objects and bookkeeping; the target keeps its rows.
 
-        A slot without a reader would retain the source's WAL until its disk is full. If another
+        A slot without a reader would retain the source's WAL until its disk is full. If a second
         replica runs the source, that replica removes the objects.
         """
         assert self._services is not None

@@ -139,7 +139,7 @@ class Verification:
                         if relation.relation_id in records
                     }
                     due += self._due(supervisor.source, relations, records)
-        except StreamerError as exc:  # other parts of the process report the state of the target
+        except StreamerError as exc:  # the process reports the target elsewhere
             log.debug("cannot look for tables to verify", error=str(exc))
         return due
 

@@ -6,7 +6,7 @@ these facts each process decides alone which sources to take and to give back, s
 returned source ends in order and is unlocked last.
 
 While the target does not answer, the process keeps its sources: their attempts wait, and take the
-locks again. If another replica was faster, this process gives up the source.
+locks again. If a second replica was faster, this process gives up the source.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ SETTLE_SECONDS: Final = 3.0
 GIVEN_AT_ONCE: Final = 4
 """The number of sources to give back at a time."""
 REFUSED_SECONDS: Final = 10.0
-"""A replica that has not taken its source for so long loses the source to the others."""
+"""A replica that has not taken its source for so long loses the source."""
 FORGIVEN_SECONDS: Final = 60.0
 """After so long the replica may take such a source again."""
 FOLLOW_SECONDS: Final = 5.0
@@ -65,8 +65,8 @@ FOLLOW_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""A replica does not take a source that another replica removed for so long: this process may be
-about to read the same configuration.
+"""A replica does not take a source that a peer removed for so long: this process may be about to
+read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
 STRANGER: Final = -1
@@ -165,7 +165,7 @@ class Replica:
         self._probing: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         self._removed: dict[str, float] = {}
-        """Sources that another replica has removed from its mapping, and when."""
+        """Sources that a peer has removed from its mapping, and when."""
         self._shown_at = float("-inf")
         self._is_stopping = False
         self._woken = asyncio.Event()
@@ -213,7 +213,7 @@ class Replica:
     async def release(self, label: str) -> None:
         """Release the lock of a source that this process has removed from its mapping."""
         try:
-            await self._locks.use(self._report)  # first: so that no other replica takes the source
+            await self._locks.use(self._report)  # first: so that no peer takes the source
             await self._locks.give_up(label)
         except StreamerError as exc:
             _log_left(exc)
@@ -305,7 +305,8 @@ class Replica:
     def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
         """Return the replicas that count no beats.
 
-        A replica that lost its lock may be among them: frozen, with transactions that block others.
+        A replica that lost its lock may be among them: frozen, with transactions that block
+        sessions.
         """
         now = time.monotonic()
         seen = {}
@@ -363,7 +364,7 @@ class Replica:
         self.fleet = Fleet.of(record)
 
     async def _keep(self, sources: dict[str, Shared], record: FleetRecord) -> None:
-        """Give up sources whose lock another process has; lock sources of this process again."""
+        """Give up sources whose lock a second process has; lock sources of this process again."""
         for label, shared in sources.items():
             owner = record.owners.get(label)
             if shared.is_assigned and (owner is None or owner.backend_pid != self._backend_pid):

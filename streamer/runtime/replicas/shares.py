@@ -2,7 +2,7 @@
 
 All replicas see the same locks and decide by the same rules, so they need no coordinator. A free
 source goes to the replica with the fewest sources. A replica that has at least two sources more
-than another replica gives some back. Each move makes the shares more even, so moves come to an end.
+than a peer gives some back. Each move makes the shares more even, so moves come to an end.
 
 The lock alone decides. Two replicas with different views may both try to take a source, and one of
 the attempts fails.

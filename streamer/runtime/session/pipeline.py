@@ -276,7 +276,7 @@ class Pipeline:
         self._session = None
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                # First: while the target is away, the other steps take long.
+                # First: while the target is away, the next steps take long.
                 await session.stream.close()
                 if session.timeline_watch is not None:
                     await session.timeline_watch.close()

@@ -44,7 +44,7 @@ MANUAL_RETRY_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
 """An attempt that lasted this long did not fail; its end is a new error."""
 OUT_OF_REACH_ATTEMPTS: Final = 3
-"""So many attempts in a row that cannot reach the source make another replica try."""
+"""So many attempts in a row that cannot reach the source make a second replica try."""
 _UNREACHED: Final = (SourceConnectionError, SourceRejectedError, SourceConfigurationError)
 
 
@@ -102,7 +102,7 @@ class Supervisor:
     def heartbeat_seconds(self) -> float | None:
         """How long a commit takes to become visible; the value grows between attempts to stream.
 
-        None for a source of another replica, which measures the time.
+        None for a source of a peer replica, which measures the time.
         """
         if not self.is_assigned:
             return None
@@ -152,7 +152,7 @@ class Supervisor:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the last attempt of a source that another replica is to run has not ended."""
+        """Whether the last attempt of a source that a peer replica is to run has not ended."""
         return not self.is_assigned and self.pipeline is not None
 
     @property
@@ -199,7 +199,7 @@ class Supervisor:
         holder: str | None,
         tables: dict[str, tuple[str, ErrorReport | None]],
     ) -> None:
-        """Show the stored state of a source that another replica runs.
+        """Show the stored state of a source that a peer replica runs.
 
         *tables*: the tables that are not ready.
         """

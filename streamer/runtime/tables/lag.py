@@ -1,7 +1,7 @@
 """The age of the oldest committed change that is not visible at the target. Pure.
 
-Moments are those of `time.monotonic`. A keepalive has the time of another machine, and comes also
-while the server sends no changes. So only positions tell how far the stream is. The guard sees
+Moments are those of `time.monotonic`. A keepalive has the time of the source's machine, and comes
+also while the server sends no changes. So only positions tell how far the stream is. The guard sees
 where the source's WAL ends at a moment, and the lag grows until the stream reaches that position.
 """
 

@@ -117,7 +117,7 @@ class Runner(Protocol):
 
     @property
     def waits_for_another(self) -> bool:
-        """Whether another process runs the source."""
+        """Whether a second process runs the source."""
         ...
 
     @property
@@ -153,7 +153,9 @@ class BacklogGuard:
         self.given_up: str | None = None
         """The reason why the guard dropped the slot, while no slot exists."""
         self.obstacle: ErrorReport | None = None
-        """Why the guard does not act at the limit: the slot may be another installation's."""
+        """Why the guard does not act at the limit: the slot may belong to a foreign
+        installation.
+        """
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True

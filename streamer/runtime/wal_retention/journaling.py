@@ -7,7 +7,7 @@ restarts. `settle` then sees that the target has the whole journal. The journal 
 pipeline reads the slot.
 
 After a crash, `judge` decides. streamer continues a journal only if it has all changes between the
-target's position and the position that the source may have discarded. No other check proves the
+target's position and the position that the source may have discarded. Only this check proves the
 absence of a gap. A lost journal shows because the slot is ahead of the target.
 """
 
@@ -231,7 +231,7 @@ class Journaling:
             )
             try:
                 failpoint("journal.slot_taken")
-                # No other program can move the slot any more.
+                # From here on only this process can move the slot.
                 start_lsn = await self._check(plain, server, branch)
                 if self.journal is None:
                     await self._create(server, branch, start_lsn)

@@ -38,8 +38,8 @@ log = structlog.get_logger()
 FILTERS_SINCE: Final = 15_00_00
 SCHEMAS_SINCE: Final = 15_00_00
 LOCK_SECONDS: Final = 3
-"""ALTER PUBLICATION locks the table against other definition changes. The statement gives up soon,
-so that no session queues behind the lock.
+"""ALTER PUBLICATION locks the table against definition changes. The statement gives up soon, so
+that no session queues behind the lock.
 """
 
 _CHANGING: Final = (
@@ -48,7 +48,7 @@ _CHANGING: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
 )
-"""Another session changes the definition of a table, or has just renamed or dropped it."""
+"""A foreign session changes the definition of a table, or has just renamed or dropped it."""
 
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
@@ -373,7 +373,7 @@ class PublicationChanges:
     surplus: list[str] = field(default_factory=list)
     """Those that remove `strangers`."""
     strangers: set[RelationName] = field(default_factory=set)
-    """Members which the mapping lacks or which the other publication has."""
+    """Members which the mapping lacks or which the second publication has."""
     publications: dict[str, Publication] = field(default_factory=dict)
     """The publications behind all statements. The fingerprints of new members are not known."""
 
@@ -523,7 +523,7 @@ async def ensure_publications(
     lost. Filters are published where that is safe and the server accepts the filter. Returns errors
     for the relations that the role may not publish. Members that the mapping lacks stay if the role
     may not remove them. Raises SourceRejectedError if the role may not create a publication,
-    SourceContentionError if another session changes the definition of a table.
+    SourceContentionError if a foreign session changes the definition of a table.
     """
     existing = await read_publications(connection, source, version)
     filters = publishable_filters(membership.mappings, membership.identities, version)

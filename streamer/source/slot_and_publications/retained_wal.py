@@ -19,7 +19,7 @@ from pg_catalog.pg_replication_slots s,
      (select {FLUSH_LSN_SQL} as lsn) e
 where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()
 """
-"""A slot of another database or program may have the name."""
+"""A slot of a foreign database or program may have the name."""
 
 
 @dataclass(frozen=True, slots=True)

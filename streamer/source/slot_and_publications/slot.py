@@ -265,7 +265,7 @@ def drop_slot_sql(name: str) -> str:
 
 
 def drop_own_slot_sql(name: str) -> str:
-    """Return the statement that drops streamer's slot in the database of the session; another
+    """Return the statement that drops streamer's slot in the database of the session; a foreign
     program's slot of that name stays. Pure.
     """
     return (
@@ -276,7 +276,7 @@ def drop_own_slot_sql(name: str) -> str:
 
 async def drop_slot(connection: Connection, name: str) -> None:
     """Drop streamer's slot in the source's database, to which *connection* leads. Accept a missing
-    slot, which a crashed run may have dropped, and a slot of another program.
+    slot, which a crashed run may have dropped, and a slot of a foreign program.
 
     Wait a moment for a slot whose walsender is still ending. Raises SlotInUseError.
     """
@@ -295,7 +295,7 @@ async def drop_slot(connection: Connection, name: str) -> None:
 
 
 async def end_former_reader(connection: Connection, name: str) -> None:
-    """End the session of another process that still streams from the slot.
+    """End the session of a second process that still streams from the slot.
 
     The caller has the source's lock, so that process has lost the right to the slot. If the process
     is frozen or disconnected, the walsender would keep the slot until `wal_sender_timeout`.

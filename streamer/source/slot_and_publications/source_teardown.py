@@ -21,8 +21,8 @@ from streamer.source.timeline_branches import KnownPlace
 @dataclass(frozen=True, slots=True)
 class Teardown:
     """The result for a source. ``left_sql``: statements that an administrator must run there.
-    ``is_taken``: the slot, and perhaps the journal, belongs to another owner.
-    ``is_elsewhere``: the url leads to a different database of the server, so no object was dropped.
+    ``is_taken``: the slot, and perhaps the journal, belongs to a foreign owner. ``is_elsewhere``:
+    the url leads to a different database of the server, so no object was dropped.
     """
 
     label: str
@@ -37,7 +37,7 @@ async def teardown_source(
 ) -> Teardown:
     """Drop our slot and publications, if present. *stored*: the place that streamer streamed from.
 
-    Objects of any installation but *installation* stay, and so does a slot of another program or
+    Objects of any installation but *installation* stay, and so does a slot of a foreign program or
     database. Slots of all databases share one name space.
     """
     slot_error: str | None = None

@@ -136,7 +136,7 @@ async def read_leaves(
 
 async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
     """Return the number of pages of a partition: 0 if it was dropped, None if it is locked."""
-    # One message, hence one transaction: other tasks use the connection between two messages.
+    # One message, hence one transaction: parallel tasks use the connection between two messages.
     sql = f"{_PATIENCE_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
     try:
         cursor = await connection.execute(sql.encode())
@@ -164,7 +164,7 @@ async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
         for xid, command, attached in leaf.joins
     )
     relation = quote_qualified(leaf.name.namespace, leaf.name.name)
-    # One message, hence one transaction: other tasks use the connection between two messages.
+    # One message, hence one transaction: parallel tasks use the connection between two messages.
     old_rows = _OLD_ROWS_SQL.format(
         relation=relation, joins=joins, name=quote_literal(relation), oid=int(leaf.oid)
     )

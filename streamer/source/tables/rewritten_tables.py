@@ -173,7 +173,7 @@ async def is_rewritten(
         return False
     relation = quote_qualified(table.name.namespace, table.name.name)
     sign = _SIGN_SQL.format(relation=relation, name=quote_literal(relation), oid=int(table.oid))
-    # One message, hence one transaction: other tasks use the connection between two messages.
+    # One message, hence one transaction: parallel tasks use the connection between two messages.
     try:
         cursor = await connection.execute(f"{_PATIENCE_SQL}; {sign}".encode())
         cursor.nextset()
