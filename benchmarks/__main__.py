@@ -1,4 +1,4 @@
-"""``make bench``: every profile against PostgreSQL's own subscription, in one table.
+"""``make bench``: every profile against PostgreSQL's own subscription, in a single table.
 
 Both sides stream the same changes between the same two servers, in turn. The time runs from the
 start of the walsender until all changes are visible; the start of either program does not count.

@@ -2,8 +2,8 @@
 
 Only the server's statements are compared: the client encodes beforehand. Rows come in binary; the
 variants of a profile take turns, each in a transaction of its own. The figure is the microseconds
-of processor time that the backend needs for one row (``/proc/<pid>/schedstat``), as the median of
-the rounds.
+of processor time that the backend needs for a row (``/proc/<pid>/schedstat``), as the median of the
+rounds.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def insert_by_arrays(connection: psycopg.Connection, updates: Rows, inserts: Row
 
 
 def update_sets(connection: psycopg.Connection, updates: Rows, inserts: Rows) -> None:
-    """Rows lack one of three columns: one statement for each set of columns."""
+    """Rows lack one of three columns: a statement for each set of columns."""
     for lacking in (1, 3, 4):
         present = [n for n in range(5) if n != lacking]
         listed = ", ".join(f"c_{n}" for n in present)
@@ -132,7 +132,7 @@ def update_sets(connection: psycopg.Connection, updates: Rows, inserts: Rows) ->
 
 
 def update_masked(connection: psycopg.Connection, updates: Rows, inserts: Rows) -> None:
-    """The same in one statement: a mask tells which columns a row lacks."""
+    """The same in a single statement: a mask tells which columns a row lacks."""
     with connection.cursor().copy(
         f"copy pg_temp.stage (op, mask, {COLUMNS}) from stdin (format binary)"
     ) as copy:
@@ -295,7 +295,7 @@ def report(
 def measure(
     connection: psycopg.Connection, variant: Variant, updates: Rows, inserts: Rows
 ) -> float:
-    """Run *variant* and undo it, so that the next one meets the same table; return seconds."""
+    """Run *variant* and roll back, so that the next variant has the same table; return seconds."""
     connection.execute("begin")
     before = _cpu_seconds(connection)
     variant(connection, updates, inserts)

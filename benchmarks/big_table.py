@@ -12,7 +12,7 @@ def create(key_type: str = "bigint") -> str:
 
 
 def fill(server: Server, rows: int, database: str = "bench") -> None:
-    """Write rows, the same at every server, and let nothing be left for autovacuum."""
+    """Write rows, the same at every server, and leave no work for autovacuum."""
     server.execute(
         "insert into big select g, g % 10000, '2026-01-01'::timestamptz + g * interval '1 second',"
         f" g * 0.25, md5(g::text) from generate_series(1, {rows}) g",

@@ -1,11 +1,11 @@
 """What the capture of definitions adds to the commands of an application.
 
-Each kind of command runs many times in one transaction, without the capture and with it, on the
-tables that streamer publishes and on others. A cost that grows with the number of commands shows in
-the last tenth against the first. The first command of a session is apart: it loads PL/pgSQL,
-compiles the functions and fills the caches of the session. Two more rows show what no capture can
-avoid: an event trigger that does nothing, and one that only reads the command's objects. Times are
-those that the backend spends on a CPU, so that other work of the machine does not count.
+Each kind of command runs many times in a transaction, with and without the capture, on tables that
+streamer publishes and on further tables. A cost that grows with the number of commands shows in the
+last tenth against the first. The first command of a session is apart: it loads PL/pgSQL, compiles
+the functions and fills the caches of the session. Two more rows show what no capture can avoid: an
+empty event trigger, and an event trigger that only reads the command's objects. Times are the CPU
+times of the backend, so that parallel work of the machine does not count.
 
     python -m benchmarks.capture_cost --postgres machine --count 1000
 """
@@ -48,8 +48,8 @@ _TABLES: Final = (
 class Kind:
     """A kind of command: SQL for each number. ``before``: SQL that runs first, by itself.
 
-    ``most_ms``: the target; a small one is that of tables that streamer does not publish.
-    ``body``: of an event trigger that is there in place of the capture.
+    ``most_ms``: the target; small for tables that streamer does not publish. ``body``: of an event
+    trigger that is there in place of the capture.
     """
 
     name: str
@@ -97,7 +97,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds a command: the first one, the median, and those of the first and last tenth."""
+    """Milliseconds a command: the first command, the median, and the first and last tenth."""
 
     first: float
     median: float
@@ -106,7 +106,7 @@ class Times:
 
 
 def times_of(seconds: Sequence[float]) -> Times:
-    """Return the distribution of commands in one transaction. Pure."""
+    """Return the distribution of commands in a transaction. Pure."""
     rest = [each * 1000 for each in seconds[1:]]
     tenth = max(len(rest) // 10, 1)
     return Times(
@@ -118,9 +118,9 @@ def times_of(seconds: Sequence[float]) -> Times:
 
 
 def measure(server: Server, kind: Kind, count: int) -> tuple[Times, Times]:
-    """Run a kind of command without the capture and with it: one transaction of a new session each.
+    """Run a kind of command without and with the capture: a transaction of a new session each.
 
-    The first commands of other new sessions come before.
+    The first commands of further new sessions come before.
     """
     urls = [_make_database(server, kind, count, captures=captures) for captures in (False, True)]
     firsts: list[list[float]] = [[], []]
@@ -162,7 +162,7 @@ def _capture_sql(kind: Kind, source: SourceMapping, version: int) -> list[str]:
 
 
 def _run_timed(url: str, kind: Kind, count: int, end: str) -> list[float]:
-    """Run commands in one transaction of a new session, and return the seconds of each."""
+    """Run commands in a transaction of a new session, and return the seconds of each command."""
     seconds = []
     with psycopg.connect(url, autocommit=True) as session:
         _run_all(session, kind.before if kind.is_temporary else "", count)

@@ -1,6 +1,6 @@
 """The profiles of ``make bench``: each is a schema, a workload, and the changes that it makes.
 
-SQL goes through `str.format` with these names. Those of one round are ``changes``,
+SQL goes through `str.format` with these names. The names of a round are ``changes``,
 ``transactions``, ``round`` (from 1) and ``first`` (changes of earlier rounds). Further names are
 ``rows`` (of the fill) and ``source`` (the number of the source, from 0).
 """
@@ -34,7 +34,7 @@ class Pgbench:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One profile."""
+    """A profile."""
 
     name: str
     title: str

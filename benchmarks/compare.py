@@ -1,6 +1,6 @@
 """The processor time of `streamer compare`: both servers, Spark's JVM, Python.
 
-``--on local spark`` compares the same rows in one process of Python, and then on Spark.
+``--on local spark`` compares the same rows in a single process of Python, and then on Spark.
 
 Both sides get the same rows; a few of the target's are then changed. `run` streams meanwhile, as it
 does for an operator. The time of a server is that of all its processes, so that of `run` and of
@@ -50,7 +50,7 @@ def server_seconds(process: psutil.Process) -> float:
 
 
 class Family:
-    """The processes of one command: processor time and peak of memory by kind."""
+    """The processes of a command: processor time and peak of memory by kind."""
 
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)

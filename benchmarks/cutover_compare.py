@@ -1,4 +1,5 @@
-"""How long the second comparison of a cut-over keeps writers out, beside the first, whole one.
+"""How long the second comparison of a cut-over keeps writers out, beside the first, whole
+comparison.
 
 Two tables with the same rows stream; programs change rows of one of them after the check. The steps
 are those of `streamer cutover`, and their outcomes have the seconds. Spark runs since the check.

@@ -1,9 +1,9 @@
 """Initial copy of a large table: streamer's Spark copy against psql piped into psql.
 
 Both copy the same table, in binary, and end with its primary key. streamer's time runs from the
-first connection of a Spark task until the table is ``ready`` (key, indexes, ANALYZE). The time
-from the start of ``run`` to that connection is printed apart. The other side is ``psql -c "copy …
-to stdout (format binary)" | psql -c "copy … from stdin (format binary)"`` into a table that has its
+first connection of a Spark task until the table is ``ready`` (key, indexes, ANALYZE). The time from
+the start of ``run`` to that connection is printed apart. The second side is ``psql -c "copy … to
+stdout (format binary)" | psql -c "copy … from stdin (format binary)"`` into a table that has its
 key.
 """
 

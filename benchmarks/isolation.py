@@ -1,14 +1,13 @@
-"""The latency of one source while another source of the same worker is slow, or hot.
+"""The latency of a source while a second source of the same worker is slow, or hot.
 
-One worker serves two sources. A writer commits one row at a time to the first one. The second one
+A worker serves two sources. A writer commits single rows to the first source. The second source
 stands still in the case ``alone``. In the case ``slow`` it writes to a table whose trigger at the
 target takes 50 ms for each batch. In the case ``hot`` it updates 1,000 rows as fast as it can. In
-the case ``elsewhere`` a third source does that, and another process of streamer serves it. Then the
-machine is as busy as in the case ``hot``, and nothing else is shared.
+the case ``elsewhere`` a third source does that, and a second process of streamer serves the third
+source. Then the machine is as busy as in the case ``hot``, and the sources share only the machine.
 
-The cases follow one another in rounds. The first two seconds of a case do not count, because lanes
-move then. Times are those of the commits at the source and at the target
-(``track_commit_timestamp``).
+The cases alternate in rounds. The first two seconds of a case do not count, because lanes move
+then. Times are those of the commits at the source and at the target (``track_commit_timestamp``).
 """
 
 import argparse
@@ -108,7 +107,7 @@ def main() -> None:
 
 
 def start(directory: Path, warehouse: Database, tables: "dict[Database, str]") -> "Running":
-    """Start streamer, with one worker, for some sources."""
+    """Start streamer, with a single worker, for some sources."""
     config = directory / f"{warehouse.name}.yaml"
     config.write_text(
         f'target: {{url: "{warehouse.url}"}}\nhttp: {{listen: ""}}\nworkers: 1\n'
@@ -123,7 +122,7 @@ def start(directory: Path, warehouse: Database, tables: "dict[Database, str]") -
 
 
 class Watched:
-    """The processes that have to run while something is measured."""
+    """The processes that have to run during a measurement."""
 
     def __init__(self, *running: "Running") -> None:
         self._running = running

@@ -1,7 +1,7 @@
-"""The effect on other tables of a joining table with 400,000 rows: commit to visible, before and
-then.
+"""The effect of a joining table with 400,000 rows on a streaming table: commit to visible, before
+and then.
 
-A writer commits one row every few milliseconds to a table that streams; then SIGHUP brings the big
+A writer commits a row every few milliseconds to a table that streams; then SIGHUP brings the big
 table in. Times are those of the commits themselves, at the source and at the target
 (``track_commit_timestamp``). Spark shares the machine's cores, which the question excludes;
 ``--copies threads`` makes the copies by threads of a small process instead.
@@ -24,7 +24,7 @@ WRITES_PER_SECOND = 200
 
 
 class Writer(threading.Thread):
-    """Commits one row after the other."""
+    """Commits row after row."""
 
     def __init__(self, url: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The results of `make bench`: one table for people, Markdown for pages, JSON for programs."""
+"""The results of `make bench`: a table for people, Markdown for pages, JSON for programs."""
 
 import os
 import platform
@@ -52,7 +52,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a case, by side. ``ratios``: how many times better than native each side is.
+    """A figure of a case, by side. ``ratios``: how many times better than native each side is.
 
     ``cpu``: median of each side, in microseconds a change, or percent of a core. ``memory``: bytes.
     """
@@ -284,7 +284,7 @@ def describe(version: str, options: Options) -> dict[str, Any]:
 
 
 def title_of(facts: dict[str, Any]) -> str:
-    """Return one line about a run."""
+    """Return a line about a run."""
     machine = facts["machine"]
     return (
         f"{facts['date'][:10]}, commit {facts['commit']}, PostgreSQL {facts['postgresql']}, "

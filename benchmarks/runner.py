@@ -1,8 +1,8 @@
-"""Measures one case: prepares databases and sides, runs rounds, and checks after each that every
-side has the source's rows.
+"""Measures a case: prepares databases and sides, runs rounds, and checks after each that every side
+has the source's rows.
 
-All sides of a round apply the same changes on the same servers, one side after the other. The next
-round begins with another side.
+All sides of a round apply the same changes on the same servers, side after side. The next round
+begins with the next side.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One side in one round.
+    """A side in a round.
 
     ``values``: by name of the figure: ``rate`` (changes a second), ``p50`` and ``p99`` (ms),
     ``cpu`` or ``seconds``. The value ``cpu`` is the percentage of a core that streamer's process or
@@ -69,7 +69,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All sides in one round, by name. ``changes``: that each of them applied."""
+    """All sides in a round, by name. ``changes``: that each of them applied."""
 
     changes: int
     sides: dict[str, Measurement]
@@ -276,7 +276,7 @@ class Runner:
                 )
 
     def _empty(self, case: Case, side: Side) -> None:
-        """Make the target of a copy new, for the next one."""
+        """Make the target of a copy new, for the next copy."""
         slots = side.slots
         side.forget()
         side.target.drop()
@@ -303,7 +303,7 @@ def delays(
     flushed: Sequence[tuple[float, int]], visible: Sequence[tuple[float, int]]
 ) -> list[float]:
     """Return the seconds from the flush of each position to its visibility. Positions behind the
-    last visible one are left out: they are no commits of the load. Pure.
+    last visible position are left out: these are no commits of the load. Pure.
     """
     positions = [position for _, position in visible]
     found = []
@@ -367,7 +367,7 @@ class _Filling:
 
 
 def changes_of(case: Case, options: Options) -> int:
-    """Return the changes of one round at one source: whole transactions. Pure."""
+    """Return the changes of a round at a source: whole transactions. Pure."""
     wanted = int(options.changes * case.share)
     return max(1, wanted // case.per_transaction) * case.per_transaction
 
@@ -382,7 +382,7 @@ def rows_of(case: Case, options: Options) -> int:
 
 
 class _Load:
-    """The changes of one round."""
+    """The changes of a round."""
 
     def __init__(
         self, case: Case, options: Options, sources: Sequence[Database], number: int

@@ -1,4 +1,4 @@
-"""Many tables in one source, and many sources in one process: the costs of a start and of standing
+"""Many tables in a source, and many sources in a process: the costs of a start and of standing
 still.
 
 ``--tables 5000`` makes that many tables in each source, ``--sources 200`` that many databases of a

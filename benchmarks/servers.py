@@ -115,7 +115,7 @@ def source_and_target(
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """One database of a server."""
+    """A database of a server."""
 
     server: Server
     name: str
@@ -199,7 +199,7 @@ def write_config(
     transport: str = "text",
     **settings: object,
 ) -> None:
-    """Write a configuration with one source."""
+    """Write a configuration with a single source."""
     lines = [f"{name}: {value}" for name, value in settings.items()]
     path.write_text(
         "\n".join(
@@ -257,7 +257,7 @@ class Sampler(threading.Thread):
     """Polls a WAL position, and keeps the time of each change."""
 
     def __init__(self, database: Database, sql: str, every: float = 0.001) -> None:
-        """*sql*: a query for one position, as a pg_lsn."""
+        """*sql*: a query for a position, as a pg_lsn."""
         super().__init__(daemon=True)
         self._url = database.url
         self._sql = f"select (({sql}) - '0/0'::pg_lsn)::int8"

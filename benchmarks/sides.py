@@ -45,14 +45,14 @@ def launch(arguments: list[str], log: Path) -> Process:
 
 
 class Side(Protocol):
-    """One program on one case."""
+    """A program on a case."""
 
     name: str
     target: Database
 
     @property
     def slots(self) -> list[str]:
-        """The slots that it reads, one for each source."""
+        """The slots that the side reads, of each source."""
         ...
 
     @property
@@ -62,7 +62,7 @@ class Side(Protocol):
 
     @property
     def position_sql(self) -> str:
-        """A query at the target: everything up to this position is visible."""
+        """A query at the target: all changes up to this position are visible."""
         ...
 
     def reached_sql(self, marks: Sequence[str]) -> str:
@@ -77,7 +77,7 @@ class Side(Protocol):
 
     @property
     def copied_sql(self) -> list[str]:
-        """Conditions at the target, one after the other: all tables are copied."""
+        """Conditions at the target, in order: all tables are copied."""
         ...
 
     def start(self) -> None: ...
@@ -94,7 +94,7 @@ class Side(Protocol):
 
 
 class Streamer:
-    """`streamer run`, with one transport."""
+    """`streamer run`, with a transport."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """How long commits take at a source that waits for its standby: streamer, a subscription, none.
 
 Clients of pgbench insert single rows, each in a transaction of its own, as fast as commits return.
-``synchronous_standby_names`` lists one side at a time. The sides take turns, and the figures are
-the medians of the rounds. pgbench's log has the time of every transaction.
+``synchronous_standby_names`` lists a single side at a time. The sides take turns, and the figures
+are the medians of the rounds. pgbench's log has the time of every transaction.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _WAITS_SQL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """The times of one round: milliseconds, and transactions a second."""
+    """The times of a round: milliseconds, and transactions a second."""
 
     p50: float
     p95: float
@@ -62,7 +62,7 @@ class Bench:
         )
 
     def measure(self, side: str, clients: int, seconds: int) -> Latency:
-        """Measure one side, which streams for the length of it alone."""
+        """Measure a side, which streams alone during the measurement."""
         run = Run(self._config) if side == "streamer" else None
         if side == "native":
             self._targets["native"].execute("alter subscription native enable")

@@ -29,7 +29,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """CPU seconds by pid at one moment."""
+    """CPU seconds by pid at a moment."""
 
     program: dict[int, float]
     target: dict[int, float]
