@@ -51,12 +51,12 @@ async def translate_changes(
     session, mapped = table.session, table.mapped
     peers = await read_other_sources(session, command.place, target, changes)
     made = [change for change in changes if change not in ignored and change not in done]
-    kept: dict[str, list[str]] = {}
+    labels: dict[str, list[str]] = {}
     if mapped.mapping.type is TableType.HISTORY:
         types = command.definition.types or ()
         of_columns = of_class(made, ColumnChange)
-        kept = await read_kept_labels(session, mapped.mapping, target, types, of_columns)
-    typed = await translate_types(table, command, target, of_class(made, TypeChange), kept)
+        labels = await read_kept_labels(session, mapped.mapping, target, types, of_columns)
+    typed = await translate_types(table, command, target, of_class(made, TypeChange), labels)
     columns = DefinitionTranslator(
         mapped.mapping,
         target,
@@ -76,7 +76,7 @@ async def translate_changes(
         columns.note_made(change, translation)
     translation.statements += columns.ignore(of_class(ignored, ColumnChange)).statements
     _add_types(translation, typed, columns, command)
-    translation.before += await missing_labels(session, kept, typed.created)
+    translation.before += await missing_labels(session, labels, typed.created)
     translation.needed_types = needed_types(made, command.definition, mapped.mapping)
     translation.is_for_all = peers.all_wait and not ignored
     if objects := of_class(made, ObjectChange):

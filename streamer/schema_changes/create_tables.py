@@ -107,7 +107,7 @@ class NewTable:
         is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
         if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
             return None
-        names = [each.name for each in relation.objects if each.kind == "p"]
+        names = [o.name for o in relation.objects if o.kind == "p"]
         usual = f"{self.mapping.target.name}_pkey"
         return next((name for name in names if name != usual), None)
 
@@ -163,38 +163,38 @@ async def create_tables(
     """
     for table in tables:
         table.check()
-    wanted = {table.mapping.target: table for table in tables}
-    named = ", ".join(f'"{name}"' for name in wanted)
+    new = {table.mapping.target: table for table in tables}
+    named = ", ".join(f'"{name}"' for name in new)
     statements: list[str] = []
     role = quote_identifier(await connection.fetch_value("select current_user::text"))
     try:
         async with transaction(connection):
             # Several sources may want the same table at the same time.
             await connection.execute("select pg_advisory_xact_lock($1)", _DDL_LOCK)
-            there = await connection.fetch(
+            rows = await connection.fetch(
                 "select name from unnest($1::text[]) name where to_regclass(name) is not null",
-                [table.quoted for table in wanted.values()],
+                [table.quoted for table in new.values()],
             )
-            for row in there:
-                wanted = {n: table for n, table in wanted.items() if table.quoted != row["name"]}
-            if not wanted:
+            for row in rows:
+                new = {n: table for n, table in new.items() if table.quoted != row["name"]}
+            if not new:
                 return set()
             missing = await _read_missing(connection, types)
-            before = await _schemas_and_types(connection, wanted, missing)
-            statements = [*before, *(sql for each in wanted.values() for sql in each.statements)]
-            for statement in before:
+            first = await _schemas_and_types(connection, new, missing)
+            statements = [*first, *(sql for table in new.values() for sql in table.statements)]
+            for statement in first:
                 await connection.execute(statement)
             names = [kind.full_name for kind in missing]
-            _refuse(await read_calls(connection, [], names) if names else [], before)
-            await connection.execute("; ".join(statements[len(before) :]))
-            _refuse(await read_calls(connection, [t.quoted for t in wanted.values()]), statements)
-            for table in wanted.values():
+            _refuse(await read_calls(connection, [], names) if names else [], first)
+            await connection.execute("; ".join(statements[len(first) :]))
+            _refuse(await read_calls(connection, [t.quoted for t in new.values()]), statements)
+            for table in new.values():
                 await _name_primary_key(connection, table)
             await store_created(
-                connection, {t.relation_id: t.relation.definition for t in wanted.values()}
+                connection, {t.relation_id: t.relation.definition for t in new.values()}
             )
     except TargetRejectedError as exc:
-        look_up, write = _grants(wanted.values(), role)
+        look_up, write = _grants(new.values(), role)
         # Without statements, the role could not even look whether the tables exist.
         sql = [*statements, look_up, write] if statements else [look_up]
         raise TargetRejectedError(
@@ -204,7 +204,7 @@ async def create_tables(
     except StreamerError as exc:
         exc.add_note(f"while creating target table {named}")
         raise
-    return set(wanted)
+    return set(new)
 
 
 async def _name_primary_key(connection: TargetConnection, table: NewTable) -> None:
@@ -215,27 +215,27 @@ async def _name_primary_key(connection: TargetConnection, table: NewTable) -> No
     name = table.key_name
     if name is None:
         return
-    found = await connection.fetch_value(
+    constraint = await connection.fetch_value(
         "select conname from pg_catalog.pg_constraint where conrelid = pg_catalog.to_regclass($1)"
         " and contype = 'p' and conname <> $2 and pg_catalog.to_regclass($3) is null",
         table.quoted,
         name,
         quote_qualified(table.mapping.target.namespace, name),
     )
-    if found is not None:
+    if constraint is not None:
         await connection.execute(
-            f"alter table {table.quoted} rename constraint {quote_identifier(found)}"
+            f"alter table {table.quoted} rename constraint {quote_identifier(constraint)}"
             f" to {quote_identifier(name)}"
         )
 
 
 def _grants(tables: Iterable[NewTable], role: str) -> tuple[str, str]:
     """Return the statements that let *role*, which owns no table, use *tables*."""
-    own = list(tables)
-    schemas = sorted({quote_identifier(table.mapping.target.namespace) for table in own})
+    granted = list(tables)
+    schemas = sorted({quote_identifier(table.mapping.target.namespace) for table in granted})
     return (
         f"grant usage on schema {', '.join(schemas)} to {role}",
-        f"grant all on {', '.join(table.quoted for table in own)} to {role}",
+        f"grant all on {', '.join(table.quoted for table in granted)} to {role}",
     )
 
 

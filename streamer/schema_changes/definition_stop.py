@@ -41,11 +41,11 @@ async def way_past(
         if target is None or not target.has_sid:
             return None
         now = await table.ask_present()
-        known = await read_definition(session, mapped.relation_id)
-        if now is None or known is None:
+        stored = await read_definition(session, mapped.relation_id)
+        if now is None or stored is None:
             return None
         present = replace(command, definition=now)
-        await translate_changes(table, present, target, all_differences(known, now))
+        await translate_changes(table, present, target, all_differences(stored, now))
     except StreamerError:  # also if the server has refused a statement of this transaction
         return None
     again = run(

@@ -64,8 +64,8 @@ def moved_columns(
 ) -> dict[str, str | None]:
     """Return columns of the target by their former names; None for a column that is gone. Pure."""
     moved: dict[str, str | None] = {}
-    for before, column in columns_after(changes).items():
-        former = mapping.target_column(before)
+    for source_name, column in columns_after(changes).items():
+        former = mapping.target_column(source_name)
         name = None if column is None else mapping.target_column(column.name)
         if former is not None and former != name:
             moved[former] = name if name in present else None

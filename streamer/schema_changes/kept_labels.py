@@ -27,39 +27,39 @@ where e.enumtypid = pg_catalog.to_regtype($1)
 async def read_kept_labels(
     target: TargetConnection,
     mapping: RelationMapping,
-    there: TargetRelation,
+    relation: TargetRelation,
     types: Iterable[DefinedType],
     changes: Sequence[ColumnChange],
 ) -> dict[str, list[str]]:
     """Return the labels to keep, by the names of enums that columns of a history are to get."""
-    enums = {each.quoted: {text for _, text in each.labels} for each in types if each.kind == "e"}
-    kept: dict[str, list[str]] = {}
+    enums = {t.quoted: {text for _, text in t.labels} for t in types if t.kind == "e"}
+    by_type: dict[str, list[str]] = {}
     for change in changes:
         column = change.after
         if change.kind is not DdlKind.CHANGE_TYPE or column is None:
             continue
         labels = enums.get(base_type(column.type))
         name = mapping.target_column(column.name)
-        present = None if name is None else there.columns.get(name)
+        present = None if name is None else relation.columns.get(name)
         is_array = column.type.endswith("[]")
         if labels is None or present is None or present.type.endswith("[]") is not is_array:
             continue
-        table = quote_qualified(there.name.namespace, there.name.name)
+        table = quote_qualified(relation.name.namespace, relation.name.name)
         value = quote_identifier(present.name)
         rows = await target.fetch(
             f"select distinct {f'unnest({value})' if is_array else value}::text as label"
             f" from {table} order by 1 limit {_LABELS_MAX + len(labels) + 2}"
         )
         values = [row["label"] for row in rows if row["label"] is not None]
-        missing = [each for each in values if each not in labels]
+        missing = [text for text in values if text not in labels]
         if len(missing) <= _LABELS_MAX and all(len(e.encode()) <= _LABEL_BYTES for e in missing):
-            known = kept.setdefault(base_type(column.type), [])
-            known += [each for each in missing if each not in known]
-    return {name: labels for name, labels in kept.items() if labels}
+            collected = by_type.setdefault(base_type(column.type), [])
+            collected += [text for text in missing if text not in collected]
+    return {name: labels for name, labels in by_type.items() if labels}
 
 
 async def missing_labels(
-    target: TargetConnection, kept: Mapping[str, Sequence[str]], created: Collection[str]
+    target: TargetConnection, needed: Mapping[str, Sequence[str]], created: Collection[str]
 ) -> list[str]:
     """Return the statements that give enums of the target the labels that versions need.
 
@@ -67,10 +67,10 @@ async def missing_labels(
     transaction could use a label that is new in an existing enum.
     """
     statements = []
-    for name, labels in kept.items():
+    for name, labels in needed.items():
         if name not in created:
             present = {row["label"] for row in await target.fetch(_ENUM_SQL, name)}
             add = f"alter type {name} add value if not exists"
-            missing = [each for each in labels if present and each not in present]
-            statements += [f"{add} {quote_literal(each)}" for each in missing]
+            missing = [label for label in labels if present and label not in present]
+            statements += [f"{add} {quote_literal(label)}" for label in missing]
     return statements

@@ -44,7 +44,7 @@ class Objects:
 
     async def translator(
         self,
-        there: TargetRelation,
+        relation: TargetRelation,
         peers: Sequence[SourceDefinition],
         columns: frozenset[str],
     ) -> ObjectTranslator:
@@ -52,7 +52,7 @@ class Objects:
 
         *peers*: see `ObjectTranslator`.
         """
-        place = TargetPlace.at(self._mapped.mapping, self._mapped.source.sid, there)
+        place = TargetPlace.at(self._mapped.mapping, self._mapped.source.sid, relation)
         place = replace(place, columns=columns)
         names = [*self._definition.all_indexes]
         referred = map(self._tables.find_mapping, self._definition.referenced)
@@ -61,7 +61,7 @@ class Objects:
             place,
             await read_places(self._target, mappings, self._mapped.source.sid),
             self._definition,
-            (await read_at_target(self._target, [there.oid]))[there.oid],
+            (await read_at_target(self._target, [relation.oid]))[relation.oid],
             peers=peers if place.has_sid else (),
             taken=await read_taken(self._target, place.mapping.target, names),
             acts=not await may_replace_role(self._target),
@@ -75,26 +75,26 @@ class Objects:
 
     async def plan_lost(
         self,
-        there: TargetRelation,
+        relation: TargetRelation,
         peers: Sequence[SourceDefinition],
         objects: Sequence[DefinedObject],
-        before: frozenset[str],
+        former: frozenset[str],
     ) -> None:
         """Plan those of the source's *objects* anew that went with a former column of the target.
 
-        *before*: the names that the target's table had.
+        *former*: the names that the target's table had.
         """
-        if lost := before - there.object_names:
-            translator = await self.translator(there, peers, frozenset(there.columns))
+        if lost := former - relation.object_names:
+            translator = await self.translator(relation, peers, frozenset(relation.columns))
             await self.store(translator.plan_lost(objects, lost))
 
-    async def renew_plans(self, there: TargetRelation) -> None:
+    async def renew_plans(self, relation: TargetRelation) -> None:
         """Have the plans that are still to be made fit the columns that the target has now."""
         relation_id = self._mapped.relation_id
         records = await read_plans(self._target, relation_id)
         if not records:
             return
-        translator = await self.translator(there, [], frozenset(there.columns))
+        translator = await self.translator(relation, [], frozenset(relation.columns))
         renewed = []
         for record in records:
             planned = translator.planned(record.kind, record.name)
@@ -104,24 +104,24 @@ class Objects:
 
     async def plan_columns(
         self,
-        there: TargetRelation,
+        relation: TargetRelation,
         changes: Sequence[ColumnChange],
         unfinished: Sequence[DefinedColumn],
     ) -> None:
         """Plan the rest of *unfinished* columns; earlier plans for columns follow *changes*."""
         mapping, relation_id = self._mapped.mapping, self._mapped.relation_id
         pending = await read_plans(self._target, relation_id)
-        open_ = {(each.kind, each.name) for each in pending if each.kind in _OF_COLUMNS}
-        void, wanted = [], list(unfinished)
-        for before, column in columns_after(c for c in changes if c.kind in _VOIDS).items():
-            found = [each for each in open_ if each[1] == mapping.target_column(before)]
-            void += found
-            if found and column is not None:
-                wanted.append(column)
+        open_ = {(plan.kind, plan.name) for plan in pending if plan.kind in _OF_COLUMNS}
+        void, columns = [], list(unfinished)
+        for former, column in columns_after(c for c in changes if c.kind in _VOIDS).items():
+            plans = [key for key in open_ if key[1] == mapping.target_column(former)]
+            void += plans
+            if plans and column is not None:
+                columns.append(column)
         await end_plans(self._target, relation_id, void)
-        names = [each.sequence.name for each in wanted if each.sequence is not None]
-        taken = await read_taken(self._target, mapping.target, names) if names else frozenset()
-        place = TargetPlace.at(mapping, self._mapped.source.sid, there)
-        renderer = Renderer(self._definition, place, lambda _: None, taken)
-        planned = [plan for each in wanted if (plan := renderer.filled(each)) is not None]
+        names = [c.sequence.name for c in columns if c.sequence is not None]
+        used = await read_taken(self._target, mapping.target, names) if names else frozenset()
+        place = TargetPlace.at(mapping, self._mapped.source.sid, relation)
+        renderer = Renderer(self._definition, place, lambda _: None, used)
+        planned = [plan for c in columns if (plan := renderer.filled(c)) is not None]
         await put_plans(self._target, relation_id, planned)

@@ -60,8 +60,8 @@ async def read_places(
     target: TargetConnection, mappings: Sequence[RelationMapping], sid: str | None
 ) -> Places:
     """Return where the tables of a source go, for the foreign keys that refer to them."""
-    there = await read_relations(target, [mapping.target for mapping in mappings])
-    return {m.source: TargetPlace.at(m, sid, there.get(m.target)) for m in mappings}.get
+    relations = await read_relations(target, [mapping.target for mapping in mappings])
+    return {m.source: TargetPlace.at(m, sid, relations.get(m.target)) for m in mappings}.get
 
 
 def definition_of(row: dict[str, Any]) -> TableDefinition:
@@ -71,17 +71,17 @@ def definition_of(row: dict[str, Any]) -> TableDefinition:
     return TableDefinition(
         name=RelationName(row["namespace"], row["name"]),
         columns=columns,
-        objects=tuple(object_of(each, names) for each in json.loads(row["objects"] or "[]")),
+        objects=tuple(object_of(fields, names) for fields in json.loads(row["objects"] or "[]")),
         comment=row["comment"],
         statistics=tuple(StatisticsDefinition(**e) for e in json.loads(row["statistics"] or "[]")),
-        partitions=tuple(Partition(**each) for each in json.loads(row["partitions"])),
+        partitions=tuple(Partition(**fields) for fields in json.loads(row["partitions"])),
     )
 
 
 def objects_of(message: DefinitionMessage) -> TableDefinition:
     """Return the indexes and constraints that *message* describes with their texts."""
     objects = () if message.definition is None else message.definition.objects or ()
-    described = tuple(each for each in objects if each.has_texts)
+    described = tuple(o for o in objects if o.has_texts)
     return TableDefinition(message.relation_name, columns=(), objects=described)
 
 

@@ -46,11 +46,11 @@ async def read_other_sources(
     changes: Sequence[AnyChange],
 ) -> OtherSources:
     """Return the definitions of the peers at *target*, which may wait with *changes*."""
-    others = await read_others(session, place.relation_id) if target.has_sid else []
-    if not others:
+    peers = await read_others(session, place.relation_id) if target.has_sid else []
+    if not peers:
         return OtherSources()
     words = [str(change) for change in changes]
-    return OtherSources(others, await read_unchanged(session, place, words))
+    return OtherSources(peers, await read_unchanged(session, place, words))
 
 
 def made_for_all(changes: Sequence[AnyChange], made: Sequence[str]) -> list[AnyChange]:

@@ -215,10 +215,10 @@ class TableChange:
             )
 
         foreign: list[AnyChange] = []
-        left = [change for change in changes if change not in ignored]
-        if left and await refuses(ignored):
-            for number, change in enumerate(left, 1):
-                if await refuses(ignored + foreign + left[number:]):
+        remaining = [change for change in changes if change not in ignored]
+        if remaining and await refuses(ignored):
+            for number, change in enumerate(remaining, 1):
+                if await refuses(ignored + foreign + remaining[number:]):
                     foreign.append(change)
         return foreign
 
@@ -307,9 +307,9 @@ class TableChange:
         if translation.objects is not None:
             await self._objects.store(translation.objects)
         if names:
-            others = await read_others(self._target, mapped.relation_id)
+            peers = await read_others(self._target, mapped.relation_id)
             objects = self._command.definition.objects or ()
-            await self._objects.plan_lost(target, others, objects, names)
+            await self._objects.plan_lost(target, peers, objects, names)
         if columns := of_class(changes, ColumnChange):
             await self._objects.renew_plans(target)
             await self._objects.plan_columns(target, columns, translation.unfinished)

@@ -40,9 +40,9 @@ async def translate_types(
     command: SourceCommand,
     target: TargetRelation,
     changes: Sequence[TypeChange],
-    kept: Mapping[str, Sequence[str]],
+    labels: Mapping[str, Sequence[str]],
 ) -> TypeTranslation:
-    """Return the statements for changes of types; *kept*: see
+    """Return the statements for changes of types; *labels*: see
     `streamer.schema_changes.kept_labels`.
 
     A second source may have changed a new type before this source comes to the creation. So the
@@ -52,12 +52,12 @@ async def translate_types(
     if not changes:
         return TypeTranslation()
     try:
-        translation = await _translate(table, command, target, changes, kept)
+        translation = await _translate(table, command, target, changes, labels)
     except TargetSchemaError:
         newest = await _newest(table, changes)
         if newest == changes:
             raise
-        translation = await _translate(table, command, target, newest, kept)
+        translation = await _translate(table, command, target, newest, labels)
     await _wait_for_users(table, command, changes, translation)
     return translation
 
@@ -67,7 +67,7 @@ async def _newest(table: ChangedTable, changes: Sequence[TypeChange]) -> list[Ty
     if not any(change.kind is DdlKind.CREATE_TYPE for change in changes):
         return list(changes)
     now = await table.ask_present()
-    present = {each.oid: each for each in (now and now.types) or ()}
+    present = {type_.oid: type_ for type_ in (now and now.types) or ()}
     return [
         replace(c, after=present.get(c.after.oid, c.after)) if c.kind is DdlKind.CREATE_TYPE else c
         for c in changes
@@ -79,39 +79,39 @@ async def _translate(
     command: SourceCommand,
     target: TargetRelation,
     changes: Sequence[TypeChange],
-    kept: Mapping[str, Sequence[str]],
+    labels: Mapping[str, Sequence[str]],
 ) -> TypeTranslation:
     session, mapped = table.session, table.mapped
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
-    found = await session.fetch_value(
+    text = await session.fetch_value(
         NAMED_TYPES_SQL, [t.namespace for t in named], [t.name for t in named]
     )
     types = [
-        *map(DefinedType.of, json.loads(found or "[]")),
+        *map(DefinedType.of, json.loads(text or "[]")),
         *await read_target_types(session, target),
     ]
-    by_name = {each.quoted: each for each in types}
+    by_name = {t.quoted: t for t in types}
     of_columns = {}
     for column in command.definition.columns:
         name = mapped.mapping.target_column(column.name)
         if name is not None and name in target.columns:
             of_columns[base_type(column.type)] = by_name.get(base_type(target.columns[name].type))
-    own = {
+    own_types = {
         change.before.full_name: type_
         for change in changes
         if change.before is not None and (type_ := of_columns.get(change.after.quoted)) is not None
     }
-    names = [each.full_name for each in named]
+    names = [t.full_name for t in named]
     # Tables of peer sources share a type with this table, also in further target tables.
     words = [str(change) for change in changes]
-    others = await read_other_users(session, command.place, names, words)
+    peers = await read_other_users(session, command.place, names, words)
     return TypeTranslator(
-        {each.full_name: each for each in types},
-        [other.used_types for other in others],
+        {t.full_name: t for t in types},
+        [peer.used_types for peer in peers],
         uses=await read_uses(session, types, await read_own_targets(session, mapped.relation_id)),
-        own=own,
+        own=own_types,
         known=await read_known_types(session, mapped.relation_id, names),
-        kept=kept,
+        kept=labels,
     ).translate(changes)
 
 

@@ -15,78 +15,78 @@ from streamer.schema_changes.translate.generated_columns import GeneratedFacts
 
 
 def find_sequence(
-    table: RelationName, name: str, wanted: DefinedSequence | None, facts: GeneratedFacts
+    table: RelationName, name: str, new: DefinedSequence | None, facts: GeneratedFacts
 ) -> DefinedSequence | None:
     """Return the sequence that column *name* of the target has, or is to get from a second column,
-    where the source's column has *wanted*.
+    where the source's column has *new*.
     """
-    if wanted is None:
+    if new is None:
         return None
-    names = (wanted.name, other_name(wanted.name, table))
-    own = facts.sequences.get(name)
-    if own is not None and own.name in names:
-        return own
-    others = (each for each in facts.sequences.values() if each.name in names)
-    return next(others, own if own is not None and own.is_owned else None)
+    names = (new.name, other_name(new.name, table))
+    present = facts.sequences.get(name)
+    if present is not None and present.name in names:
+        return present
+    namesakes = (sequence for sequence in facts.sequences.values() if sequence.name in names)
+    return next(namesakes, present if present is not None and present.is_owned else None)
 
 
 def follow_sequence(
     table: RelationName,
     name: str,
-    before: DefinedColumn,
+    old: DefinedColumn,
     column: DefinedColumn,
     facts: GeneratedFacts,
 ) -> list[str]:
     """Return the statements that make the sequence of column *name* of the target that of *column*,
     as far as the target has one.
     """
-    wanted, former = column.sequence, before.sequence
-    there = find_sequence(table, name, wanted, facts)
-    if wanted is None or there is None or wanted == former:
+    new, former = column.sequence, old.sequence
+    present = find_sequence(table, name, new, facts)
+    if new is None or present is None or new == former:
         return []
     if bool(column.identity) != (name in facts.identities):
         return []
-    its = there.quoted
+    quoted = present.quoted
     statements = []
-    options, kind = wanted.options, wanted.type
-    if (there.type, there.options) != (kind, options):
+    options, kind = new.options, new.type
+    if (present.type, present.options) != (kind, options):
         cycle = "" if options.endswith(" cycle") else " no cycle"
-        statements.append(f"alter sequence {its} as {kind} {options}{cycle}")
-    owns = there.is_owned and facts.sequences.get(name) == there
-    if wanted.is_owned != owns and not column.identity:
+        statements.append(f"alter sequence {quoted} as {kind} {options}{cycle}")
+    owns = present.is_owned and facts.sequences.get(name) == present
+    if new.is_owned != owns and not column.identity:
         owner = f"{quote_qualified(table.namespace, table.name)}.{quote_identifier(name)}"
-        end = owner if wanted.is_owned else "none"
-        statements.append(f"alter sequence {its} owned by {end}")
-    if there.name not in (wanted.name, other_name(wanted.name, table)):
-        statements.append(f"alter sequence {its} rename to {quote_identifier(wanted.name)}")
+        end = owner if new.is_owned else "none"
+        statements.append(f"alter sequence {quoted} owned by {end}")
+    if present.name not in (new.name, other_name(new.name, table)):
+        statements.append(f"alter sequence {quoted} rename to {quote_identifier(new.name)}")
     return statements
 
 
 def lost_sequence(
     table: RelationName,
     name: str,
-    before: DefinedColumn,
+    old: DefinedColumn,
     column: DefinedColumn,
     facts: GeneratedFacts,
 ) -> DefinedSequence | None:
     """Return the sequence that column *name* of the target owns, and the source's no longer."""
-    former, own = before.sequence, facts.sequences.get(name)
-    is_serial = former is not None and former.is_owned and not before.identity
+    former, present = old.sequence, facts.sequences.get(name)
+    is_serial = former is not None and former.is_owned and not old.identity
     is_gone = column.sequence is None or bool(column.identity)
-    if not is_serial or not is_gone or own is None or not own.is_owned:
+    if not is_serial or not is_gone or present is None or not present.is_owned:
         return None
-    return own if find_sequence(table, name, former, facts) == own else None
+    return present if find_sequence(table, name, former, facts) == present else None
 
 
 def with_sequence(
-    name: str, there: DefinedSequence, column: DefinedColumn, facts: GeneratedFacts
+    name: str, present: DefinedSequence, column: DefinedColumn, facts: GeneratedFacts
 ) -> GeneratedFacts:
     """Return *facts* after `follow_sequence`: a sequence has one owner."""
     is_owned = column.sequence is not None and column.sequence.is_owned
-    others = {
-        each: replace(sequence, is_owned=False)
-        if is_owned and sequence.quoted == there.quoted
+    changed = {
+        column_name: replace(sequence, is_owned=False)
+        if is_owned and sequence.quoted == present.quoted
         else sequence
-        for each, sequence in facts.sequences.items()
+        for column_name, sequence in facts.sequences.items()
     }
-    return replace(facts, sequences={**others, name: replace(there, is_owned=is_owned)})
+    return replace(facts, sequences={**changed, name: replace(present, is_owned=is_owned)})

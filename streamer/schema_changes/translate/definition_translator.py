@@ -84,7 +84,7 @@ class Translation:
     def sql(self) -> list[str]:
         """The statements to show: those to run in place, and those that run beside the stream."""
         planned = [] if self.objects is None else self.objects.planned
-        return [*self.statements, *(each.sql for each in planned)]
+        return [*self.statements, *(plan.sql for plan in planned)]
 
     def fill(self, name: str, reason: str) -> None:
         """Have the values of a column brought."""
@@ -145,14 +145,14 @@ class DefinitionTranslator:
         """The columns of the target, as the statements so far leave them."""
         return frozenset(self._columns)
 
-    def fill(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+    def fill(self, column: DefinedColumn, reason: str, result: Translation) -> None:
         """Have the values of a column of the source brought, if the target gets them."""
-        self._fill_computed(column, reason, found)
+        self._fill_computed(column, reason, result)
         name = self._name(column)
         if name is not None and name in self._columns:
-            found.fill(name, reason)
+            result.fill(name, reason)
 
-    def note_made(self, change: ColumnChange, found: Translation) -> None:
+    def note_made(self, change: ColumnChange, result: Translation) -> None:
         """Backfill a column after a change that a peer source has made for this source, too.
 
         The target may have the column under a later name by now, which the next changes bring.
@@ -160,16 +160,16 @@ class DefinitionTranslator:
         column = change.after
         if change.kind is not DdlKind.CHANGE_TYPE or column is None:
             return
-        self._note_new_values(change, column, found)
+        self._note_new_values(change, column, result)
         name = self._name(column)
         if name is not None and not column.generated:
-            found.fill(name, f'another source gave column "{name}" another type')
+            result.fill(name, f'another source gave column "{name}" another type')
 
-    def _fill_computed(self, column: DefinedColumn, reason: str, found: Translation) -> None:
+    def _fill_computed(self, column: DefinedColumn, reason: str, result: Translation) -> None:
         """Have the values brought that `set` computes from a column of the source."""
         for name, expression in self._mapping.rule.set:
             if column.name in expression.names and name in self._columns:
-                found.fill(name, f'{reason}, and `set` computes "{name}" from it')
+                result.fill(name, f'{reason}, and `set` computes "{name}" from it')
 
     @property
     def _is_history(self) -> bool:
@@ -189,14 +189,14 @@ class DefinitionTranslator:
 
         Raises TargetSchemaError where the target, or the rule of the table, stands in the way.
         """
-        found = Translation()
+        result = Translation()
         columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
-        self._wanted = [each.sequence.oid for each in columns if each.sequence is not None]
+        self._wanted = [column.sequence.oid for column in columns if column.sequence is not None]
         for change in changes:
-            count = len(found.doubts)
-            found.statements += self._statements(self._stored(change), found)
-            found.doubts[count:] = [(change, reason) for _, reason in found.doubts[count:]]
-        return found
+            count = len(result.doubts)
+            result.statements += self._statements(self._stored(change), result)
+            result.doubts[count:] = [(change, reason) for _, reason in result.doubts[count:]]
+        return result
 
     def _stored(self, change: ColumnChange) -> ColumnChange:
         """Return *change* as it concerns the values that the target stores."""
@@ -205,82 +205,82 @@ class DefinitionTranslator:
             name = None if column is None else self._mapping.target_column(column.name)
             if column is None or name is None or self._mapping.hash_of(name) is None:
                 return column
-            there, hashed = self._columns.get(name), at_target(column, self._mapping, name)
-            return hashed if there is None else replace(hashed, type=there.type)
+            present, hashed = self._columns.get(name), at_target(column, self._mapping, name)
+            return hashed if present is None else replace(hashed, type=present.type)
 
         return replace(change, before=stored(change.before), after=stored(change.after))
 
     def ignore(self, changes: Sequence[ColumnChange]) -> Translation:
         """Return the statements that let rows arrive without *changes* at the target."""
-        found = Translation()
+        result = Translation()
         narrowing = (DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL)
         for change in changes:
             name = None if change.before is None else self._name(change.before)
             if change.kind in narrowing and name is not None:
-                found.statements += self._drop_not_null(name)
-        return found
+                result.statements += self._drop_not_null(name)
+        return result
 
-    def _statements(self, change: ColumnChange, found: Translation) -> list[str]:
-        before, after = change.before, change.after
+    def _statements(self, change: ColumnChange, result: Translation) -> list[str]:
+        old, after = change.before, change.after
         match change.kind:
             case DdlKind.ADD_COLUMN if after is not None:
-                return self._add(after, found)
-            case DdlKind.DROP_COLUMN if before is not None:
-                return self._drop(before)
-            case DdlKind.RENAME_COLUMN if before is not None and after is not None:
-                return self._rename(change, before, after, found)
-        assert before is not None
+                return self._add(after, result)
+            case DdlKind.DROP_COLUMN if old is not None:
+                return self._drop(old)
+            case DdlKind.RENAME_COLUMN if old is not None and after is not None:
+                return self._rename(change, old, after, result)
+        assert old is not None
         assert after is not None
         if change.kind in (DdlKind.WIDEN_TYPE, DdlKind.CHANGE_TYPE):
-            self._note_new_values(change, after, found)
+            self._note_new_values(change, after, result)
         name = self._name(after)
-        is_stored_now = before.generated and not after.generated
+        is_stored_now = old.generated and not after.generated
         if name is not None and is_stored_now and change.kind is DdlKind.SET_DEFAULT:
-            return self._drop_expression(name, after, found)
+            return self._drop_expression(name, after, result)
         if name is None or name not in self._columns:
             return []
         if self._columns[name].is_generated and not after.generated:
             return []  # the target computes a column that the source has not
         match change.kind:
             case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
-                return self._change_type(change, name, after, found)
+                return self._change_type(change, name, after, result)
             case DdlKind.SET_EXPRESSION:
-                return self._set_expression(change, name, after, found)
+                return self._set_expression(change, name, after, result)
             case DdlKind.SET_NOT_NULL:
-                lacks_values = name in self._unfilled or name in found.filled
+                lacks_values = name in self._unfilled or name in result.filled
                 if lacks_values and not (self._is_shared or self._is_history):
-                    found.unfinished.append(after)
+                    result.unfinished.append(after)
                     return []
                 return self._set_not_null(name)
             case DdlKind.DROP_NOT_NULL:
                 return self._drop_not_null(name)
             case _:
-                return self._set_default(name, before, after, found)
+                return self._set_default(name, old, after, result)
 
     def _name(self, column: DefinedColumn) -> str | None:
         """Return the target's name of a column; None if the target does not get it."""
         return self._mapping.own_column(column.name, self._columns)
 
-    def _add(self, column: DefinedColumn, found: Translation) -> list[str]:
+    def _add(self, column: DefinedColumn, result: Translation) -> list[str]:
         name = self._name(column)
         if name is None:
             return []
-        there, left = self._columns.get(name), list[str]()
-        if there is not None and there.type != column.type:
+        present, replaced = self._columns.get(name), list[str]()
+        if present is not None and present.type != column.type:
             # A second tenant added the column, or a history kept it.
-            may_differ = (self._is_shared or self._is_history) and not there.is_generated
-            is_wide = widens(column.type, there.type) or widens(there.type, column.type)
+            may_differ = (self._is_shared or self._is_history) and not present.is_generated
+            is_wide = widens(column.type, present.type) or widens(present.type, column.type)
             if not (may_differ and is_wide):
-                left += self._replace(name, column, there.type)
-                there = None
+                replaced += self._replace(name, column, present.type)
+                present = None
         if column.fills_rows_one_by_one:
-            found.fill(name, f'rows have values of their own in new column "{name}"')
-            if there is None and not (self._is_shared or self._is_history):
-                found.unfinished.append(column)
-        elif there is not None and not (self._is_shared or there.is_generated):
-            found.fill(name, f'target column "{name}" was there before the new column')
-        statements = left + self._make_room(name, column)
-        is_older = there is not None and not there.is_generated
+            result.fill(name, f'rows have values of their own in new column "{name}"')
+            if present is None and not (self._is_shared or self._is_history):
+                result.unfinished.append(column)
+        elif present is not None and not (self._is_shared or present.is_generated):
+            result.fill(name, f'target column "{name}" was there before the new column')
+        statements = replaced + self._make_room(name, column)
+        is_older = present is not None and not present.is_generated
         if self._is_shared and (column.constant is not None or is_older):
             more = f" and {quote_identifier(name)} is not null" if column.constant is None else ""
             statements.append(self._update_own(name, column.constant or "null") + more)
@@ -288,9 +288,9 @@ class DefinitionTranslator:
 
     def _update_own(self, name: str, value: str) -> str:
         """Return the statement that gives a column a value in the rows of this tenant."""
-        table, own = self._alter.removeprefix("alter table "), quote_literal(self._sid or "")
+        table, sid = self._alter.removeprefix("alter table "), quote_literal(self._sid or "")
         assigned = f"{quote_identifier(name)} = {value}"
-        return f"update {table} set {assigned} where {quote_identifier(SID)}::text = {own}"
+        return f"update {table} set {assigned} where {quote_identifier(SID)}::text = {sid}"
 
     def _replace(self, name: str, column: DefinedColumn, present: str) -> list[str]:
         """Return the statement that drops a column whose type differs from the type of new
@@ -330,17 +330,17 @@ class DefinitionTranslator:
 
     def _make_room(self, name: str, column: DefinedColumn) -> list[str]:
         """Return the statement after which the target takes the values of a column."""
-        there = self._columns.get(name)
-        if there is None:
+        present = self._columns.get(name)
+        if present is None:
             return self._add_column(name, column)
-        if there.type == column.type or widens(column.type, there.type):
+        if present.type == column.type or widens(column.type, present.type):
             return []
         return self._retype(name, column)
 
     def _of(self, sources: Sequence[SourceDefinition], name: str) -> list[DefinedColumn]:
         """Return the columns of peer sources that write a column of the target."""
         columns = (column for source in sources for column in source.columns)
-        return [each for each in columns if self._mapping.target_column(each.name) == name]
+        return [c for c in columns if self._mapping.target_column(c.name) == name]
 
     def _has_others(self, name: str) -> bool:
         """Whether a peer still writes a column of the target."""
@@ -358,44 +358,44 @@ class DefinitionTranslator:
     def _rename(
         self,
         change: ColumnChange,
-        before: DefinedColumn,
+        old: DefinedColumn,
         after: DefinedColumn,
-        found: Translation,
+        result: Translation,
     ) -> list[str]:
         rule = self._mapping.rule
         listed = {name for name, _ in rule.columns or ()} | rule.exclude
         used = {name for expression in rule.expressions for name in expression.names}
-        if before.name in listed | used and before.name not in (after.name,):
+        if old.name in listed | used and old.name not in (after.name,):
             raise TargetSchemaError(
-                f'the rule of table "{self._mapping.source}" names column "{before.name}", which '
+                f'the rule of table "{self._mapping.source}" names column "{old.name}", which '
                 f'the source renamed to "{after.name}"',
                 hint="write the new name in the rule",
             )
-        former, name = self._name(before), self._name(after)
+        former, name = self._name(old), self._name(after)
         if name is None:
             return [] if former is None else self._drop_not_null(former)
         if former is None or former not in self._columns:
-            return [] if name in self._columns else self._add(after, found)
+            return [] if name in self._columns else self._add(after, result)
         quoted, now = quote_identifier(former), quote_identifier(name)
         is_shared_name = self._is_shared and self._has_others(former)
         if is_shared_name or (self._is_shared and name in self._columns):
-            return self._move(before, after, former, name, is_last=not is_shared_name)
-        left = []
+            return self._move(old, after, former, name, is_last=not is_shared_name)
+        dropped = []
         if name in self._columns:  # `ignore` left it, a history keeps it, or an operator added it
             if self._is_history:
-                return [*self._add(after, found), *self._drop_not_null(former)]
+                return [*self._add(after, result), *self._drop_not_null(former)]
             reason = (
                 f'target table "{self._target.name}" has a column "{name}" already, which would be '
                 f'dropped, so that "{former}" can get the name'
             )
-            found.doubts.append((change, reason))
-            left = [f"{self._alter} drop column {now}"]
+            result.doubts.append((change, reason))
+            dropped = [f"{self._alter} drop column {now}"]
         self._columns[name] = self._columns.pop(former)
         self._generated = self._generated.renamed(former, name)
-        return [*left, f"{self._alter} rename column {quoted} to {now}"]
+        return [*dropped, f"{self._alter} rename column {quoted} to {now}"]
 
     def _move(
-        self, before: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
+        self, old: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
     ) -> list[str]:
         """Return the statements that move this tenant's values to a second column.
 
@@ -412,7 +412,7 @@ class DefinitionTranslator:
                     "others"
                 )
         # A later change of the same difference may give the column a new type.
-        column = replace(after, type=before.type, collation=before.collation)
+        column = replace(after, type=old.type, collation=old.collation)
         statements = self._make_room(name, column)
         if not after.generated:
             statements.append(self._update_own(name, quote_identifier(former)))
@@ -431,10 +431,10 @@ class DefinitionTranslator:
                 )
 
     def _note_new_values(
-        self, change: ColumnChange, column: DefinedColumn, found: Translation
+        self, change: ColumnChange, column: DefinedColumn, result: Translation
     ) -> None:
         """Note the columns and conditions that depend on the values of a column with a new type."""
-        self._fill_computed(column, f'column "{column.name}" got another type', found)
+        self._fill_computed(column, f'column "{column.name}" got another type', result)
         condition = self._mapping.rule.filter
         if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):
             return
@@ -443,48 +443,48 @@ class DefinitionTranslator:
                 f'`filter` uses column "{column.name}", so rows may have joined or left, and a '
                 "resync with mode `diff` has to follow"
             )
-            found.doubts.append((change, reason))
+            result.doubts.append((change, reason))
 
     def _change_type(
-        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+        self, change: ColumnChange, name: str, column: DefinedColumn, result: Translation
     ) -> list[str]:
-        there = self._columns[name]
+        present = self._columns[name]
         if change.kind is DdlKind.CHANGE_TYPE and not column.generated:
             reason = f'column "{name}" got another type, which may have changed its values'
-            found.fill(name, reason)
-        was_alike = change.before is not None and change.before.type == there.type
-        if there.type != column.type and not was_alike and widens(column.type, there.type):
-            column = replace(column, type=there.type)  # the target was made wider than the source
-        is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, found)
-        if there.type == column.type and not is_sorted_anew:
+            result.fill(name, reason)
+        was_alike = change.before is not None and change.before.type == present.type
+        if present.type != column.type and not was_alike and widens(column.type, present.type):
+            column = replace(column, type=present.type)  # the target was made wider than the source
+        is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, result)
+        if present.type == column.type and not is_sorted_anew:
             return []
-        return self._retype(name, column, found if change.kind is DdlKind.CHANGE_TYPE else None)
+        return self._retype(name, column, result if change.kind is DdlKind.CHANGE_TYPE else None)
 
-    def _sorts_alike(self, name: str, column: DefinedColumn, found: Translation) -> bool:
+    def _sorts_alike(self, name: str, column: DefinedColumn, result: Translation) -> bool:
         """Whether each peer has a column with the collation of *column*."""
         peers = self._of(self._peers, name) if self._is_shared else []
         is_alike = all(peer.collation == column.collation for peer in peers)
         if not is_alike:
             reason = f'collation of "{name}" waits until every source of the table has it'
-            found.reasons.append(reason)
+            result.reasons.append(reason)
         return is_alike
 
-    def give_type(self, column: DefinedColumn, found: Translation) -> None:
+    def give_type(self, column: DefinedColumn, result: Translation) -> None:
         """Give a column its type, which takes the same values as the one of the target."""
         name = self._name(column)
         if name is not None and name in self._columns and self._columns[name].type != column.type:
-            found.statements += self._retype(name, column)
+            result.statements += self._retype(name, column)
 
     def _retype(
-        self, name: str, column: DefinedColumn, found: Translation | None = None
+        self, name: str, column: DefinedColumn, result: Translation | None = None
     ) -> list[str]:
         """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
         if a peer's values do not fit the type.
 
-        The target casts its values. With *found*, those of the source come later. The target may
+        The target casts its values. With *result*, those of the source come later. The target may
         lack the cast, or refuse a value. Then the values are null until they come.
         """
-        there = self._columns[name]
+        present = self._columns[name]
         for peer in self._of(self._unchanged, name) if self._is_shared else ():
             if not widens(peer.type, column.type):
                 raise SharedTargetError(
@@ -493,25 +493,23 @@ class DefinitionTranslator:
                 )
         quoted = quote_identifier(name)
         typed, alter = f"type {type_clause(column)}", f"alter column {quoted}"
-        self._columns[name] = replace(there, type=column.type)
-        if there.is_generated:
+        self._columns[name] = replace(present, type=column.type)
+        if present.is_generated:
             return [f"{self._alter} {alter} {typed}"]
         # The types of a source have casts to and from text only.
-        is_own = "." in there.type or "." in column.type
+        is_own = "." in present.type or "." in column.type
         way = "text::" if is_own and column.type != "text" else ""
         value = f"{quoted}::{way}{column.type}"
-        before, behind = self._defaults(name, column)
-        parts = (
-            [*before, f"{typed} using {value}", *behind] if is_own else [f"{typed} using {value}"]
-        )
+        first, last = self._defaults(name, column)
+        parts = [*first, f"{typed} using {value}", *last] if is_own else [f"{typed} using {value}"]
         statement = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
         keys = [self._target.primary_key] if self._target.primary_key else self._target.unique_keys
         is_key = any(name in key for key in keys)
-        if found is not None and not (self._is_history or self._unchanged or is_key):
-            before += ["drop not null"] if there.not_null else []
-            parts = [*before, f"{typed} using null", *behind]
+        if result is not None and not (self._is_history or self._unchanged or is_key):
+            first += ["drop not null"] if present.not_null else []
+            parts = [*first, f"{typed} using null", *last]
             null = f"{self._alter} {', '.join(f'{alter} {part}' for part in parts)}"
-            found.substitutes[statement] = null, column
+            result.substitutes[statement] = null, column
         return [statement]
 
     def _defaults(self, name: str, column: DefinedColumn) -> tuple[list[str], list[str]]:
@@ -530,13 +528,13 @@ class DefinitionTranslator:
         return [f"{self._alter} alter column {quote_identifier(name)} set not null"]
 
     def _drop_not_null(self, name: str) -> list[str]:
-        there = self._columns.get(name)
-        if there is None or not there.not_null or name in self._target.primary_key:
+        present = self._columns.get(name)
+        if present is None or not present.not_null or name in self._target.primary_key:
             return []
         return [f"{self._alter} alter column {quote_identifier(name)} drop not null"]
 
     def _set_expression(
-        self, change: ColumnChange, name: str, column: DefinedColumn, found: Translation
+        self, change: ColumnChange, name: str, column: DefinedColumn, result: Translation
     ) -> list[str]:
         if not self._columns[name].is_generated:
             return []  # no change has brought values of it
@@ -544,70 +542,70 @@ class DefinitionTranslator:
         text = expression_of(column, self._mapping, self._columns, facts)
         statements, doubt = set_expression(self._alter, name, column, text, facts)
         if doubt is not None:
-            found.doubts.append((change, doubt))
+            result.doubts.append((change, doubt))
         if statements and self._is_shared and self._peers:
             reason = f'column "{name}" would change in the rows of other sources, too'
-            found.doubts.append((change, reason))
+            result.doubts.append((change, reason))
         if statements and self._is_history:
             reason = f'column "{name}" would change in versions that have ended, too'
-            found.doubts.append((change, reason))
+            result.doubts.append((change, reason))
         return statements
 
-    def _drop_expression(self, name: str, column: DefinedColumn, found: Translation) -> list[str]:
+    def _drop_expression(self, name: str, column: DefinedColumn, result: Translation) -> list[str]:
         """Return the statements that have later rows bring their values of a generated column."""
-        there = self._columns.get(name)
-        if there is not None and there.is_generated:
-            self._columns[name] = replace(there, is_generated=False, has_default=False)
+        present = self._columns.get(name)
+        if present is not None and present.is_generated:
+            self._columns[name] = replace(present, is_generated=False, has_default=False)
             return [f"{self._alter} alter column {quote_identifier(name)} drop expression"]
-        found.fill(
+        result.fill(
             name, f'column "{name}" is no longer generated, and the target did not compute it'
         )
-        if there is not None:
+        if present is not None:
             return []
         if column.not_null and not (self._is_shared or self._is_history):
-            found.unfinished.append(column)
+            result.unfinished.append(column)
         return self._add_column(name, replace(column, not_null=False))
 
     def _set_default(
-        self, name: str, before: DefinedColumn, column: DefinedColumn, found: Translation
+        self, name: str, old: DefinedColumn, column: DefinedColumn, result: Translation
     ) -> list[str]:
         if self._is_history or column.generated:
             return []
         alter = f"{self._alter} alter column {quote_identifier(name)}"
         if self._is_shared:
             followed: list[str] = []
-            if not self._still_draws(name, before):
-                self._follow_sequence(alter, name, before, column, followed)
+            if not self._still_draws(name, old):
+                self._follow_sequence(alter, name, old, column, followed)
             return followed
-        statements = self._set_identity(alter, name, before, column, found)
-        there = self._follow_sequence(alter, name, before, column, statements)
-        if (before.default_mark, before.generated) == (column.default_mark, column.generated):
+        statements = self._set_identity(alter, name, old, column, result)
+        sequence = self._follow_sequence(alter, name, old, column, statements)
+        if (old.default_mark, old.generated) == (column.default_mark, column.generated):
             return statements
         is_all = self._mapping.rule.create is Create.ALL
         draws = name in self._generated.drawing
-        if column.draws and draws and (there is not None or not is_all):
+        if column.draws and draws and (sequence is not None or not is_all):
             return statements  # an operator's own, where `create` asks for none
-        if column.draws and there is not None:
-            return [*statements, f"{alter} {draws_from(there.quoted)}"]
+        if column.draws and sequence is not None:
+            return [*statements, f"{alter} {draws_from(sequence.quoted)}"]
         default = column.own_default
         if default is not None:
             statements.append(f"{alter} set default {default}")
         elif self._columns[name].has_default and name not in self._generated.identities:
             statements.append(f"{alter} drop default")
         if column.draws and is_all:
-            found.unfinished.append(column)
+            result.unfinished.append(column)
         return statements
 
-    def _still_draws(self, name: str, before: DefinedColumn) -> bool:
-        """Whether a peer has the sequence that a column had *before*."""
+    def _still_draws(self, name: str, old: DefinedColumn) -> bool:
+        """Whether a peer has the sequence of *old*, a column before its change."""
         peers = self._of(self._peers, name)
-        return any(_like(peer.sequence, before.sequence) for peer in peers)
+        return any(_like(peer.sequence, old.sequence) for peer in peers)
 
     def _follow_sequence(
         self,
         alter: str,
         name: str,
-        before: DefinedColumn,
+        old: DefinedColumn,
         column: DefinedColumn,
         statements: list[str],
     ) -> DefinedSequence | None:
@@ -615,39 +613,39 @@ class DefinitionTranslator:
         if self._mapping.rule.create is not Create.ALL:
             return None
         table, facts = self._target.name, self._generated
-        is_wanted = before.sequence is not None and before.sequence.oid in self._wanted
-        lost = None if is_wanted else lost_sequence(table, name, before, column, facts)
+        is_wanted = old.sequence is not None and old.sequence.oid in self._wanted
+        lost = None if is_wanted else lost_sequence(table, name, old, column, facts)
         if lost is not None:
             drop = [f"{alter} drop default"] if name in facts.drawing else []
             statements[:0] = [*drop, f"drop sequence {lost.quoted}"]
             self._columns[name] = replace(self._columns[name], has_default=False)
             return None
-        statements += follow_sequence(table, name, before, column, facts)
-        there = find_sequence(table, name, column.sequence, facts)
-        if there is not None and not column.identity:
-            self._generated = with_sequence(name, there, column, facts)
-        return there
+        statements += follow_sequence(table, name, old, column, facts)
+        present = find_sequence(table, name, column.sequence, facts)
+        if present is not None and not column.identity:
+            self._generated = with_sequence(name, present, column, facts)
+        return present
 
     def _set_identity(
         self,
         alter: str,
         name: str,
-        before: DefinedColumn,
+        old: DefinedColumn,
         column: DefinedColumn,
-        found: Translation,
+        result: Translation,
     ) -> list[str]:
         """Return the statements for the identity of a column that is there; an addition waits."""
-        if before.identity == column.identity or self._mapping.rule.create is not Create.ALL:
+        if old.identity == column.identity or self._mapping.rule.create is not Create.ALL:
             return []
-        there = self._generated.identities.get(name)
-        if column.identity and not before.identity and there is None:
-            found.unfinished.append(column)
-        if there is None:
+        present = self._generated.identities.get(name)
+        if column.identity and not old.identity and present is None:
+            result.unfinished.append(column)
+        if present is None:
             return []  # a plan that is still to be made follows the change
         if not column.identity:
             return [f"{alter} drop identity"]
-        wanted = identity_of(column.identity, is_key=name in self._target.primary_key)
-        return [] if wanted == there else [f"{alter} set generated {IDENTITIES[wanted]}"]
+        desired = identity_of(column.identity, is_key=name in self._target.primary_key)
+        return [] if desired == present else [f"{alter} set generated {IDENTITIES[desired]}"]
 
 
 def _like(sequence: DefinedSequence | None, peer: DefinedSequence | None) -> bool:
@@ -656,5 +654,5 @@ def _like(sequence: DefinedSequence | None, peer: DefinedSequence | None) -> boo
 
 
 def _is_sorted_anew(change: ColumnChange) -> bool:
-    before, after = change.before, change.after
-    return before is not None and after is not None and before.collation != after.collation
+    old, after = change.before, change.after
+    return old is not None and after is not None and old.collation != after.collation

@@ -41,9 +41,9 @@ class GeneratedFacts:
     drawing: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, source_columns: Sequence[str], there: TableDefinition, version: int) -> Self:
-        """Return the facts of the target's table *there*."""
-        columns = there.columns
+    def of(cls, source_columns: Sequence[str], table: TableDefinition, version: int) -> Self:
+        """Return the facts of the target's *table*."""
+        columns = table.columns
         return cls(
             source_columns,
             {c.name: c.default or "" for c in columns if c.generated},
@@ -57,26 +57,26 @@ class GeneratedFacts:
         """Return the facts after a column of the target got a new name."""
 
         def moved(facts: Mapping[str, V]) -> dict[str, V]:
-            return {name if each == former else each: fact for each, fact in facts.items()}
+            return {name if column == former else column: fact for column, fact in facts.items()}
 
         return replace(
             self,
             expressions=moved(self.expressions),
             identities=moved(self.identities),
             sequences=moved(self.sequences),
-            drawing=frozenset(name if each == former else each for each in self.drawing),
+            drawing=frozenset(name if drawn == former else drawn for drawn in self.drawing),
         )
 
 
 def expression_of(
-    column: DefinedColumn, mapping: RelationMapping, there: Collection[str], facts: GeneratedFacts
+    column: DefinedColumn, mapping: RelationMapping, present: Collection[str], facts: GeneratedFacts
 ) -> str:
-    """Return the expression of a generated column for the target, which has the columns *there*.
+    """Return the expression of a generated column for the target, which has the columns *present*.
 
     Raises TargetSchemaError if the expression uses a column that the target does not get, or of
     which it gets hashes.
     """
-    names = names_at_target(facts.source_columns, mapping, there)
+    names = names_at_target(facts.source_columns, mapping, present)
     return generation_expression(column, names, mapping)
 
 

@@ -41,73 +41,75 @@ def part_of_target(
     *types*: those that the target table uses. *partitions*: the target and its own, if it has any.
     *lacking*: the source's names of columns that the target has to get.
     """
-    there = {each.full_name: each for each in types}
+    target_types = {type_.full_name: type_ for type_ in types}
     columns = tuple(
         _column(column, mapping, target)
         for column in definition.columns
         if column.name not in lacking
     )
     parts = []
-    for here in definition.types or ():
-        found = there.get(here.full_name)
-        if found is not None and found.kind == here.kind:
-            parts.append(_type(here, found))
+    for defined in definition.types or ():
+        present = target_types.get(defined.full_name)
+        if present is not None and present.kind == defined.kind:
+            parts.append(_type(defined, present))
         elif not lacking:
-            parts.append(here)
+            parts.append(defined)
     tree = definition.partitions
     if tree and partitions:
         tree = tuple(_partitions(tree, partitions))
-    its_types = None if definition.types is None else tuple(parts)
-    return replace(definition, columns=columns, types=its_types, partitions=tree)
+    own_types = None if definition.types is None else tuple(parts)
+    return replace(definition, columns=columns, types=own_types, partitions=tree)
 
 
-def _partitions(here: Sequence[Partition], there: Sequence[Partition]) -> Iterator[Partition]:
+def _partitions(tree: Sequence[Partition], target_tree: Sequence[Partition]) -> Iterator[Partition]:
     """Yield the partitions of the source whose rows have one of the target. Its name may differ."""
-    bounds = {(each.parent, each.bound): each.oid for each in there}
-    own = {ROOT: ROOT}
-    for each in here:
-        if each.bound is None:  # the table itself
-            yield each
-        elif each.parent in own and (own[each.parent], each.bound) in bounds:
-            own[each.oid] = bounds[own[each.parent], each.bound]
-            yield each
+    bounds = {(node.parent, node.bound): node.oid for node in target_tree}
+    matches = {ROOT: ROOT}
+    for node in tree:
+        if node.bound is None:  # the table itself
+            yield node
+        elif node.parent in matches and (matches[node.parent], node.bound) in bounds:
+            matches[node.oid] = bounds[matches[node.parent], node.bound]
+            yield node
 
 
 def _column(
     column: DefinedColumn, mapping: RelationMapping, target: TargetRelation
 ) -> DefinedColumn:
     name = mapping.target_column(column.name)
-    there = None if name is None or mapping.is_computed(name) else target.columns.get(name)
-    if there is None or there.generated:
+    present = None if name is None or mapping.is_computed(name) else target.columns.get(name)
+    if present is None or present.generated:
         return column
-    is_narrower = widens(there.type, column.type) and not widens(column.type, there.type)
+    is_narrower = widens(present.type, column.type) and not widens(column.type, present.type)
     return replace(
         column,
-        type=there.type if is_narrower else column.type,
-        not_null=column.not_null or there.not_null,
+        type=present.type if is_narrower else column.type,
+        not_null=column.not_null or present.not_null,
     )
 
 
-def _type(here: DefinedType, there: DefinedType) -> DefinedType:
+def _type(type_: DefinedType, target: DefinedType) -> DefinedType:
     """Return the type of the source as far as the target's refuses no value of it."""
-    match here.kind:
+    match type_.kind:
         case "e":
-            known = {label for _, label in there.labels}
-            return replace(here, labels=tuple(e for e in here.labels if e[1] in known))
+            labels = {label for _, label in target.labels}
+            return replace(type_, labels=tuple(e for e in type_.labels if e[1] in labels))
         case "d":
-            own = {check[1:] for check in here.checks}
-            more_checks = tuple(check for check in there.checks if check[1:] not in own)
-            not_null = here.not_null or there.not_null
-            return replace(here, checks=(*here.checks, *more_checks), not_null=not_null)
+            checks = {check[1:] for check in type_.checks}
+            more_checks = tuple(check for check in target.checks if check[1:] not in checks)
+            not_null = type_.not_null or target.not_null
+            return replace(type_, checks=(*type_.checks, *more_checks), not_null=not_null)
         case "c":
-            present = {name: kind for _, name, kind in there.attributes}
-            names = {name for _, name, _ in here.attributes}
-            kept = [(n, name, present[name]) for n, name, _ in here.attributes if name in present]
+            present = {name: kind for _, name, kind in target.attributes}
+            names = {name for _, name, _ in type_.attributes}
+            shared = [
+                (n, name, present[name]) for n, name, _ in type_.attributes if name in present
+            ]
             # Numbers that the source's type does not have.
-            more = [(-n, name, kind) for n, name, kind in there.attributes if name not in names]
-            return replace(here, attributes=(*kept, *more))
+            more = [(-n, name, kind) for n, name, kind in target.attributes if name not in names]
+            return replace(type_, attributes=(*shared, *more))
         case _:
-            return here
+            return type_
 
 
 def widening(
@@ -170,8 +172,8 @@ def joining_statements(
     """
     part = part_of_target(definition, mapping, target, types, (), ())
     changes = all_differences(part, definition)
-    there = {each.full_name: each for each in types}
-    translator = TypeTranslator(there, [peer.types or () for peer in peers])
+    target_types = {type_.full_name: type_ for type_ in types}
+    translator = TypeTranslator(target_types, [peer.types or () for peer in peers])
     columns = _translator(definition, mapping, target, sid, peers)
     return [
         *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,

@@ -100,7 +100,7 @@ class ObjectTranslator:
 
     def translate(self, changes: Sequence[ObjectChange]) -> ObjectTranslation:
         """Return the statements and plans for *changes*."""
-        found = ObjectTranslation()
+        result = ObjectTranslation()
         for change in changes:
             about = change.before or change.after
             assert about is not None
@@ -108,89 +108,89 @@ class ObjectTranslator:
                 continue
             match change.kind:
                 case DdlKind.DROP_INDEX | DdlKind.DROP_CONSTRAINT:
-                    self._drop(about, found)
+                    self._drop(about, result)
                 case DdlKind.RENAME_INDEX | DdlKind.RENAME_CONSTRAINT if change.after is not None:
-                    self._rename(about, change.after, found)
+                    self._rename(about, change.after, result)
                 case _ if change.after is not None:
-                    self._add(change.after, found)
-        return found
+                    self._add(change.after, result)
+        return result
 
     def plan_lost(
         self, objects: Sequence[DefinedObject], lost: frozenset[str]
     ) -> ObjectTranslation:
         """Return the plans for those of the source's *objects* whose names are among *lost*."""
-        found = ObjectTranslation()
-        for each in objects:
-            is_claimed = claims(self._place.mapping.rule.create, each.kind)
-            if is_claimed and not lost.isdisjoint(self._names(each.name)):
-                self._add(each, found)
-        return found
+        result = ObjectTranslation()
+        for lost_object in objects:
+            is_claimed = claims(self._place.mapping.rule.create, lost_object.kind)
+            if is_claimed and not lost.isdisjoint(self._names(lost_object.name)):
+                self._add(lost_object, result)
+        return result
 
     def planned(self, kind: ObjectKind, name: str) -> Planned | None:
         """Return the plan for an object that the source has; None if it has none of that name."""
         for key in self._renderer.primary_key():
             if (key.kind, key.name) == (kind, name):
                 return key
-        for each in self._definition.objects:
-            if each.name != name or kind not in KINDS[each.kind] or each.kind == "p":
+        for defined in self._definition.objects:
+            if defined.name != name or kind not in KINDS[defined.kind] or defined.kind == "p":
                 continue
-            if isinstance(each, IndexDefinition):
-                return self._renderer.index(each)
-            planned = self._renderer.constraint(each)
+            if isinstance(defined, IndexDefinition):
+                return self._renderer.index(defined)
+            planned = self._renderer.constraint(defined)
             return without_acting(planned) if self._acts else planned
         return None
 
     # ---- one change ----------------------------------------------------------------------------
 
-    def _add(self, new: DefinedObject, found: ObjectTranslation) -> None:
+    def _add(self, new: DefinedObject, result: ObjectTranslation) -> None:
         lacking = new.binds and any(not _has(peer, new) for peer in self._peers)
         if lacking:
-            found.reasons.append(f'"{new.name}" waits until every source of the table has it')
+            result.reasons.append(f'"{new.name}" waits until every source of the table has it')
             return
         if new.kind == "p":
             if self._is_history and (index := self._find(new)) is not None:
                 # It was unique at the source and became the key. Here it is not unique.
-                self._remove(index, found)
+                self._remove(index, result)
             if not (self._row_keys if self._is_history else self._primary_key):
-                found.planned += self._renderer.primary_key()
+                result.planned += self._renderer.primary_key()
             return
         planned = self.planned(KINDS[new.kind][0], new.name)
         if planned is not None and not self._is_there(planned, new):
-            found.planned.append(planned)
+            result.planned.append(planned)
 
     def _is_there(self, planned: Planned, new: DefinedObject) -> bool:
-        for each in self._present:
-            if each.name == planned.name and not each.is_index:
-                return each.is_valid or not new.is_valid
+        for present in self._present:
+            if present.name == planned.name and not present.is_index:
+                return present.is_valid or not new.is_valid
         return planned.kind is ObjectKind.INDEX and any(
-            each.name == planned.name and each.is_valid for each in self._present
+            present.name == planned.name and present.is_valid for present in self._present
         )
 
-    def _drop(self, old: DefinedObject, found: ObjectTranslation) -> None:
-        found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
+    def _drop(self, old: DefinedObject, result: ObjectTranslation) -> None:
+        result.ended += [(kind, old.name) for kind in KINDS[old.kind]]
         if not old.binds and any(_has(peer, old) for peer in self._peers):
             return
         if old.kind == "p" and self._is_history:
             versions = versions_name(old.name, self._place.mapping.target)
-            found.ended += [(ObjectKind.INDEX, versions), (ObjectKind.EXCLUSION, versions)]
-            for each in self._keys_of_versions():
-                self._remove(each, found)
+            result.ended += [(ObjectKind.INDEX, versions), (ObjectKind.EXCLUSION, versions)]
+            for key in self._keys_of_versions():
+                self._remove(key, result)
         elif (present := self._find(old)) is not None:
-            self._remove(present, found)
+            self._remove(present, result)
 
-    def _rename(self, old: DefinedObject, new: DefinedObject, found: ObjectTranslation) -> None:
-        found.ended += [(kind, old.name) for kind in KINDS[old.kind]]
+    def _rename(self, old: DefinedObject, new: DefinedObject, result: ObjectTranslation) -> None:
+        result.ended += [(kind, old.name) for kind in KINDS[old.kind]]
         if any(_has(peer, old) for peer in self._peers):
-            self._add(new, found)
+            self._add(new, result)
             return
         name, present = self._renderer.free(new.name), self._find(old)
-        if self._peers and any(each.name == name for each in self._present):
-            self._drop(old, found)  # the tenant before brought the object under its new name
+        if self._peers and any(o.name == name for o in self._present):
+            self._drop(old, result)  # the tenant before brought the object under its new name
             return
-        named = [each for each in self._present if each.name == name]
-        if present is not None and not any(_bars(each, present) for each in named):
+        named = [o for o in self._present if o.name == name]
+        if present is not None and not any(_bars(o, present) for o in named):
             quoted = quote_identifier(name)
-            found.statements.append(
+            result.statements.append(
                 f"alter {self._quoted(present)} rename to {quoted}"
                 if present.is_index
                 else f"{self._alter} rename {self._quoted(present)} to {quoted}"
@@ -199,12 +199,12 @@ class ObjectTranslator:
             self._present.append(replace(present, name=name))
         # A builder may have died with half of it made, or be under way. The plan of the former name
         # ends here, so the rest needs a plan under the new name.
-        self._add(new, found)
+        self._add(new, result)
 
-    def _remove(self, present: DefinedObject, found: ObjectTranslation) -> None:
+    def _remove(self, present: DefinedObject, result: ObjectTranslation) -> None:
         """Drop an object of the target."""
         prefix = "" if present.is_index else f"{self._alter} "
-        found.statements.append(f"{prefix}drop {self._quoted(present)}")
+        result.statements.append(f"{prefix}drop {self._quoted(present)}")
         self._present.remove(present)
 
     # ---- the target's objects ------------------------------------------------------------------
@@ -213,9 +213,9 @@ class ObjectTranslator:
     def _row_keys(self) -> list[DefinedObject]:
         """The indexes and constraints of a history by which a key has one open version."""
         return [
-            each
-            for each in self._present
-            if each.binds and each.index is not None and is_of_open_versions(each.index)
+            o
+            for o in self._present
+            if o.binds and o.index is not None and is_of_open_versions(o.index)
         ]
 
     def _keys_of_versions(self) -> list[DefinedObject]:
@@ -237,7 +237,7 @@ class ObjectTranslator:
             return self._primary_key  # its name may come from the target table
         kinds = [of.kind] if of.kind != "p" else []
         kinds += [INDEX] if ObjectKind.INDEX in KINDS[of.kind] else []
-        by_name = {(each.kind, each.name): each for each in self._present}
+        by_name = {(o.kind, o.name): o for o in self._present}
         names = ((kind, name) for kind in kinds for name in self._names(of.name))
         return next((by_name[name] for name in names if name in by_name), None)
 

@@ -60,18 +60,18 @@ class PartitionTranslator:
 
         *brings_rows*: a copy replaces all rows. Raises TargetSchemaError.
         """
-        found: list[str] = []
+        statements: list[str] = []
         for change in changes:
             try:
                 if change.kind is DdlKind.ATTACH_PARTITION:
-                    found += self._attach(change)
+                    statements += self._attach(change)
                 elif change.kind is DdlKind.RENAME_TABLE:
-                    found += self._rename(change)
+                    statements += self._rename(change)
                 else:
-                    found += self._detach(change, brings_rows=brings_rows)
+                    statements += self._detach(change, brings_rows=brings_rows)
             except UnclearPartitionError as exc:
                 raise TargetSchemaError(self._problem(change, str(exc))) from None
-        return found
+        return statements
 
     def leaving(self, changes: Sequence[PartitionChange]) -> list[PartitionRows]:
         """Return the rows that leave with *changes*. An append table keeps them."""
@@ -97,17 +97,17 @@ class PartitionTranslator:
     def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
         """Return the target's partition for one of the source's, under any name."""
         bounds = _bounds(partition, tree)
-        return next((each for each in self._there if _bounds(each, self._there) == bounds), None)
+        return next((node for node in self._there if _bounds(node, self._there) == bounds), None)
 
     def _name(self, partition: Partition) -> RelationName:
         return partition_name(partition, self._target.name)
 
     def _above(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
         """Return the target's table above a partition."""
-        parent = next((each for each in tree if each.oid == partition.parent), None)
+        parent = next((node for node in tree if node.oid == partition.parent), None)
         if partition.parent != ROOT:
             return None if parent is None else self._own(parent, tree)
-        return next((each for each in self._there if each.bound is None), None)
+        return next((node for node in self._there if node.bound is None), None)
 
     def _attach(self, change: PartitionChange) -> list[str]:
         partition = change.partition
@@ -121,16 +121,16 @@ class PartitionTranslator:
         statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
         # A later change of the same message may concern this partition.
         name = self._name(partition)
-        own = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
-        self._there.append(own)
+        created = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
+        self._there.append(created)
         return [statement]
 
     def _rename(self, change: PartitionChange) -> list[str]:
-        own = self._own(change.partition, change.tree)
-        if own is None or own.name == change.name or not self._is_alone or change.name is None:
+        node = self._own(change.partition, change.tree)
+        if node is None or node.name == change.name or not self._is_alone or change.name is None:
             return []
-        self._there[self._there.index(own)] = replace(own, name=change.name)
-        name = quote_qualified(own.namespace, own.name)
+        self._there[self._there.index(node)] = replace(node, name=change.name)
+        name = quote_qualified(node.namespace, node.name)
         return [f"alter table {name} rename to {quote_identifier(change.name)}"]
 
     @property
@@ -140,12 +140,12 @@ class PartitionTranslator:
 
     def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:
         partition = change.partition
-        own = self._own(partition, change.tree)
-        if own is not None and self._is_alone:
+        present = self._own(partition, change.tree)
+        if present is not None and self._is_alone:
             parent = self._above(partition, change.tree)
             assert parent is not None
-            self._there.remove(own)
-            name = quote_qualified(own.namespace, own.name)
+            self._there.remove(present)
+            name = quote_qualified(present.namespace, present.name)
             table = quote_qualified(parent.namespace, parent.name)
             return [f"alter table {table} detach partition {name}"]
         if brings_rows or self._mapping.type is TableType.APPEND:
@@ -167,8 +167,8 @@ class PartitionTranslator:
     def _remove(self, condition: str) -> str:
         table = self._target.rows
         if self._sid is not None:
-            own = f"{quote_identifier(SID)}::text = {quote_literal(self._sid)}"
-            condition = f"{own} and {condition}"
+            sid = f"{quote_identifier(SID)}::text = {quote_literal(self._sid)}"
+            condition = f"{sid} and {condition}"
         if self._mapping.type is TableType.HISTORY:
             return (
                 f"update {table} set kvsz_end = greatest(kvsz_start, {self._at}), "
@@ -197,5 +197,5 @@ def _uses(item: KeyItem, column: str) -> bool:
 
 def _bounds(partition: Partition, tree: Sequence[Partition]) -> tuple[str | None, ...]:
     """Return the bounds of a partition and of the partitions above it."""
-    above = next((each for each in tree if each.oid == partition.parent), None)
+    above = next((node for node in tree if node.oid == partition.parent), None)
     return (*(() if above is None else _bounds(above, tree)), partition.bound)

@@ -74,7 +74,7 @@ class TypeTranslator:
         self._known = known or {}
         self._kept = kept or {}
         self._before = {**there, **(own or {})}
-        self._names = {each.oid: each.full_name for each in there.values()}
+        self._names = {type_.oid: type_.full_name for type_ in there.values()}
         """The names that the target's types have after the statements."""
         self._replaced: set[str] = set()
 
@@ -82,140 +82,140 @@ class TypeTranslator:
         """Return the statements for *changes*. Raises TargetSchemaError for a change that would
         break a peer source.
         """
-        found = TypeTranslation()
+        result = TypeTranslation()
         for change in changes:
-            self._translate(change, found)
+            self._translate(change, result)
         for type_ in self._before.values():
             present = self._names.get(type_.oid, type_.full_name)
             if present != type_.full_name:
-                found.renamed[type_.quoted] = quoted_type(present)
-        return found
+                result.renamed[type_.quoted] = quoted_type(present)
+        return result
 
-    def _translate(self, change: TypeChange, found: TypeTranslation) -> None:
-        new, before = change.after, change.before
-        if change.kind is DdlKind.CREATE_TYPE or before is None:
-            self._create(new, found)
+    def _translate(self, change: TypeChange, result: TypeTranslation) -> None:
+        new, old = change.after, change.before
+        if change.kind is DdlKind.CREATE_TYPE or old is None:
+            self._create(new, result)
             return
         if change.kind is DdlKind.RENAME_TYPE:
-            self._rename(before, new, found)
+            self._rename(old, new, result)
             return
         if change.kind is DdlKind.DROP_TYPE:
-            self._drop(before, found)
+            self._drop(old, result)
             return
-        there = self._there.get(new.full_name)
-        own = self._before.get(before.full_name)
-        is_it = there is not None and (own is None or own.oid == there.oid)
-        if there is None or there.kind != new.kind or not is_it:
+        present = self._there.get(new.full_name)
+        former = self._before.get(old.full_name)
+        is_it = present is not None and (former is None or former.oid == present.oid)
+        if present is None or present.kind != new.kind or not is_it:
             raise TargetSchemaError(f'the target has no type "{new.full_name}" of this kind')
         alter = _alter(new)
         match change.kind:
             case DdlKind.ADD_ENUM_VALUE:
-                self._add_value(change, there, alter, found)
+                self._add_value(change, present, alter, result)
             case DdlKind.RENAME_ENUM_VALUE:
-                self._rename_value(change, there, alter, found)
+                self._rename_value(change, present, alter, result)
             case DdlKind.CHANGE_DOMAIN:
-                self._change_domain(new, there, alter, found)
+                self._change_domain(new, present, alter, result)
             case _:
-                self._change_attribute(change, there, alter, found)
+                self._change_attribute(change, present, alter, result)
 
-    def _create(self, new: DefinedType, found: TypeTranslation) -> None:
-        if kept := self._kept.get(new.quoted):
-            new = replace(new, labels=(*new.labels, *((0, label) for label in kept)))
-        there = self._there.get(new.full_name)
-        if there is not None:
-            is_alike = there.content == new.content and self._replaced.isdisjoint(new.parts)
+    def _create(self, new: DefinedType, result: TypeTranslation) -> None:
+        if ended := self._kept.get(new.quoted):
+            new = replace(new, labels=(*new.labels, *((0, label) for label in ended)))
+        present = self._there.get(new.full_name)
+        if present is not None:
+            is_alike = present.content == new.content and self._replaced.isdisjoint(new.parts)
             if new.oid in self._known.get(new.full_name, ()):  # a further table changes it in place
-                found.awaited |= set() if is_alike else {new.oid}
+                result.awaited |= set() if is_alike else {new.oid}
                 return
-            if is_alike or (self._use(there).foreign and there.takes_all(new)):
+            if is_alike or (self._use(present).foreign and present.takes_all(new)):
                 return
-            if self._joins(new, there, found):
+            if self._joins(new, present, result):
                 return
-            self._make_room(there, found)
+            self._make_room(present, result)
             self._replaced.add(new.quoted)
-        found.statements += [_schema_sql(new.full_name), *create_type_sql(new)]
-        found.created.add(new.quoted)
+        result.statements += [_schema_sql(new.full_name), *create_type_sql(new)]
+        result.created.add(new.quoted)
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
-    def _joins(self, new: DefinedType, there: DefinedType, found: TypeTranslation) -> bool:
+    def _joins(self, new: DefinedType, target: DefinedType, result: TypeTranslation) -> bool:
         """Whether the type of a peer source takes all values of *new* after more statements."""
-        is_alike = new.kind == there.kind and new.base == there.base and new.kind in "ed"
+        is_alike = new.kind == target.kind and new.base == target.base and new.kind in "ed"
         if not is_alike or not self._of_peers(new):
             return False
-        if new.kind == "e" and not _sorts_alike(new, there):
+        if new.kind == "e" and not _sorts_alike(new, target):
             return False
         alter = _alter(new)
         if new.kind == "d":
-            self._change_domain(new, there, alter, found)
+            self._change_domain(new, target, alter, result)
         added = TypeTranslation()
         for _, label in new.labels:
             present = self._there[new.full_name]
             change = TypeChange(DdlKind.ADD_ENUM_VALUE, None, new, (None, label))
             self._add_value(change, present, alter, added)
-        found.before += added.statements
+        result.before += added.statements
         return True
 
-    def _drop(self, old: DefinedType, found: TypeTranslation) -> None:
+    def _drop(self, old: DefinedType, result: TypeTranslation) -> None:
         """Drop a type of the target if the source has dropped it and no further table has it.
 
         An enum may also have labels that only ended versions of a history have.
         """
-        there = self._there.get(old.full_name)
-        if there is None or self._use(there).foreign:
+        present = self._there.get(old.full_name)
+        if present is None or self._use(present).foreign:
             return
-        if there.content == old.content or (old.kind == "e" and there.takes_all(old)):
-            self._make_room(there, found)
+        if present.content == old.content or (old.kind == "e" and present.takes_all(old)):
+            self._make_room(present, result)
 
-    def _make_room(self, there: DefinedType, found: TypeTranslation) -> None:
+    def _make_room(self, present: DefinedType, result: TypeTranslation) -> None:
         """Free the name of a type of the target, because the name means a new type."""
-        use = self._use(there)
+        use = self._use(present)
         if use.foreign:
             raise TargetSchemaError(
-                f'type "{there.full_name}" of the target would be replaced, and is still used by '
+                f'type "{present.full_name}" of the target would be replaced, and is still used by '
                 f"{', '.join(use.foreign)}"
             )
-        found.awaited |= self._known.get(there.full_name, frozenset())
+        result.awaited |= self._known.get(present.full_name, frozenset())
         if use.is_used:
-            self._rename_to(there, there.former_name, found)
+            self._rename_to(present, present.former_name, result)
         else:
-            found.statements.append(f"drop type {_quoted(there)}")
-            del self._there[there.full_name], self._names[there.oid]
+            result.statements.append(f"drop type {_quoted(present)}")
+            del self._there[present.full_name], self._names[present.oid]
 
-    def _use(self, there: DefinedType) -> TypeUse:
-        return self._uses.get(there.oid, TypeUse())
+    def _use(self, present: DefinedType) -> TypeUse:
+        return self._uses.get(present.oid, TypeUse())
 
-    def _rename(self, before: DefinedType, new: DefinedType, found: TypeTranslation) -> None:
-        was, there = self._before.get(before.full_name), self._there.get(new.full_name)
+    def _rename(self, old: DefinedType, new: DefinedType, result: TypeTranslation) -> None:
+        was, namesake = self._before.get(old.full_name), self._there.get(new.full_name)
         present = None if was is None else self._names.get(was.oid)
         meant = None if present is None else self._there.get(present)
-        if meant is None or meant is there:
+        if meant is None or meant is namesake:
             return  # made for a further table
-        if there is not None:
-            is_made = there.content == new.content
-            if is_made and meant.content != before.content:
+        if namesake is not None:
+            is_made = namesake.content == new.content
+            if is_made and meant.content != old.content:
                 return
-            if is_made and self._use(there).is_used:  # made for a further table, with a new type
-                self._make_room(meant, found)
-                found.merged.add(new.quoted)
+            if is_made and self._use(namesake).is_used:  # made for a further table, with a new type
+                self._make_room(meant, result)
+                result.merged.add(new.quoted)
                 return
-            self._make_room(there, found)
-        self._refuse_others(before, "renamed")
-        self._rename_to(meant, new.full_name, found)
+            self._make_room(namesake, result)
+        self._refuse_others(old, "renamed")
+        self._rename_to(meant, new.full_name, result)
 
-    def _rename_to(self, there: DefinedType, name: RelationName, found: TypeTranslation) -> None:
+    def _rename_to(self, present: DefinedType, name: RelationName, result: TypeTranslation) -> None:
         """Rename a type of the target."""
-        if there.namespace != name.namespace:
+        if present.namespace != name.namespace:
             schema = quote_identifier(name.namespace)
-            found.statements += [
+            result.statements += [
                 _schema_sql(name),
-                f"alter type {_quoted(there)} set schema {schema}",
+                f"alter type {_quoted(present)} set schema {schema}",
             ]
-        if there.name != name.name:
-            moved = quote_qualified(name.namespace, there.name)
-            found.statements.append(f"alter type {moved} rename to {quote_identifier(name.name)}")
-        del self._there[there.full_name]
-        self._there[name] = replace(there, namespace=name.namespace, name=name.name)
-        self._names[there.oid] = name
+        if present.name != name.name:
+            moved = quote_qualified(name.namespace, present.name)
+            result.statements.append(f"alter type {moved} rename to {quote_identifier(name.name)}")
+        del self._there[present.full_name]
+        self._there[name] = replace(present, namespace=name.namespace, name=name.name)
+        self._names[present.oid] = name
 
     def _of_peers(self, type_: DefinedType) -> list[DefinedType]:
         """Return the types of peer sources that have the name of *type_*."""
@@ -231,85 +231,87 @@ class TypeTranslator:
     # ---- enums ---------------------------------------------------------------------------------
 
     def _add_value(
-        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+        self, change: TypeChange, enum: DefinedType, alter: str, result: TypeTranslation
     ) -> None:
         label = change.part[1] or ""
-        present = [text for _, text in there.labels]
+        present = [text for _, text in enum.labels]
         if label in present:
             return
-        wanted = [text for _, text in change.after.labels]
-        if not _sorts_alike(change.after, there):
+        texts = [text for _, text in change.after.labels]
+        if not _sorts_alike(change.after, enum):
             reason = (
                 f'value "{label}" of "{change.after.full_name}" has no certain place, because the '
                 "target has the other values in another order"
             )
-            found.doubts.append((change, reason))
-        behind = next((each for each in wanted[wanted.index(label) :] if each in present), None)
+            result.doubts.append((change, reason))
+        behind = next((value for value in texts[texts.index(label) :] if value in present), None)
         place = "" if behind is None else f" before {quote_literal(behind)}"
-        found.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")
+        result.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")
         at = len(present) if behind is None else present.index(behind)
-        labels = (*there.labels[:at], (0, label), *there.labels[at:])
-        self._there[change.after.full_name] = replace(there, labels=labels)
+        labels = (*enum.labels[:at], (0, label), *enum.labels[at:])
+        self._there[change.after.full_name] = replace(enum, labels=labels)
 
     def _rename_value(
-        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+        self, change: TypeChange, enum: DefinedType, alter: str, result: TypeTranslation
     ) -> None:
         old, new = (part or "" for part in change.part)
-        present = {text for _, text in there.labels}
+        present = {text for _, text in enum.labels}
         peers = self._of_peers(change.after)
         is_shared = any(old == text for peer in peers for _, text in peer.labels)
         if is_shared or {old, new} <= present:
             # Both values exist until every source has renamed its own, and rows get the new one.
             if new not in present:
-                self._add_value(replace(change, part=(None, new)), there, alter, found)
+                self._add_value(replace(change, part=(None, new)), enum, alter, result)
             name = change.after.quoted
-            found.rewritten[name] = f'value "{old}" of "{change.after.full_name}" was renamed'
+            result.rewritten[name] = f'value "{old}" of "{change.after.full_name}" was renamed'
             return
         if old not in present:
             return
-        found.statements.append(
+        result.statements.append(
             f"{alter} rename value {quote_literal(old)} to {quote_literal(new)}"
         )
-        labels = tuple((oid, new if text == old else text) for oid, text in there.labels)
-        self._there[change.after.full_name] = replace(there, labels=labels)
+        labels = tuple((oid, new if text == old else text) for oid, text in enum.labels)
+        self._there[change.after.full_name] = replace(enum, labels=labels)
 
     # ---- domains and composite types -----------------------------------------------------------
 
     def _change_domain(
-        self, new: DefinedType, there: DefinedType, alter: str, found: TypeTranslation
+        self, new: DefinedType, domain: DefinedType, alter: str, result: TypeTranslation
     ) -> None:
         peers = self._of_peers(new)
-        present = {name: _check(text) for _, name, text in there.checks}
-        wanted = {name: text for _, name, text in new.checks}
+        present = {name: _check(text) for _, name, text in domain.checks}
+        defined = {name: text for _, name, text in new.checks}
         for name, text in present.items():
-            if name not in wanted or _check(wanted[name]) != text:
-                found.statements.append(f"{alter} drop constraint {quote_identifier(name)}")
-        for name, text in wanted.items():
+            if name not in defined or _check(defined[name]) != text:
+                result.statements.append(f"{alter} drop constraint {quote_identifier(name)}")
+        for name, text in defined.items():
             binds_all = all(name in {n for _, n, _ in peer.checks} for peer in peers)
             if present.get(name) != _check(text) and binds_all:
                 # The check runs on rows only after its functions have been looked at.
                 quoted = quote_identifier(name)
-                found.statements.append(f"{alter} add constraint {quoted} {_check(text)} not valid")
+                result.statements.append(
+                    f"{alter} add constraint {quoted} {_check(text)} not valid"
+                )
                 if _check(text) == text:
-                    found.statements.append(f"{alter} validate constraint {quoted}")
-        if there.not_null != new.not_null and (not new.not_null or all(o.not_null for o in peers)):
-            found.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
-        if there.default != new.default and not peers:
+                    result.statements.append(f"{alter} validate constraint {quoted}")
+        if domain.not_null != new.not_null and (not new.not_null or all(o.not_null for o in peers)):
+            result.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
+        if domain.default != new.default and not peers:
             end = "drop default" if new.default is None else f"set default {new.default}"
-            found.statements.append(f"{alter} {end}")
+            result.statements.append(f"{alter} {end}")
         self._there[new.full_name] = new
 
     def _change_attribute(
-        self, change: TypeChange, there: DefinedType, alter: str, found: TypeTranslation
+        self, change: TypeChange, composite: DefinedType, alter: str, result: TypeTranslation
     ) -> None:
         old, name = change.part
-        present = {each: kind for _, each, kind in there.attributes}
-        types = {each: kind for _, each, kind in change.after.attributes}
+        present = {attribute: kind for _, attribute, kind in composite.attributes}
+        types = {attribute: kind for _, attribute, kind in change.after.attributes}
         if change.kind is DdlKind.DROP_ATTRIBUTE:
             # A transaction that began before may bring a value that fits by its number of
             # attributes, and means different attributes. The backfill begins behind all of these.
             reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
-            found.rewritten[change.after.quoted] = reason
+            result.rewritten[change.after.quoted] = reason
         match change.kind:
             case DdlKind.ADD_ATTRIBUTE if name is not None and name not in present:
                 action = f"add attribute {quote_identifier(name)} {types[name]}"
@@ -326,9 +328,9 @@ class TypeTranslator:
             case _:
                 return  # made already
         self._refuse_others(change.after, "changed")
-        found.statements.append(f"{alter} {action}")
-        attributes = tuple((0, each, kind) for each, kind in present.items())
-        self._there[change.after.full_name] = replace(there, attributes=attributes)
+        result.statements.append(f"{alter} {action}")
+        attributes = tuple((0, attribute, kind) for attribute, kind in present.items())
+        self._there[change.after.full_name] = replace(composite, attributes=attributes)
 
 
 def _schema_sql(type_: RelationName) -> str:
