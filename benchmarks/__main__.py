@@ -41,12 +41,12 @@ def main() -> None:
         seconds=options.seconds,
         sides=tuple(options.sides.split(",")) if options.sides else (),
         with_pglogical=has_pglogical(binaries),
-        settings=tuple(each.replace("=", ": ", 1) for each in options.setting),
+        settings=tuple(text.replace("=", ": ", 1) for text in options.setting),
     )
     facts = report.describe(version_of(binaries), size)
     console = Console(stderr=True)
     began = time.monotonic()
-    found: list[report.Figure] = []
+    measured: list[report.Figure] = []
     with (
         tempfile.TemporaryDirectory(prefix="streamer-bench-") as directory,
         source_and_target(binaries) as (source, target),
@@ -56,11 +56,11 @@ def main() -> None:
         for case in cases:
             status.update(case.name)
             figures = report.figures(case, runner.run(case))
-            found += figures
+            measured += figures
             for figure in figures:
                 console.print(_line(figure), highlight=False)
     facts["duration_seconds"] = round(time.monotonic() - began)
-    _write(options, facts, found, is_full=not options.only and not options.sides)
+    _write(options, facts, measured, is_full=not options.only and not options.sides)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,10 +100,10 @@ def _parser() -> argparse.ArgumentParser:
 def _select(names: str) -> list[Case]:
     if not names:
         return list(CASES)
-    known = {case.name: case for case in CASES}
-    if unknown := [name for name in names.split(",") if name not in known]:
-        sys.exit(f"no profile {', '.join(unknown)}; there are: {', '.join(known)}")
-    return [known[name] for name in names.split(",")]
+    by_name = {case.name: case for case in CASES}
+    if unknown := [name for name in names.split(",") if name not in by_name]:
+        sys.exit(f"no profile {', '.join(unknown)}; there are: {', '.join(by_name)}")
+    return [by_name[name] for name in names.split(",")]
 
 
 def _line(figure: report.Figure) -> str:
@@ -115,23 +115,23 @@ def _line(figure: report.Figure) -> str:
 def _write(
     options: argparse.Namespace,
     facts: dict[str, object],
-    found: list[report.Figure],
+    figures: list[report.Figure],
     *,
     is_full: bool,
 ) -> None:
     title = report.title_of(facts)
-    text = json.dumps(report.to_json(facts, found), indent=1) + "\n"
+    text = json.dumps(report.to_json(facts, figures), indent=1) + "\n"
     path = options.output or (report.result_path(facts) if is_full else None)
     if path is not None:
         path.write_text(text, encoding="utf-8")
     if options.publish:
         for page, columns in report.PAGES.items():
-            report.insert_markdown(page, report.markdown(found, title, columns))
+            report.insert_markdown(page, report.markdown(figures, title, columns))
     if options.json:
         sys.stdout.write(text)
         return
     console = Console()
-    Console(width=max(console.width, 200)).print(report.table(found, title))
+    Console(width=max(console.width, 200)).print(report.table(figures, title))
 
 
 if __name__ == "__main__":

@@ -61,15 +61,15 @@ def stage(connection: psycopg.Connection, rows: Rows, op: int) -> None:
         f"copy pg_temp.stage (op, {COLUMNS}) from stdin (format binary)"
     ) as copy:
         copy.set_types(["int2", *TYPES])
-        for each in rows:
-            copy.write_row((op, *each))
+        for row in rows:
+            copy.write_row((op, *row))
 
 
 def copy_items(connection: psycopg.Connection, rows: Rows) -> None:
     with connection.cursor().copy("copy items from stdin (format binary)") as copy:
         copy.set_types(TYPES)
-        for each in rows:
-            copy.write_row(each)
+        for row in rows:
+            copy.write_row(row)
 
 
 def arrays(rows: Rows) -> list[list[Any]]:
@@ -122,8 +122,8 @@ def update_sets(connection: psycopg.Connection, updates: Rows, inserts: Rows) ->
             f"copy pg_temp.stage (op, {listed}) from stdin (format binary)"
         ) as copy:
             copy.set_types(["int2", *(TYPES[n] for n in present)])
-            for each in updates[lacking % 3 :: 3]:
-                copy.write_row((lacking, *(each[n] for n in present)))
+            for row in updates[lacking % 3 :: 3]:
+                copy.write_row((lacking, *(row[n] for n in present)))
         sets = ", ".join(f"{NAMES[n]} = s.c_{n}" for n in present if n)
         connection.execute(
             f"update items t set {sets} from pg_temp.stage s where s.op = {lacking}"
@@ -137,10 +137,10 @@ def update_masked(connection: psycopg.Connection, updates: Rows, inserts: Rows) 
         f"copy pg_temp.stage (op, mask, {COLUMNS}) from stdin (format binary)"
     ) as copy:
         copy.set_types(["int2", "text", *TYPES])
-        for number, each in enumerate(updates):
+        for number, row in enumerate(updates):
             lacking = (3, 1, 4)[number % 3]
             mask = "".join("u" if n == lacking else "." for n in range(5))
-            copy.write_row((2, mask, *(None if n == lacking else each[n] for n in range(5))))
+            copy.write_row((2, mask, *(None if n == lacking else row[n] for n in range(5))))
     sets = ", ".join(
         f"{name} = case when substr(s.mask, {n + 1}, 1) = 'u' then t.{name} else s.c_{n} end"
         if n in (1, 3, 4)
@@ -162,15 +162,15 @@ def delete_staged(connection: psycopg.Connection, updates: Rows, inserts: Rows) 
         "copy pg_temp.stage (op, c_0) from stdin (format binary)"
     ) as copy:
         copy.set_types(["int2", "int8"])
-        for each in updates:
-            copy.write_row((1, each[0]))
+        for row in updates:
+            copy.write_row((1, row[0]))
     connection.execute(DELETE)
 
 
 def delete_by_arrays(connection: psycopg.Connection, updates: Rows, inserts: Rows) -> None:
     connection.execute(
         "delete from items t using unnest(%s::int8[]) s (c_0) where t.id = s.c_0",
-        [[Int8(each[0]) for each in updates]],
+        [[Int8(row[0]) for row in updates]],
         binary=True,
     )
 
@@ -178,7 +178,7 @@ def delete_by_arrays(connection: psycopg.Connection, updates: Rows, inserts: Row
 def delete_any(connection: psycopg.Connection, updates: Rows, inserts: Rows) -> None:
     connection.execute(
         "delete from items where id = any (%s::int8[])",
-        [[Int8(each[0]) for each in updates]],
+        [[Int8(row[0]) for row in updates]],
         binary=True,
     )
 
@@ -288,8 +288,8 @@ def report(
                 times[name].append(used / repeats / window * 1e6)
         connection.execute("vacuum items")
     print(f"{profile}, {window} changes:")
-    for name, found in times.items():
-        print(f"  {name}: {statistics.median(found):.2f} µs ({min(found):.2f} to {max(found):.2f})")
+    for name, us in times.items():
+        print(f"  {name}: {statistics.median(us):.2f} µs ({min(us):.2f} to {max(us):.2f})")
 
 
 def measure(
@@ -297,9 +297,9 @@ def measure(
 ) -> float:
     """Run *variant* and roll back, so that the next variant has the same table; return seconds."""
     connection.execute("begin")
-    before = _cpu_seconds(connection)
+    start = _cpu_seconds(connection)
     variant(connection, updates, inserts)
-    used = _cpu_seconds(connection) - before
+    used = _cpu_seconds(connection) - start
     connection.execute("rollback")
     connection.execute("truncate pg_temp.stage")
     return used

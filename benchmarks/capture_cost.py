@@ -107,13 +107,13 @@ class Times:
 
 def times_of(seconds: Sequence[float]) -> Times:
     """Return the distribution of commands in a transaction. Pure."""
-    rest = [each * 1000 for each in seconds[1:]]
-    tenth = max(len(rest) // 10, 1)
+    later = [second * 1000 for second in seconds[1:]]
+    tenth = max(len(later) // 10, 1)
     return Times(
         seconds[0] * 1000,
-        statistics.median(rest),
-        statistics.median(rest[:tenth]),
-        statistics.median(rest[-tenth:]),
+        statistics.median(later),
+        statistics.median(later[:tenth]),
+        statistics.median(later[-tenth:]),
     )
 
 
@@ -220,7 +220,7 @@ def _report(server: Server, kind: Kind, count: int) -> None:
         captured.begin - bare.begin,
         captured.end - bare.end,
     )
-    figures = " ".join(f"{each:8.2f}" for each in added)
+    figures = " ".join(f"{figure:8.2f}" for figure in added)
     verdict = "" if added[1] <= kind.most_ms else "  too much"
     print(f"{kind.name:28} {figures} {kind.most_ms:6.0f}{verdict}", flush=True)
 

@@ -42,10 +42,10 @@ def server_seconds(process: psutil.Process) -> float:
     total = float(times.children_user + times.children_system)
     for child in process.children():
         try:
-            own = child.cpu_times()
+            cpu = child.cpu_times()
         except psutil.NoSuchProcess:
             continue
-        total += own.user + own.system
+        total += cpu.user + cpu.system
     return total
 
 
@@ -81,10 +81,10 @@ class Family:
         return "Python of tasks" if is_task else "Python of the command and the driver"
 
     def seconds(self) -> dict[str, float]:
-        found: dict[str, float] = defaultdict(float)
+        by_kind: dict[str, float] = defaultdict(float)
         for (kind, _), seconds in self._seconds.items():
-            found[kind] += seconds
-        return found
+            by_kind[kind] += seconds
+        return by_kind
 
 
 def main() -> None:
@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def measure(config: Path, roots: dict[str, psutil.Process], rows: int, *, spark_above: str) -> None:
-    before = {name: server_seconds(root) for name, root in roots.items()}
+    start = {name: server_seconds(root) for name, root in roots.items()}
     began = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         command = subprocess.Popen(
@@ -156,16 +156,16 @@ def measure(config: Path, roots: dict[str, psutil.Process], rows: int, *, spark_
         seconds = time.monotonic() - began
         output.seek(0)
         (table,) = json.load(output)["tables"]
-    used = {name: server_seconds(root) - before[name] for name, root in roots.items()}
+    used = {name: server_seconds(root) - start[name] for name, root in roots.items()}
     used |= family.seconds()
     total = sum(used.values())
     print(
         f"{rows} rows on each side in {seconds:.1f} s: {table['different']} different,"
         f" {table['missing']} missing, {table['extra']} extra, {table['undecided']} undecided"
     )
-    for name, each in used.items():
+    for name, spent in used.items():
         peak = f", at most {family.peaks[name] / 1e6:.0f} MB" if name in family.peaks else ""
-        print(f"{name:38} {each:7.1f} s of processor time, {each / total:4.0%}{peak}")
+        print(f"{name:38} {spent:7.1f} s of processor time, {spent / total:4.0%}{peak}")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def spent(work: Callable[[], Any]) -> float:
 
 async def pages() -> dict[str, Any]:
     """Return size and processor time of answers to an open page."""
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         async with admin(Path(name), "", is_alone=False) as made, made.client(None) as client:
             show_fleet(made.service, large_fleet(), Path(name))
@@ -51,8 +51,8 @@ async def pages() -> dict[str, Any]:
                 for _ in range(ROUNDS):
                     answer = await client.get(path)
                 took = (time.process_time() - began) / ROUNDS
-                found[path] = {"bytes": len(answer.content), "ms": round(took * 1000, 1)}
-    return found
+                answers[path] = {"bytes": len(answer.content), "ms": round(took * 1000, 1)}
+    return answers
 
 
 def _fill(series: Series) -> None:

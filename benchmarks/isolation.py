@@ -68,8 +68,8 @@ def main() -> None:
     SETTINGS["track_commit_timestamp"] = "on"
     with source_and_target() as (source, target), tempfile.TemporaryDirectory() as directory:
         first, second, third = (Database(source, name) for name in ("first", "second", "third"))
-        warehouse, other = Database(target, "warehouse"), Database(target, "other")
-        for database in (first, second, third, warehouse, other):
+        warehouse, elsewhere = Database(target, "warehouse"), Database(target, "other")
+        for database in (first, second, third, warehouse, elsewhere):
             database.create()
         first.execute("create table small (id bigint primary key)")
         second.execute("create table slow (id bigint primary key)")
@@ -78,11 +78,11 @@ def main() -> None:
             database.execute("insert into hot select g, 0 from generate_series(1, 1000) g")
         watched = Watched(
             start(Path(directory), warehouse, {first: "small: ", second: "slow: , hot: "}),
-            start(Path(directory), other, {third: "hot: "}),
+            start(Path(directory), elsewhere, {third: "hot: "}),
         )
-        for database, count in ((warehouse, 3), (other, 1)):
-            there = "select to_regclass('streamer.relation') is not null"
-            wait_until(database.url, there, 60, watched)
+        for database, count in ((warehouse, 3), (elsewhere, 1)):
+            is_made = "select to_regclass('streamer.relation') is not null"
+            wait_until(database.url, is_made, 60, watched)
             ready = f"select count(*) = {count} from streamer.relation where state = 'ready'"
             wait_until(database.url, ready, 300, watched)
         warehouse.execute(TRIGGER)
@@ -98,12 +98,12 @@ def main() -> None:
                 for name, beside in cases.items():
                     second.execute("truncate slow")
                     first.execute("truncate small")
-                    found = measure(first, warehouse, beside(), options.seconds, watched)
-                    waits.setdefault(name, []).extend(found)
+                    delays = measure(first, warehouse, beside(), options.seconds, watched)
+                    waits.setdefault(name, []).extend(delays)
         finally:
             watched.end()
-        for name, found in waits.items():
-            report(name, found, waits["alone"])
+        for name, delays in waits.items():
+            report(name, delays, waits["alone"])
 
 
 def start(directory: Path, warehouse: Database, tables: "dict[Database, str]") -> "Running":
@@ -113,8 +113,8 @@ def start(directory: Path, warehouse: Database, tables: "dict[Database, str]") -
         f'target: {{url: "{warehouse.url}"}}\nhttp: {{listen: ""}}\nworkers: 1\n'
         f"spool: {{directory: {directory}/{warehouse.name}}}\nsources:\n"
         + "".join(
-            f'- {{database: {each.name}, urls: [{{url: "{each.url}"}}], tables: {{{names}}}}}\n'
-            for each, names in tables.items()
+            f'- {{database: {source.name}, urls: [{{url: "{source.url}"}}], tables: {{{names}}}}}\n'
+            for source, names in tables.items()
         )
     )
     log = config.with_suffix(".log")
@@ -159,8 +159,8 @@ def measure(
 
 
 def report(name: str, waits: list[float], alone: list[float]) -> None:
-    def cuts(found: list[float]) -> list[float]:
-        all_cuts = statistics.quantiles(found, n=100)
+    def cuts(delays: list[float]) -> list[float]:
+        all_cuts = statistics.quantiles(delays, n=100)
         return [all_cuts[49], all_cuts[94], all_cuts[98]]
 
     figures = ", ".join(

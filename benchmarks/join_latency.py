@@ -79,18 +79,18 @@ def main() -> None:
         writer.ended.set()
         writer.join()
         wait_until(urls[1], f"select count(*) = {writer.last} from small", 60, run)
-        same = "select count(*), sum(n) from large"
-        assert source.execute(same, "bench") == target.execute(same, "bench")
+        digest = "select count(*), sum(n) from large"
+        assert source.execute(digest, "bench") == target.execute(digest, "bench")
         run.stop()
         committed = times(urls[0])
         visible = times(urls[1])
         waits = {number: visible[number] - committed[number] for number in committed}
-        before = report("before", [waits[n] for n in range(first, joins)])
+        quiet = report("before", [waits[n] for n in range(first, joins)])
         meanwhile = report(
             f"while {options.rows} rows join in {seconds:.1f} s, copied by {options.copies}",
             [waits[n] for n in range(joins, last + 1)],
         )
-        print(f"ratio of the 99th percentiles: {meanwhile / before:.2f}")
+        print(f"ratio of the 99th percentiles: {meanwhile / quiet:.2f}")
 
 
 def times(url: str) -> dict[int, float]:
@@ -102,11 +102,11 @@ def times(url: str) -> dict[int, float]:
     return {int(number): float(at) for number, at in rows}
 
 
-def report(what: str, waits: list[float]) -> float:
+def report(title: str, waits: list[float]) -> float:
     """Print a distribution; return its 99th percentile."""
     cuts = statistics.quantiles(waits, n=100)
     print(
-        f"{what}: {len(waits)} commits, median {cuts[49] * 1000:.0f} ms,"
+        f"{title}: {len(waits)} commits, median {cuts[49] * 1000:.0f} ms,"
         f" p99 {cuts[98] * 1000:.0f} ms, longest {max(waits) * 1000:.0f} ms"
     )
     return cuts[98]

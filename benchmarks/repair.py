@@ -60,7 +60,7 @@ def _measure(
 ) -> None:
     target.execute(f"update big set note = 'wrong' where id % {step} = 1", "bench")
     target.execute("vacuum analyze big", "bench")
-    before = _wal(target)
+    start = _wal(target)
     began = time.monotonic()
     target.execute(
         "insert into streamer.request (relation_id, action, options)"
@@ -80,14 +80,14 @@ def _measure(
         raise SystemExit(f"{name}: the tables differ")
     print(
         f"{name:>7}: {took:5.1f} s, {copied[0]:>8} rows and {copied[1]:>10} bytes copied,"
-        f" {(_wal(target) - before) / 1e6:6.1f} MB of WAL at the target,"
+        f" {(_wal(target) - start) / 1e6:6.1f} MB of WAL at the target,"
         f" peak memory of run {run.peak_kilobytes / 1024:.0f} MB"
     )
 
 
 def _wal(target: Server) -> int:
-    found = target.execute("select (pg_current_wal_lsn() - '0/0')::int8", "bench")[0][0]
-    return int(str(found))
+    position = target.execute("select (pg_current_wal_lsn() - '0/0')::int8", "bench")[0][0]
+    return int(str(position))
 
 
 if __name__ == "__main__":

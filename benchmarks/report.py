@@ -107,10 +107,10 @@ def figures(case: Case, rounds: Sequence[Round]) -> list[Figure]:
 
 def _figure(case: Case, name: str, sides: Sequence[str], rounds: Sequence[Round]) -> Figure:
     def over_rounds(side: str, read: Callable[[Measurement], float]) -> list[float]:
-        return [read(each.sides[side]) for each in rounds]
+        return [read(round_.sides[side]) for round_ in rounds]
 
     def cpu(side: str, read: Callable[[Cpu], float]) -> float:
-        per = [1e6 / each.changes if each.changes else 100.0 for each in rounds]
+        per = [1e6 / round_.changes if round_.changes else 100.0 for round_ in rounds]
         seconds = over_rounds(side, lambda measured: read(measured.cpu))
         return statistics.median(s * p for s, p in zip(seconds, per, strict=True))
 
@@ -121,12 +121,12 @@ def _figure(case: Case, name: str, sides: Sequence[str], rounds: Sequence[Round]
             if side != "native":
                 pairs = zip(values[side], values["native"], strict=True)
                 ratios[side] = Spread.of(
-                    [ours / its if name == "rate" else its / max(ours, 1e-9) for ours, its in pairs]
+                    [ours / ref if name == "rate" else ref / max(ours, 1e-9) for ours, ref in pairs]
                 )
     return Figure(
         case,
         name,
-        {side: Spread.of(its) for side, its in values.items()},
+        {side: Spread.of(figures) for side, figures in values.items()},
         ratios,
         {
             side: Cpu(
@@ -137,7 +137,7 @@ def _figure(case: Case, name: str, sides: Sequence[str], rounds: Sequence[Round]
             for side in sides
         },
         {side: int(max(over_rounds(side, lambda measured: measured.memory))) for side in sides},
-        frozenset(side for side in sides if all(each.sides[side].is_binary for each in rounds)),
+        frozenset(side for side in sides if all(r.sides[side].is_binary for r in rounds)),
     )
 
 
@@ -171,13 +171,13 @@ def _cells(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
     return {column: cells.get(column, "") for column in columns}
 
 
-def _note(found: Sequence[Figure]) -> str:
+def _note(figures: Sequence[Figure]) -> str:
     """Return the note under the table; it tells which side was not measured. Pure."""
-    sides = {side for figure in found for side in figure.values}
+    sides = {side for figure in figures for side in figure.values}
     return NOTE if "pglogical" in sides else f"{NOTE} {WITHOUT_PGLOGICAL}"
 
 
-def _columns(found: Sequence[Figure]) -> dict[str, str]:
+def _columns(figures: Sequence[Figure]) -> dict[str, str]:
     """Return the columns that have values, with their headings."""
     headings = {
         "profile": "profile",
@@ -195,33 +195,33 @@ def _columns(found: Sequence[Figure]) -> dict[str, str]:
         "memory": "streamer's peak memory, MB",
     }
     used: set[str] = set()
-    for figure in found:
+    for figure in figures:
         used |= {column for column, cell in _cells(figure, list(headings)).items() if cell}
     return {name: heading for name, heading in headings.items() if name in used}
 
 
-def table(found: Sequence[Figure], title: str) -> Table:
+def table(figures: Sequence[Figure], title: str) -> Table:
     """Return the table for a terminal."""
-    columns = _columns(found)
-    made = Table(title=title, caption=_note(found), caption_justify="left")
+    columns = _columns(figures)
+    made = Table(title=title, caption=_note(figures), caption_justify="left")
     for name, heading in columns.items():
         made.add_column(heading, justify="left" if name in ("profile", "unit") else "right")
-    for figure in found:
+    for figure in figures:
         made.add_row(*_cells(figure, list(columns)).values())
     return made
 
 
-def markdown(found: Sequence[Figure], title: str, only: Sequence[str] = ()) -> str:
+def markdown(figures: Sequence[Figure], title: str, only: Sequence[str] = ()) -> str:
     """Return the table in Markdown; *only*: of these columns."""
-    columns = {n: heading for n, heading in _columns(found).items() if not only or n in only}
+    columns = {n: heading for n, heading in _columns(figures).items() if not only or n in only}
     lines = [
         title,
         "",
         "| " + " | ".join(columns.values()) + " |",
         "|" + "|".join("---" if name in ("profile", "unit") else "---:" for name in columns) + "|",
     ]
-    lines += ["| " + " | ".join(_cells(f, list(columns)).values()) + " |" for f in found]
-    return "\n".join([*lines, "", _note(found), ""])
+    lines += ["| " + " | ".join(_cells(f, list(columns)).values()) + " |" for f in figures]
+    return "\n".join([*lines, "", _note(figures), ""])
 
 
 NOTE: Final = (
@@ -247,8 +247,8 @@ def insert_markdown(path: Path, text: str) -> None:
     check_marks(path)
     if path.exists():
         start, end = MARKS
-        head, _, rest = path.read_text(encoding="utf-8").partition(start)
-        tail = rest.partition(end)[2]
+        head, _, following = path.read_text(encoding="utf-8").partition(start)
+        tail = following.partition(end)[2]
         text = f"{head}{start}\n\n{text}\n{end}{tail}"
     path.write_text(text, encoding="utf-8")
 
@@ -293,8 +293,8 @@ def title_of(facts: dict[str, Any]) -> str:
     )
 
 
-def to_json(facts: dict[str, Any], found: Iterable[Figure]) -> dict[str, Any]:
-    return {**facts, "profiles": [figure.to_json() for figure in found]}
+def to_json(facts: dict[str, Any], figures: Iterable[Figure]) -> dict[str, Any]:
+    return {**facts, "profiles": [figure.to_json() for figure in figures]}
 
 
 def result_path(facts: dict[str, Any]) -> Path:
@@ -306,10 +306,10 @@ def result_path(facts: dict[str, Any]) -> Path:
 
 def _commit() -> str:
     def git(*arguments: str) -> str:
-        found = subprocess.run(
+        process = subprocess.run(
             ["git", *arguments], cwd=ROOT, check=False, capture_output=True, text=True
         )
-        return found.stdout.strip()
+        return process.stdout.strip()
 
     commit = git("rev-parse", "--short=10", "HEAD") or "unknown"
     return f"{commit}+" if git("status", "--porcelain", "--untracked-files=no") else commit

@@ -155,21 +155,21 @@ class Runner:
         if case.kind is Kind.DRAIN:
             self._report(f"{case.name}, {of}: workload")
             marks = load.make()
-        found = {}
+        measurements = {}
         for side in ordered:
             self._report(f"{case.name}, {of}: {side.name}")
             self._settle(side.target)
             match case.kind:
                 case Kind.DRAIN:
-                    found[side.name] = self._drain(side, sources, marks, load.changes)
+                    measurements[side.name] = self._drain(side, sources, marks, load.changes)
                 case Kind.COPY:
-                    found[side.name] = self._copy(case, side)
+                    measurements[side.name] = self._copy(case, side)
                 case _:
-                    found[side.name] = self._stream(case, side, sources, load)
+                    measurements[side.name] = self._stream(case, side, sources, load)
             self._check_equal(case, sources, side)
             if case.kind is Kind.COPY:
                 self._empty(case, side)
-        return Round(load.changes, found)
+        return Round(load.changes, measurements)
 
     def _settle(self, target: Database) -> None:
         """Leave no work of earlier rounds to the servers."""
@@ -183,9 +183,9 @@ class Runner:
         self, side: Side, sources: Sequence[Database], marks: Sequence[str], changes: int
     ) -> Measurement:
         with self._started(side, sources) as began:
-            before = take_snapshot(side.pid, side.target, self._source)
+            start = take_snapshot(side.pid, side.target, self._source)
             ended = wait_until(side.target.url, side.reached_sql(marks), DRAIN_SECONDS, side)
-            cpu = before.until(take_snapshot(side.pid, side.target, self._source))
+            cpu = start.until(take_snapshot(side.pid, side.target, self._source))
             memory = 0 if side.pid is None else peak_memory(side.pid)
             is_binary = self._asks_for_binary(side)
         return Measurement({"rate": changes / (ended - began)}, cpu, memory, is_binary)
@@ -202,12 +202,12 @@ class Runner:
                 for sampler in (flushed, visible):
                     sampler.start()
                     stack.callback(sampler.stop)
-            before, began = (
+            first, began = (
                 take_snapshot(side.pid, side.target, self._source),
                 time.monotonic(),
             )
             load.run_steadily()
-            cpu = before.until(take_snapshot(side.pid, side.target, self._source))
+            cpu = first.until(take_snapshot(side.pid, side.target, self._source))
             elapsed = time.monotonic() - began
             memory = 0 if side.pid is None else peak_memory(side.pid)
             is_binary = self._asks_for_binary(side)
@@ -267,9 +267,9 @@ class Runner:
         if side.name in TRANSPORTS and case.compared_of_streamer is not None:
             of_side = case.compared_of_streamer
         for number, source in enumerate(sources):
-            wanted = _digests(source, case, case.compared.replace("{source}", str(number)))
-            found = _digests(side.target, case, of_side.replace("{source}", str(number)))
-            if differing := [name for name in case.tables if wanted[name] != found[name]]:
+            expected = _digests(source, case, case.compared.replace("{source}", str(number)))
+            actual = _digests(side.target, case, of_side.replace("{source}", str(number)))
+            if differing := [name for name in case.tables if expected[name] != actual[name]]:
                 raise SystemExit(
                     f"{case.name}: {side.name} ended with other rows than the source in"
                     f" {', '.join(differing)}"
@@ -296,7 +296,7 @@ def _digests(database: Database, case: Case, query: str) -> dict[str, object]:
         f" from ({query.replace('{table}', name)}) r"
         for name in case.tables
     )
-    return {str(name): rest for name, *rest in database.execute(union)}
+    return {str(name): digest for name, *digest in database.execute(union)}
 
 
 def delays(
@@ -306,12 +306,12 @@ def delays(
     last visible position are left out: these are no commits of the load. Pure.
     """
     positions = [position for _, position in visible]
-    found = []
+    seconds = []
     for at, position in flushed:
         index = bisect_left(positions, position)
         if index < len(visible):
-            found.append(max(0.0, visible[index][0] - at))
-    return found
+            seconds.append(max(0.0, visible[index][0] - at))
+    return seconds
 
 
 class _Filling:
@@ -368,8 +368,8 @@ class _Filling:
 
 def changes_of(case: Case, options: Options) -> int:
     """Return the changes of a round at a source: whole transactions. Pure."""
-    wanted = int(options.changes * case.share)
-    return max(1, wanted // case.per_transaction) * case.per_transaction
+    count = int(options.changes * case.share)
+    return max(1, count // case.per_transaction) * case.per_transaction
 
 
 def rows_of(case: Case, options: Options) -> int:
@@ -398,16 +398,16 @@ class _Load:
 
     def make(self) -> list[str]:
         """Make the backlog at every source; return the positions before its last transactions."""
-        before = [_written(source) for source in self._sources]
+        start = [_written(source) for source in self._sources]
         with ThreadPoolExecutor(len(self._sources)) as threads:
             marks = list(threads.map(self._make, range(len(self._sources))))
-        for source, written in zip(self._sources, before, strict=True):
-            wanted = written + self.changes // len(self._sources)
-            wait_until(source.url, f"select ({_WRITTEN_SQL}) >= {wanted}", 30)
-            if (now := _written(source)) != wanted:
+        for source, written in zip(self._sources, start, strict=True):
+            expected = written + self.changes // len(self._sources)
+            wait_until(source.url, f"select ({_WRITTEN_SQL}) >= {expected}", 30)
+            if (now := _written(source)) != expected:
                 raise SystemExit(
                     f"{self._case.name}: the workload made {now - written} changes instead of"
-                    f" {wanted - written}"
+                    f" {expected - written}"
                 )
         return marks
 
@@ -415,10 +415,10 @@ class _Load:
         case, source = self._case, self._sources[number]
         transactions = self._changes // case.per_transaction
         if isinstance(case.workload, Pgbench):
-            each = str(max(1, transactions // CLIENTS))
-            self._changes = int(each) * CLIENTS * case.per_transaction
+            per_client = str(max(1, transactions // CLIENTS))
+            self._changes = int(per_client) * CLIENTS * case.per_transaction
             self.changes = self._changes + case.touched
-            arguments = ("--no-vacuum", "--client", str(CLIENTS), "--transactions", each)
+            arguments = ("--no-vacuum", "--client", str(CLIENTS), "--transactions", per_client)
             source.run_program("pgbench", *arguments)
         else:
             workload = case.workload.format(

@@ -55,11 +55,11 @@ def main() -> None:
         config = Path(directory) / "config.yaml"
         config.write_text(configuration(sources, warehouse, Path(directory) / "spool", port))
         for attempt in ("first start", "restart"):
-            found = measure(attempt, config, options, source, warehouse, port)
+            figures = measure(attempt, config, options, source, warehouse, port)
             if options.json:
-                sys.stdout.write(json.dumps(found) + "\n")
+                sys.stdout.write(json.dumps(figures) + "\n")
             else:
-                print(", ".join(f"{name} {value}" for name, value in found.items()))
+                print(", ".join(f"{name} {value}" for name, value in figures.items()))
 
 
 def make_sources(server: Server, count: int, tables: int) -> list[Database]:
@@ -67,11 +67,11 @@ def make_sources(server: Server, count: int, tables: int) -> list[Database]:
     first = Database(server, "source_0")
     first.create()
     create_tables(first, tables, with_sid=False)
-    found = [first]
+    sources = [first]
     for number in range(1, count):
         server.execute(f"create database source_{number} template source_0")
-        found.append(Database(server, f"source_{number}"))
-    return found
+        sources.append(Database(server, f"source_{number}"))
+    return sources
 
 
 def create_tables(database: Database, count: int, *, with_sid: bool) -> None:
@@ -103,14 +103,14 @@ def measure(
     target: Database,
     port: int,
 ) -> dict[str, Any]:
-    before = {server: transactions(server) for server in (source, target.server)}
+    start = {server: transactions(server) for server in (source, target.server)}
     began = time.monotonic()
     process = launch(["--config", str(config), "run"], config.with_suffix(".log"))
     try:
         wait_for_streaming(process, options, config, target)
         seconds = time.monotonic() - began
         used = take_snapshot(process.pid, target, source)
-        counts = {server: transactions(server) - before[server] for server in before}
+        counts = {server: transactions(server) - start[server] for server in start}
         idle = take_snapshot(process.pid, target, source)
         time.sleep(options.seconds)
         still = idle.until(take_snapshot(process.pid, target, source))
@@ -153,8 +153,8 @@ def wait_for_streaming(
             if process.poll() is not None:
                 raise SystemExit(config.with_suffix(".log").read_text()[-3000:])
 
-    there = "select to_regclass('streamer.source') is not null"
-    wait_until(target.url, there, 120, Watched())
+    is_made = "select to_regclass('streamer.source') is not null"
+    wait_until(target.url, is_made, 120, Watched())
     streaming = (
         f"select count(*) = {options.sources} from streamer.source s"
         " join pg_locks l on l.locktype = 'advisory' and l.objid = s.id::oid"
@@ -180,19 +180,19 @@ def backends(server: Server, seconds: float) -> float:
     import psutil
 
     def used() -> dict[int, float]:
-        found = {}
+        by_pid = {}
         assert server.postmaster_pid is not None
         for child in psutil.Process(server.postmaster_pid).children():
             try:
                 times = child.cpu_times()
             except psutil.Error:
                 continue
-            found[child.pid] = times.user + times.system
-        return found
+            by_pid[child.pid] = times.user + times.system
+        return by_pid
 
-    before = used()
+    start = used()
     time.sleep(seconds)
-    return sum(cpu - before.get(pid, 0.0) for pid, cpu in used().items()) / seconds
+    return sum(cpu - start.get(pid, 0.0) for pid, cpu in used().items()) / seconds
 
 
 if __name__ == "__main__":

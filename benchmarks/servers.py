@@ -38,27 +38,27 @@ SETTINGS: Final = {
 POLL_SECONDS: Final = 0.005
 
 
-def find_binaries(wanted: str) -> Path:
+def find_binaries(name: str) -> Path:
     """Return the directory of PostgreSQL's programs.
 
-    *wanted*: ``machine`` (that of pg_config, or else the embedded 18), ``16`` or ``18`` (embedded,
+    *name*: ``machine`` (that of pg_config, or else the embedded 18), ``16`` or ``18`` (embedded,
     unless the machine's own is of that version), or a directory.
     """
-    if wanted == "machine":
+    if name == "machine":
         return _of_machine() or packaged_binaries(18)
-    if not wanted.isdecimal():
-        return Path(wanted)
-    own = _of_machine()
-    if own is not None and version_of(own).partition(".")[0] == wanted:
-        return own
-    return packaged_binaries(int(wanted))
+    if not name.isdecimal():
+        return Path(name)
+    path = _of_machine()
+    if path is not None and version_of(path).partition(".")[0] == name:
+        return path
+    return packaged_binaries(int(name))
 
 
 def _of_machine() -> Path | None:
     if shutil.which("pg_config") is None:
         return None
-    found = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
-    path = Path(found.stdout.strip())
+    process = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
+    path = Path(process.stdout.strip())
     return path if (path / "initdb").exists() else None
 
 

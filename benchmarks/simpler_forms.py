@@ -35,11 +35,11 @@ CHANGED_ROWS: Final = 20_000
 
 
 @contextmanager
-def measured(found: list[tuple[float, float]]) -> Iterator[None]:
-    """Add seconds of processor and of the clock to *found*."""
+def measured(timings: list[tuple[float, float]]) -> Iterator[None]:
+    """Add seconds of processor and of the clock to *timings*."""
     cpu, began = _cpu(), time.monotonic()
     yield
-    found.append((_cpu() - cpu, time.monotonic() - began))
+    timings.append((_cpu() - cpu, time.monotonic() - began))
 
 
 def _cpu() -> float:
@@ -47,8 +47,8 @@ def _cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def show(name: str, found: list[tuple[float, float]], count: float, unit: str) -> None:
-    cpu, clock = (statistics.median(column) for column in zip(*found, strict=True))
+def show(name: str, timings: list[tuple[float, float]], count: float, unit: str) -> None:
+    cpu, clock = (statistics.median(column) for column in zip(*timings, strict=True))
     print(f"{name:40} {cpu / count:10.3f} cpu {clock / count:10.3f} clock  per {unit}")
 
 
@@ -64,8 +64,8 @@ def journal() -> None:
         with tempfile.TemporaryDirectory(prefix="streamer-bench-") as directory:
             _files(Path(directory), records, times)
             _sqlite(Path(directory), records, times)
-    for name, found in times.items():
-        show(name, found, JOURNAL_BYTES / 1e9, "GB")
+    for name, timings in times.items():
+        show(name, timings, JOURNAL_BYTES / 1e9, "GB")
 
 
 def _files(
@@ -78,8 +78,8 @@ def _files(
     segment = written.segment_at(Lsn(0))
     with measured(times.setdefault("files, read", [])):
         descriptor, offset = os.open(segment.path, os.O_RDONLY), 0
-        while (found := read_record(descriptor, offset, segment.size)) is not None:
-            offset = found[1]
+        while (result := read_record(descriptor, offset, segment.size)) is not None:
+            offset = result[1]
         os.close(descriptor)
     with measured(times.setdefault("files, delete", [])):
         written.remove()
@@ -106,8 +106,8 @@ def _sqlite(
     with measured(times.setdefault("sqlite, delete", [])):
         for lsn in range(64, len(records) + 64, 64):
             base.execute("delete from record where lsn <= ?", (lsn,))
-    kept = sum(file.stat().st_size for file in directory.glob("journal.sqlite*"))
-    print(f"sqlite keeps {kept / 1e6:.0f} MB of disk after the deletion of {len(records)} MB")
+    size = sum(file.stat().st_size for file in directory.glob("journal.sqlite*"))
+    print(f"sqlite keeps {size / 1e6:.0f} MB of disk after the deletion of {len(records)} MB")
     base.close()
 
 
@@ -153,8 +153,8 @@ def _wide(connection: "psycopg.Connection[tuple[object, ...]]", width: int) -> N
         "arrays": block.format(stage="arrays", values=by_number, key="s.new[1]::int"),
     }
     for name, statement in forms.items():
-        found = [_timed(partial(connection.execute, statement)) for _ in range(ROUNDS)]
-        micros = [(seconds * 1e6, seconds * 1e6) for seconds in found]
+        timings = [_timed(partial(connection.execute, statement)) for _ in range(ROUNDS)]
+        micros = [(seconds * 1e6, seconds * 1e6) for seconds in timings]
         show(f"{width} values, staged as {name}", micros, rows, "row, µs")
     connection.execute("drop table typed, arrays")
 
@@ -224,5 +224,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["journal", "wide", "partitions"], nargs="*")
     forms = {"journal": journal, "wide": wide, "partitions": partitions}
-    for what in parser.parse_args().what or list(forms):
-        forms[what]()
+    for form in parser.parse_args().what or list(forms):
+        forms[form]()

@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    found: dict[str, list[Latency]] = {side: [] for side in SIDES}
+    by_side: dict[str, list[Latency]] = {side: [] for side in SIDES}
     with source_and_target() as (server, target), tempfile.TemporaryDirectory() as directory:
         source = Database(server, "bench")
         targets = {side: Database(target, side) for side in ("native", "streamer")}
@@ -120,15 +120,15 @@ def main() -> None:
         for number in range(options.rounds):
             for place in range(len(SIDES)):
                 side = SIDES[(number + place) % len(SIDES)]
-                found[side].append(bench.measure(side, options.clients, options.seconds))
+                by_side[side].append(bench.measure(side, options.clients, options.seconds))
         targets["native"].execute("alter subscription native set (slot_name = none)")
         targets["native"].execute("drop subscription native")
     print(
         f"{options.clients} clients, {options.rounds} rounds of {options.seconds} s, milliseconds"
     )
-    for side, rounds in found.items():
+    for side, rounds in by_side.items():
         p50, p95, p99, rate = (
-            statistics.median(getattr(one, name) for one in rounds)
+            statistics.median(getattr(latency, name) for latency in rounds)
             for name in ("p50", "p95", "p99", "rate")
         )
         print(

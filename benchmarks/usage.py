@@ -44,8 +44,8 @@ class Snapshot:
         )
 
 
-def _used(before: dict[int, float], after: dict[int, float]) -> float:
-    return sum(seconds - before.get(pid, 0.0) for pid, seconds in after.items())
+def _used(start: dict[int, float], end: dict[int, float]) -> float:
+    return sum(seconds - start.get(pid, 0.0) for pid, seconds in end.items())
 
 
 def take_snapshot(program: int | None, target: Database, source: Server) -> Snapshot:
@@ -69,15 +69,15 @@ def take_snapshot(program: int | None, target: Database, source: Server) -> Snap
 
 
 def _cpu(pids: Iterable[int]) -> dict[int, float]:
-    found = {}
+    by_pid = {}
     for pid in pids:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             continue
         fields = stat.rpartition(")")[2].split()
-        found[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
-    return found
+        by_pid[pid] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return by_pid
 
 
 def peak_memory(pid: int) -> int:

@@ -310,16 +310,16 @@ def _summary(command: Any) -> str:
 def command_sections() -> str:
     """Return the commands by panel, then a section for each."""
     parts = []
-    found = dict(leaves())
+    by_name = dict(leaves())
     for panel in PANELS:
         names = {n for n, c in PROGRAM.commands.items() if c.rich_help_panel == panel}
         rows = (
             (f"[`{name}`](#streamer-{name.replace(' ', '-')})", _summary(command))
-            for name, command in found.items()
+            for name, command in by_name.items()
             if name.split()[0] in names
         )
         parts += [f"### {panel}", _table("command | meaning", rows)]
-    for name, command in found.items():
+    for name, command in by_name.items():
         usage = " ".join(
             command.collect_usage_pieces(command.make_context(name, [], resilient_parsing=True))
         )

@@ -25,14 +25,14 @@ error: SettingsError | None
 """The variable demands an unavailable implementation: a command reports the error and ends."""
 
 
-def choose(wanted: str) -> tuple[ModuleType | None, str]:
+def choose(setting: str) -> tuple[ModuleType | None, str]:
     """Return the extension module or None for the value of `VARIABLE`, and the reason for None.
 
     Raises SettingsError.
     """
-    if wanted not in ("", "pure", "compiled"):
-        raise SettingsError(f'{VARIABLE} must be "pure" or "compiled", not {wanted!r}')
-    if wanted == "pure":
+    if setting not in ("", "pure", "compiled"):
+        raise SettingsError(f'{VARIABLE} must be "pure" or "compiled", not {setting!r}')
+    if setting == "pure":
         return None, f"{VARIABLE} is set"
     try:
         from streamer.compiled import _compiled
@@ -43,7 +43,7 @@ def choose(wanted: str) -> tuple[ModuleType | None, str]:
         if zlib.crc32(_SOURCE.read_bytes()) == _compiled.SOURCE_CRC:
             return _compiled, ""
         missing = "it was built from another source"
-    if wanted == "compiled":
+    if setting == "compiled":
         raise SettingsError(
             f"{VARIABLE} asks for the extension module: {missing}",
             hint="install a C compiler and Python's headers, then install streamer again",

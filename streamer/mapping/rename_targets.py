@@ -85,14 +85,14 @@ def follow(
         rule = find_rules(source, [now]).get(now)
     except MappingError as exc:
         return Obstacle(exc.message, exc.hint or "correct the rules")
-    given = rule_hint(now, target)
+    advice = rule_hint(now, target)
     if rule is None:
-        return Obstacle("no rule names the table now", given)
+        return Obstacle("no rule names the table now", advice)
     ruled = target_of(source, rule, now, target_namespace)
     if ruled != target and source.on_ddl[DdlKind.RENAME_TABLE] is not OnDdl.APPLY:
         return Obstacle(
             f'its target would be renamed to "{ruled}", and on_ddl is not apply for rename_table',
-            f"{given}, or set `on_ddl: {{rename_table: apply}}`",
+            f"{advice}, or set `on_ddl: {{rename_table: apply}}`",
         )
     return RelationMapping(now, ruled, rule)
 
@@ -121,16 +121,16 @@ def judge(
     """
     leaving = {move.target for move in ruled}
     verdicts: dict[Renamed, Following | Obstacle] = {}
-    taken = set()
+    present = set()
     for move, mapping in ruled.items():
         if isinstance(mapping, Obstacle):
             verdicts[move] = mapping
             continue
         verdicts[move] = _judge_alone(move, mapping, targets[move], leaving)
         if targets[move].is_taken:
-            taken.add(mapping.target)
+            present.add(mapping.target)
     giving_way = {move.now for move, facts in targets.items() if facts.gives_way}
-    return _settle(verdicts, set(names) - giving_way, taken)
+    return _settle(verdicts, set(names) - giving_way, present)
 
 
 def _judge_alone(
@@ -166,14 +166,14 @@ def _settle(
     formers = {move.former for move in verdicts}
     while True:
         going = {move: step for move, step in verdicts.items() if isinstance(step, Following)}
-        kept = set(names) - {move.former for move in going}
-        left = {move.target for move, step in going.items() if step.mapping.target != move.target}
+        staying = set(names) - {move.former for move in going}
+        freed = {move.target for move, step in going.items() if step.mapping.target != move.target}
         blocked: dict[Renamed, Following | Obstacle] = {}
         for move, step in going.items():
             target = step.mapping.target
-            if move.now in kept:
+            if move.now in staying:
                 blocked[move] = _name_obstacle(move, is_moving=move.now in formers)
-            elif step.renames_target and target in tables and target not in left:
+            elif step.renames_target and target in tables and target not in freed:
                 blocked[move] = Obstacle(
                     f'its target would be renamed to "{target}", and the target has such a table',
                     "drop or rename that table, and restart streamer",
@@ -197,13 +197,13 @@ def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
 
 def groups(verdicts: Verdicts) -> list[dict[Renamed, Following]]:
     """Return the moves that can be made, in groups that swap names."""
-    left = [(move, step) for move, step in verdicts.items() if isinstance(step, Following)]
+    remaining = [(move, step) for move, step in verdicts.items() if isinstance(step, Following)]
     made = []
-    while left:
-        group = [left.pop(0)]
+    while remaining:
+        group = [remaining.pop(0)]
         for first in group:  # which grows meanwhile
-            joined = [other for other in left if _touch(first, other)]
-            left = [other for other in left if other not in joined]
+            joined = [candidate for candidate in remaining if _touch(first, candidate)]
+            remaining = [candidate for candidate in remaining if candidate not in joined]
             group += joined
         made.append(dict(group))
     return made

@@ -67,9 +67,9 @@ async def stop_error(
 ) -> DefinitionStopError:
     """Return the error for the operator."""
     cause, way = refusal.remedy, await way_past(table, command, refusal)
-    name, own = str(table.mapped.mapping.source), table.source
+    name, source = str(table.mapped.mapping.source), table.source
     apply, skip, edit = (
-        run(f"ddl {action}", name, *options, database=own.database, sid=own.sid)
+        run(f"ddl {action}", name, *options, database=source.database, sid=source.sid)
         for action, options in (
             ("apply", ()),
             ("skip", ()),

@@ -370,7 +370,7 @@ def _relation(
     identity: RelationIdentity, row: DictRow, columns: list[DefinedColumn]
 ) -> SourceRelation:
     names = {column.number: column.name for column in columns}
-    objects = tuple(object_of(each, names) for each in row.pop("objects") or ())
+    objects = tuple(object_of(fields, names) for fields in row.pop("objects") or ())
     key = primary_key_of(objects)
     # A key over a column that a later statement has not seen is no key of these columns.
     is_known = key is not None and key.index is not None and key.index.finds_rows

@@ -12,7 +12,7 @@ V = TypeVar("V")
 @dataclass(slots=True)
 class _Gathered(Generic[K, V]):
     keys: dict[K, None] = field(default_factory=dict)
-    found: Mapping[K, V] | None = None
+    values: Mapping[K, V] | None = None
 
 
 class Batched(Generic[K, V]):
@@ -32,9 +32,9 @@ class Batched(Generic[K, V]):
         batch = self._open
         batch.keys[key] = None
         async with self._lock:
-            if batch.found is None:
+            if batch.values is None:
                 await asyncio.sleep(0)  # more requests may come in this turn of the event loop
                 if self._open is batch:
                     self._open = _Gathered()
-                batch.found = await self._read(list(batch.keys))
-        return batch.found.get(key)
+                batch.values = await self._read(list(batch.keys))
+        return batch.values.get(key)
