@@ -5,7 +5,7 @@ are made before the copy begins: the difference between the stored definition, w
 and the source's. `on_ddl` decides by kind, as in the stream.
 
 A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes:
-it applies the stream up to the present before the copy begins.
+the stream up to the present comes before the copy.
 
 The round reads the definition again under the snapshot. If the definition differs by then, the next
 round repeats this step.

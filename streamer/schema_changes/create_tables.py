@@ -57,7 +57,7 @@ def published_relation(relation: SourceRelation) -> Relation:
 
 @dataclass(frozen=True, slots=True)
 class NewTable:
-    """A target table to create: the definition that it is to have for a source's table.
+    """A target table to create, with the definition for a source's table.
 
     ``computed_types``: the types of `set`, by target column; ``relation_id``: the relation that it
     is for, if the bookkeeping has that. Pure.
@@ -90,7 +90,7 @@ class NewTable:
 
     @property
     def key(self) -> list[str]:
-        """The columns by which it tells rows apart, the sid first."""
+        """The columns that identify a row, the sid first."""
         names = map(self.mapping.target_column, self._source_key)
         key = [name for name in names if name is not None]
         return [SID, *key] if key and self.sid is not None else key
@@ -113,7 +113,9 @@ class NewTable:
 
     @property
     def statements(self) -> list[str]:
-        """The statements that create it; the table is the first. Raises TargetSchemaError."""
+        """The statements that create the table; the table is the first. Raises
+        TargetSchemaError.
+        """
         parts, key, after = [column_clause(column) for column in self.columns], self.key, []
         if self.mapping.type is TableType.HISTORY:
             primary, versions = history_keys(key, self.timing)
@@ -208,7 +210,8 @@ async def create_tables(
 
 
 async def _name_primary_key(connection: TargetConnection, table: NewTable) -> None:
-    """Give the primary key its name at the source, where `create` asks for it and it is free.
+    """Give the primary key the source's name, where `create` asks for the name and no relation has
+    it.
 
     Tables of several schemas may have equal names there, and meet in one schema here.
     """

@@ -1,6 +1,6 @@
 """Creates the definitions of ready tables at the target, beside the stream.
 
-The task creates definitions in turn, on its own connection. A stored failure stops no table.
+The task creates definitions in turn, on a separate connection. A stored failure stops no table.
 """
 
 import asyncio

@@ -73,7 +73,7 @@ def moved_columns(
 
 
 def renamed_labels(changes: Sequence[AnyChange]) -> dict[int, dict[str, str]]:
-    """Return the new names of labels by the former names, by the OID of their type. Pure."""
+    """Return the new names of labels by the former names, by the OID of the type. Pure."""
     renamed: dict[int, dict[str, str]] = {}
     for change in of_class(changes, TypeChange):
         former, now = change.part

@@ -1,7 +1,7 @@
 """Labels that ended versions of a history have, and that the new enum of their column lacks.
 
 Such a version keeps its value. So the target's enum gets these labels, behind those of the source.
-An enum that exists already gets them in a transaction before that of the change.
+An existing enum gets the labels in a transaction before the change.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Changes of a table's indexes and constraints: facts that the changes need, and their plans.
+"""Changes of a table's indexes and constraints: the required facts, and the plans.
 
 The transaction of the change stores the plans. So each plan, and each end of a plan, exists exactly
 once.
@@ -34,7 +34,7 @@ _VOIDS: Final = frozenset(
 
 
 class Objects:
-    """The indexes and constraints of one table, as a message about its definition has them."""
+    """The indexes and constraints of a table in a message about its definition."""
 
     def __init__(self, table: ChangedTable, message: DefinitionMessage) -> None:
         self._target = table.session

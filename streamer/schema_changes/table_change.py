@@ -1,7 +1,7 @@
 """Makes one change of a source table's definition at the target, as `on_ddl` says for its kinds.
 
 A drainer makes the changes that the stream brings. A copy drops the messages in front of its
-consistent point, and makes their changes itself. A change that has to wait for an operator ends the
+consistent point, and makes these changes itself. A change that has to wait for an operator ends the
 transaction. A row of streamer.ddl then holds the statements.
 """
 
@@ -82,7 +82,7 @@ class TableChange:
         """By how much the number of changes in quarantine has grown."""
 
     async def make(self, changes: list[AnyChange]) -> None:
-        """Make changes, and store the definition after them.
+        """Make changes, and store the new definition.
 
         Columns whose values existing rows lack are requested. Raises DefinitionStopError if an
         operator has to decide. `after_rollback` is due then.
@@ -202,7 +202,7 @@ class TableChange:
     ) -> list[AnyChange]:
         """Return changes besides *ignored* whose expressions the target may not run.
 
-        A trial of a change makes the harmless ones before it, too.
+        A trial of a change makes the harmless changes before, too.
         """
 
         async def make(ignored: Sequence[AnyChange]) -> None:

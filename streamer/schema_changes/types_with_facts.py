@@ -24,7 +24,7 @@ from streamer.target.former_types import read_uses
 
 _TYPES_LOCK: Final = 0x7479706573  # "types"
 _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
-"""Changes after which a type takes all values that it took before."""
+"""Changes after which a type takes all former values."""
 
 
 async def lock_types(target: TargetConnection) -> None:

@@ -87,14 +87,14 @@ class Translation:
         return [*self.statements, *(plan.sql for plan in planned)]
 
     def fill(self, name: str, reason: str) -> None:
-        """Have the values of a column brought."""
+        """Request a backfill of a column."""
         self.filled.append(name)
         self.reasons.append(reason)
 
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """A column of the target, as the statements so far leave it."""
+    """A column of the target, after the statements so far."""
 
     type: str
     not_null: bool
@@ -142,11 +142,11 @@ class DefinitionTranslator:
 
     @property
     def columns(self) -> frozenset[str]:
-        """The columns of the target, as the statements so far leave them."""
+        """The columns of the target, after the statements so far."""
         return frozenset(self._columns)
 
     def fill(self, column: DefinedColumn, reason: str, result: Translation) -> None:
-        """Have the values of a column of the source brought, if the target gets them."""
+        """Backfill a column of the source, if the target has the column."""
         self._fill_computed(column, reason, result)
         name = self._name(column)
         if name is not None and name in self._columns:
@@ -166,7 +166,7 @@ class DefinitionTranslator:
             result.fill(name, f'another source gave column "{name}" another type')
 
     def _fill_computed(self, column: DefinedColumn, reason: str, result: Translation) -> None:
-        """Have the values brought that `set` computes from a column of the source."""
+        """Request a backfill of the columns that `set` computes from a column of the source."""
         for name, expression in self._mapping.rule.set:
             if column.name in expression.names and name in self._columns:
                 result.fill(name, f'{reason}, and `set` computes "{name}" from it')
@@ -258,7 +258,7 @@ class DefinitionTranslator:
                 return self._set_default(name, old, after, result)
 
     def _name(self, column: DefinedColumn) -> str | None:
-        """Return the target's name of a column; None if the target does not get it."""
+        """Return the target's name of a column; None if the target lacks the column."""
         return self._mapping.own_column(column.name, self._columns)
 
     def _add(self, column: DefinedColumn, result: Translation) -> list[str]:
@@ -296,7 +296,8 @@ class DefinitionTranslator:
         """Return the statement that drops a column whose type differs from the type of new
         *column*.
 
-        Raises TargetSchemaError, unless all sources wait for this: each has dropped its former one.
+        Raises TargetSchemaError, unless all sources wait for this: each has dropped the former
+        column.
         """
         message = (
             f'target table "{self._target.name}" has a column "{name}" already, of type '
@@ -470,7 +471,7 @@ class DefinitionTranslator:
         return is_alike
 
     def give_type(self, column: DefinedColumn, result: Translation) -> None:
-        """Give a column its type, which takes the same values as the one of the target."""
+        """Give a column the source's type, which takes the same values as the target's."""
         name = self._name(column)
         if name is not None and name in self._columns and self._columns[name].type != column.type:
             result.statements += self._retype(name, column)
@@ -481,8 +482,8 @@ class DefinitionTranslator:
         """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
         if a peer's values do not fit the type.
 
-        The target casts its values. With *result*, those of the source come later. The target may
-        lack the cast, or refuse a value. Then the values are null until they come.
+        The target casts the values. With *result*, a backfill follows with the source's values. If
+        the target lacks the cast or refuses a value, the values are null until the backfill.
         """
         present = self._columns[name]
         for peer in self._of(self._unchanged, name) if self._is_shared else ():
@@ -552,7 +553,7 @@ class DefinitionTranslator:
         return statements
 
     def _drop_expression(self, name: str, column: DefinedColumn, result: Translation) -> list[str]:
-        """Return the statements that have later rows bring their values of a generated column."""
+        """Return the statements after which later rows bring values of a generated column."""
         present = self._columns.get(name)
         if present is not None and present.is_generated:
             self._columns[name] = replace(present, is_generated=False, has_default=False)
@@ -609,7 +610,7 @@ class DefinitionTranslator:
         column: DefinedColumn,
         statements: list[str],
     ) -> DefinedSequence | None:
-        """Return the target's sequence for a column; add the statements that make it fit."""
+        """Return the target's sequence for a column; add the statements that adapt the sequence."""
         if self._mapping.rule.create is not Create.ALL:
             return None
         table, facts = self._target.name, self._generated

@@ -1,6 +1,6 @@
 """Generated columns of a source table, as statements for its target. Pure.
 
-Publications leave generated columns out, so the target computes its own. ALTER COLUMN … SET
+Publications leave generated columns out, so the target computes the values. ALTER COLUMN … SET
 EXPRESSION (PostgreSQL 17 and later) rewrites all rows of the source without a change in its stream.
 The same statement rewrites those of the target. One expression serves all rows of a table, so an
 operator decides where rows of peer sources, or former versions, would change too.
@@ -74,7 +74,7 @@ def expression_of(
     """Return the expression of a generated column for the target, which has the columns *present*.
 
     Raises TargetSchemaError if the expression uses a column that the target does not get, or of
-    which it gets hashes.
+    which the target gets hashes.
     """
     names = names_at_target(facts.source_columns, mapping, present)
     return generation_expression(column, names, mapping)

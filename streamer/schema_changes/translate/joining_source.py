@@ -38,8 +38,8 @@ def part_of_target(
 ) -> SourceDefinition:
     """Return *definition* without the parts that keep rows of the source out of *target*.
 
-    *types*: those that the target table uses. *partitions*: the target and its own, if it has any.
-    *lacking*: the source's names of columns that the target has to get.
+    *types*: those that the target table uses. *partitions*: of the target, if any. *lacking*: the
+    source's names of columns that the target has to get.
     """
     target_types = {type_.full_name: type_ for type_ in types}
     columns = tuple(
@@ -62,7 +62,9 @@ def part_of_target(
 
 
 def _partitions(tree: Sequence[Partition], target_tree: Sequence[Partition]) -> Iterator[Partition]:
-    """Yield the partitions of the source whose rows have one of the target. Its name may differ."""
+    """Yield the partitions of the source whose rows have a partition of the target. The names may
+    differ.
+    """
     bounds = {(node.parent, node.bound): node.oid for node in target_tree}
     matches = {ROOT: ROOT}
     for node in tree:
@@ -89,7 +91,7 @@ def _column(
 
 
 def _type(type_: DefinedType, target: DefinedType) -> DefinedType:
-    """Return the type of the source as far as the target's refuses no value of it."""
+    """Return the part of the source's type whose values the target's type takes."""
     match type_.kind:
         case "e":
             labels = {label for _, label in target.labels}

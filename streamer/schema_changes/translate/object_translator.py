@@ -1,9 +1,8 @@
 """Changes of a source table's indexes and constraints, for its target. Pure.
 
-A drop or a rename is a statement in the transaction of its place in the stream. Later rows may need
-it: those that a dropped constraint would refuse. An addition is planned, and made beside the stream
-without long locks, as the definitions of a copied table are
-(`streamer.schema_changes.target_definitions`).
+A drop or a rename is a statement in the transaction of its place in the stream, because a dropped
+constraint would refuse later rows. An addition is planned, and made beside the stream without long
+locks, as the definitions of a copied table are (`streamer.schema_changes.target_definitions`).
 
 The target gets what `create` asks for: indexes, unique and exclusion constraints with `keys`,
 checks and foreign keys with `all`. A primary key comes with every level.
@@ -96,7 +95,7 @@ class ObjectTranslator:
         self._peers = peers
         self._renderer = Renderer(definition, place, places, taken)
         self._present = list(there.objects)
-        """The target's objects, as the statements so far leave them."""
+        """The target's objects, after the statements so far."""
 
     def translate(self, changes: Sequence[ObjectChange]) -> ObjectTranslation:
         """Return the statements and plans for *changes*."""
@@ -127,7 +126,9 @@ class ObjectTranslator:
         return result
 
     def planned(self, kind: ObjectKind, name: str) -> Planned | None:
-        """Return the plan for an object that the source has; None if it has none of that name."""
+        """Return the plan for an object that the source has; None without an object of that
+        name.
+        """
         for key in self._renderer.primary_key():
             if (key.kind, key.name) == (kind, name):
                 return key
@@ -149,7 +150,7 @@ class ObjectTranslator:
             return
         if new.kind == "p":
             if self._is_history and (index := self._find(new)) is not None:
-                # It was unique at the source and became the key. Here it is not unique.
+                # A unique index of the source became the key. The target's index is not unique.
                 self._remove(index, result)
             if not (self._row_keys if self._is_history else self._primary_key):
                 result.planned += self._renderer.primary_key()
@@ -197,8 +198,8 @@ class ObjectTranslator:
             )
             self._present.remove(present)
             self._present.append(replace(present, name=name))
-        # A builder may have died with half of it made, or be under way. The plan of the former name
-        # ends here, so the rest needs a plan under the new name.
+        # A builder may have died half way, or be under way. The plan of the former name ends here,
+        # so the rest needs a plan under the new name.
         self._add(new, result)
 
     def _remove(self, present: DefinedObject, result: ObjectTranslation) -> None:

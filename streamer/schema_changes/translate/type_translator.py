@@ -1,4 +1,4 @@
-"""Changes of a source's types as statements for the target, which has them by the same names. Pure.
+"""Changes of a source's types as statements for the target, which uses the same names. Pure.
 
 Every table with a column of the type gets the change in its place in the stream, and the first
 makes it. So a statement comes only where the target's type is not yet so.
@@ -36,7 +36,7 @@ class TypeTranslation:
     ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
     types that columns of a renamed type get. ``created``: types that the statements make.
     ``awaited``: OIDs of the source's types whose further tables must not be behind. ``before``: to
-    run in a transaction of their own before, because no transaction can use a label that it adds.
+    run in an earlier transaction, because no transaction can use a label that it adds.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -52,10 +52,10 @@ class TypeTranslation:
 class TypeTranslator:
     """Translates changes for a target whose types are *there*.
 
-    *peers*: the types of peer sources. *uses*: of the target's types, by their OIDs. *own*: the
-    target's types of the table's columns, by the source's names before the changes. *known*: the
-    OIDs of the source's types in its further tables, by name. *kept*: labels of enums, by name,
-    that only ended versions of a history have.
+    *peers*: the types of peer sources. *uses*: of the target's types, by OID. *own*: the target's
+    types of the table's columns, by the source's names before the changes. *known*: the OIDs of the
+    source's types in its further tables, by name. *kept*: labels of enums, by name, that only ended
+    versions of a history have.
     """
 
     def __init__(
@@ -259,7 +259,8 @@ class TypeTranslator:
         peers = self._of_peers(change.after)
         is_shared = any(old == text for peer in peers for _, text in peer.labels)
         if is_shared or {old, new} <= present:
-            # Both values exist until every source has renamed its own, and rows get the new one.
+            # Both values exist until every source has renamed its value, and rows get the new
+            # value.
             if new not in present:
                 self._add_value(replace(change, part=(None, new)), enum, alter, result)
             name = change.after.quoted
@@ -287,7 +288,7 @@ class TypeTranslator:
         for name, text in defined.items():
             binds_all = all(name in {n for _, n, _ in peer.checks} for peer in peers)
             if present.get(name) != _check(text) and binds_all:
-                # The check runs on rows only after its functions have been looked at.
+                # The check runs on rows only after streamer has checked the functions.
                 quoted = quote_identifier(name)
                 result.statements.append(
                     f"{alter} add constraint {quoted} {_check(text)} not valid"
