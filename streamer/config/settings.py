@@ -181,7 +181,7 @@ class TargetSettings(ConnectionSettings):
 
     url: SecretText = Field(
         description="The target database, as a libpq URL or key=value string. streamer rejects the "
-        "few libpq parameters that do not suit the target.",
+        "few libpq parameters that streamer cannot honor at the target.",
         examples=["postgresql://loader:${DW_PASSWORD}@warehouse.example/dw?sslmode=verify-full"],
     )
     schema_: str = Field(

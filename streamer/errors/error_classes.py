@@ -121,9 +121,7 @@ class SourceError(StreamerError):
 
 
 class SourceConfigurationError(SourceError):
-    """An environment variable or a stored password of this source is missing; the remaining sources
-    run.
-    """
+    """An environment variable or a stored password of this source is missing; the rest runs."""
 
     code = "source_configuration"
     runbook = "source-unreachable"

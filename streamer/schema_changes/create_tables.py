@@ -113,9 +113,7 @@ class NewTable:
 
     @property
     def statements(self) -> list[str]:
-        """The statements that create the table; the table is the first. Raises
-        TargetSchemaError.
-        """
+        """The statements of the creation; CREATE TABLE is the first. Raises TargetSchemaError."""
         parts, key, after = [column_clause(column) for column in self.columns], self.key, []
         if self.mapping.type is TableType.HISTORY:
             primary, versions = history_keys(key, self.timing)

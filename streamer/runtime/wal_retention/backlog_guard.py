@@ -153,9 +153,7 @@ class BacklogGuard:
         self.given_up: str | None = None
         """The reason why the guard dropped the slot, while no slot exists."""
         self.obstacle: ErrorReport | None = None
-        """Why the guard does not act at the limit: the slot may belong to a foreign
-        installation.
-        """
+        """Why the guard does not act at the limit: the slot may belong to a second owner."""
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True

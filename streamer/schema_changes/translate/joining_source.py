@@ -62,9 +62,7 @@ def part_of_target(
 
 
 def _partitions(tree: Sequence[Partition], target_tree: Sequence[Partition]) -> Iterator[Partition]:
-    """Yield the partitions of the source whose rows have a partition of the target. The names may
-    differ.
-    """
+    """Yield the source's partitions whose bounds the target has, under any name."""
     bounds = {(node.parent, node.bound): node.oid for node in target_tree}
     matches = {ROOT: ROOT}
     for node in tree:

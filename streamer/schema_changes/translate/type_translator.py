@@ -289,12 +289,10 @@ class TypeTranslator:
             binds_all = all(name in {n for _, n, _ in peer.checks} for peer in peers)
             if present.get(name) != _check(text) and binds_all:
                 # The check runs on rows only after streamer has checked the functions.
-                quoted = quote_identifier(name)
-                result.statements.append(
-                    f"{alter} add constraint {quoted} {_check(text)} not valid"
-                )
+                action = f"constraint {quote_identifier(name)}"
+                result.statements.append(f"{alter} add {action} {_check(text)} not valid")
                 if _check(text) == text:
-                    result.statements.append(f"{alter} validate constraint {quoted}")
+                    result.statements.append(f"{alter} validate {action}")
         if domain.not_null != new.not_null and (not new.not_null or all(o.not_null for o in peers)):
             result.statements.append(f"{alter} {'set' if new.not_null else 'drop'} not null")
         if domain.default != new.default and not peers:
