@@ -121,7 +121,7 @@ class SourceError(StreamerError):
 
 
 class SourceConfigurationError(SourceError):
-    """An environment variable or a stored password of this source is missing; the rest runs."""
+    """An environment variable or stored password of a source is missing; remaining sources run."""
 
     code = "source_configuration"
     runbook = "source-unreachable"
