@@ -520,6 +520,28 @@ def test_sentences_name_their_actors(room: str) -> None:
     assert prose.per_thousand_words(passives, found) <= passives_max, LIST_THEM
 
 
+RATES = {
+    "pronouns": (prose.PRONOUNS, 26.8),
+    '"one"': (prose.ONES, 6.4),
+    '"other"': (prose.OTHERS, 2.8),
+    '"nothing"': (prose.THINGS, 1.0),
+}
+"""Words that stand for a noun, and how many of them a thousand words may have: twice as many as in
+the prose of psycopg, procrastinate, patroni and dlt.
+"""
+OVER_BUDGET: dict[tuple[str, str], float] = {}
+"""The rates of rooms whose sentences are still to be written anew. No rate may grow."""
+
+
+@pytest.mark.parametrize("kind", RATES)
+@pytest.mark.parametrize("room", ROOMS)
+def test_sentences_name_their_objects(room: str, kind: str) -> None:
+    words, most = RATES[kind]
+    sentences = prose.prose_of_room(room)
+    rate = prose.per_thousand_words(sum(s.count(words) for s in sentences), sentences)
+    assert rate <= OVER_BUDGET.get((room, kind), most), LIST_THEM
+
+
 # ---- tests -------------------------------------------------------------------------------------
 
 SLEEPS = {"time.sleep", "asyncio.sleep"}

@@ -47,6 +47,10 @@ class Sentence:
         """The number of passives without an actor."""
         return sum(1 for match in PASSIVE.finditer(self.text) if _is_passive(match, self.text))
 
+    def count(self, words: re.Pattern[str]) -> int:
+        """Return how many of *words* the sentence has."""
+        return len(words.findall(self.text))
+
     def __str__(self) -> str:
         return f"{self.path.relative_to(ROOT)}:{self.line}: {self.text}"
 
@@ -57,6 +61,12 @@ HIDDEN_ACTORS: Final = re.compile(
     r"\b(?:what|whatever|who|whoever|nobody|somebody|anybody|everybody)\b", re.IGNORECASE
 )
 """Words that stand for the actor or the object of a sentence where a noun should."""
+
+PRONOUNS: Final = re.compile(r"\b(?:it|its|itself|they|them|their|themselves)\b", re.IGNORECASE)
+ONES: Final = re.compile(r"\b(?:one|ones)\b(?! of\b)", re.IGNORECASE)
+OTHERS: Final = re.compile(r"\b(?:another|others?)\b", re.IGNORECASE)
+THINGS: Final = re.compile(r"\b(?:nothing|everything|something)\b", re.IGNORECASE)
+"""Words that stand for an object where a noun should."""
 
 IRREGULAR: Final = (
     r"begun|bound|broken|brought|built|caught|chosen|cut|done|drawn|driven|felt|found|forgotten|"
