@@ -102,10 +102,13 @@ create table whole (id int, v int); alter table whole replica identity full;
 insert into keyed select n, 0 from generate_series(1, 9) n;
 insert into whole select n, 0 from generate_series(1, 9) n
 """
-UPDATE_MISSING = """
-update keyed set v = {deaths} where id in (1, 3 + {deaths});
-update whole set v = {deaths} where id in (1, 3 + {deaths})
+CHANGE_MISSING = """
+update keyed set v = {deaths} where {deaths} < 2 and id in (1, 3 + {deaths});
+update whole set v = {deaths} where {deaths} < 2 and id in (1, 3 + {deaths});
+delete from keyed where {deaths} = 2 and id in (2, 5);
+delete from whole where {deaths} = 2 and id in (2, 5)
 """
+MISSING = (("delete_missing", "5"), ("update_missing", "3"), ("update_missing", "4"))
 LISTS = """
 shrinks: {{column_list: true, exclude: [{}]}}
 grows: {{column_list: true, exclude: [secret]}}
@@ -415,14 +418,14 @@ STORIES = {
         both=LACKING,
         target="delete from keyed where id in (3, 4, 5); delete from whole where id in (3, 4, 5)",
         rules="keyed: {initial: none}\nwhole: {initial: none}",
-        first=UPDATE_MISSING,
-        between=UPDATE_MISSING,
+        first=CHANGE_MISSING,
+        between=CHANGE_MISSING,
         rows=["select * from keyed order by id", "select * from whole order by id"],
         expected={
             NOTED: [
-                (f"public.{table}", "update_missing", key, 1)
+                (f"public.{table}", kind, key, 1)
                 for table in ("keyed", "whole")
-                for key in "345"
+                for kind, key in MISSING
             ]
         },
     ),
