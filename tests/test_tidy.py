@@ -581,6 +581,21 @@ def test_a_class_has_a_name_of_its_own() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+SAY_LITTLE = {"found", "there", "here", "its", "own", "each", "given", "known", "wanted"}
+
+
+def test_a_local_name_says_what_its_value_is() -> None:
+    wrong = [
+        f"{module.name}:{node.lineno}: {node.id}"
+        for module in MODULES
+        for function in module.nodes
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in SAY_LITTLE
+    ]
+    assert not wrong, "\n".join(["a local name is a noun", *wrong])
+
+
 # ---- commands in messages ----------------------------------------------------------------------
 
 COMMAND_BEFORE = re.compile(

@@ -63,11 +63,11 @@ async def read_own_type_names(
     connection: TargetConnection, keys: Sequence[TypeKey]
 ) -> dict[TypeKey, str]:
     """Return the names of PostgreSQL's own types among *keys*."""
-    own = [(oid, modifier) for oid, modifier in keys if oid < STABLE_OIDS_END]
-    if not own:
+    builtin = [(oid, modifier) for oid, modifier in keys if oid < STABLE_OIDS_END]
+    if not builtin:
         return {}
     rows = await connection.fetch(
-        _TYPE_NAMES_SQL, [oid for oid, _ in own], [modifier for _, modifier in own]
+        _TYPE_NAMES_SQL, [oid for oid, _ in builtin], [modifier for _, modifier in builtin]
     )
     return {(row["oid"], row["modifier"]): row["name"] for row in rows}
 

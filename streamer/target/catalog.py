@@ -172,9 +172,11 @@ def _by_relation(rows: "Iterable[Record]") -> dict[int, list[dict[str, Any]]]:
 
 def _relation(row: dict[str, Any], columns: list[dict[str, Any]]) -> TargetRelation:
     names = {column.pop("number"): column["name"] for column in columns}
-    objects = tuple(object_of(each, names) for each in json.loads(row.pop("objects") or "[]"))
+    objects = tuple(
+        object_of(description, names) for description in json.loads(row.pop("objects") or "[]")
+    )
     key = primary_key_of(objects)
-    indexes = [each.index for each in objects if each.index and each.index.finds_rows]
+    indexes = [item.index for item in objects if item.index and item.index.finds_rows]
     return TargetRelation(
         name=RelationName(row.pop("namespace"), row.pop("relation")),
         columns={column["name"]: TargetColumn(**column) for column in columns},

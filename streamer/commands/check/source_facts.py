@@ -342,7 +342,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
     ]
     definitions = await read_at_source(plain, asking)
-    facts.definitions = {each.name: each for each in definitions.values()}
+    facts.definitions = {definition.name: definition for definition in definitions.values()}
     identities = [relation.identity for relation in facts.relations.values()]
     tables = [t.oid for identity in identities for t in (identity.root, *identity.leaves)]
     facts.identities = {oid: IdentityDetails({}, None) for oid in tables}

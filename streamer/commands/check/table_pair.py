@@ -65,13 +65,13 @@ def expected_relation(pair: Pair) -> TargetRelation:
 
     Raises TargetSchemaError.
     """
-    wanted, primary_key = pair.wanted, tuple(pair.wanted.key)
-    is_unique = primary_key and not wanted.timing and pair.mapping.type is not TableType.HISTORY
+    table, primary_key = pair.wanted, tuple(pair.wanted.key)
+    is_unique = primary_key and not table.timing and pair.mapping.type is not TableType.HISTORY
     return TargetRelation(
         oid=0,
         name=pair.name,
         is_partitioned=False,
-        columns={column.name: target_column(column) for column in wanted.columns},
+        columns={column.name: target_column(column) for column in table.columns},
         primary_key=primary_key,
         unique_keys=(primary_key,) if is_unique else (),
         leading_index_columns=frozenset(primary_key[:1]),

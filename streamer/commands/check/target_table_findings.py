@@ -463,8 +463,8 @@ def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
         if not labels:
             continue
         present = replace(kind, labels=tuple((0, label) for label in labels))
-        known = replace(kind, labels=tuple(label for label in kind.labels if label[1] in labels))
-        changes = type_difference([known], [kind])
+        reduced = replace(kind, labels=tuple(label for label in kind.labels if label[1] in labels))
+        changes = type_difference([reduced], [kind])
         if statements := TypeTranslator({name: present}).translate(changes).statements:
             missing = ", ".join(f'"{label}"' for _, label in kind.labels if label not in labels)
             problem = f"the target's type lacks {missing}, so the target rejects rows with that"

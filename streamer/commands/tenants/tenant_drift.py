@@ -128,17 +128,19 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
                 return []
 
     try:
-        found = [table for tables in await asyncio.gather(*map(read, sources)) for table in tables]
+        tenant_tables = [
+            table for tables in await asyncio.gather(*map(read, sources)) for table in tables
+        ]
     finally:
         await bookkeeping.close()
-    found = scope.of((str(table.mapping.source), table) for table in found)
-    names = sorted({table.mapping.target for table in found}, key=str)
+    tenant_tables = scope.of((str(table.mapping.source), table) for table in tenant_tables)
+    names = sorted({table.mapping.target for table in tenant_tables}, key=str)
     async with target_connection(address, "streamer drift") as target:
-        there = await read_relations(target, names)
-        targets = await read_at_target(target, [each.oid for each in there.values()])
+        relations = await read_relations(target, names)
+        targets = await read_at_target(target, [relation.oid for relation in relations.values()])
         is_known = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
         left = await read_left_columns(target) if is_known else []
-    items = list(judge(found, {each.name: each for each in targets.values()}, left))
+    items = list(judge(tenant_tables, {table.name: table for table in targets.values()}, left))
     labels = [source.label for source in sources]
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
@@ -148,10 +150,14 @@ async def _read_source(
 ) -> list[TenantTable]:
     async with connection_of_run(source, bookkeeping) as plain:
         mappings, relations = await resolve_at(plain, source, namespace)
-        definitions = await read_at_source(plain, [each.oid for each in relations.values()])
-    by_name = {each.name: each for each in definitions.values()}
+        definitions = await read_at_source(
+            plain, [definition.oid for definition in relations.values()]
+        )
+    by_name = {definition.name: definition for definition in definitions.values()}
     label = SourceLabel(source.database, source.sid)
-    return [TenantTable(label, each, by_name.get(each.source)) for each in mappings]
+    return [
+        TenantTable(label, definition, by_name.get(definition.source)) for definition in mappings
+    ]
 
 
 def judge(
@@ -169,17 +175,17 @@ def judge(
         key = (table.source.database, str(table.mapping.source), str(table.mapping.target))
         groups.setdefault(key, []).append(table)
     for _, group in sorted(groups.items(), key=lambda item: item[0]):
-        there = targets.get(group[0].mapping.target)
-        yield from _judge_table(group, there)
-        if there is not None:
-            yield from _judge_left(group, there, left)
+        target = targets.get(group[0].mapping.target)
+        yield from _judge_table(group, target)
+        if target is not None:
+            yield from _judge_left(group, target, left)
 
 
 def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -> Iterator[Drift]:
     mapping = group[0].mapping
     tables = {table.source: table for table in group}
     per_tenant = {table.source: items_of(table.definition) for table in group}
-    there = items_of(target)
+    target_items = items_of(target)
 
     @cache
     def differing(source: SourceLabel) -> set[Item]:
@@ -199,7 +205,7 @@ def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -
             kind=kind,
             name=name,
             common=common,
-            target=None if place is None else there.get(place),
+            target=None if place is None else target_items.get(place),
             deviating={label: value for label, value in values.items() if value != common},
             target_deviates=is_wanted and (target is None or place in differing(model)),
         )
@@ -208,10 +214,10 @@ def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -
 def _at_target(mapping: RelationMapping, item: Item) -> Item | None:
     """Return the target's item for a tenant's; None for an item that the target need not have."""
     kind, name = item
-    there = mapping.target_column(name) if kind == "column" else None
-    items = {TABLE: str(mapping.target), KEY: "", "column": there}
-    found = items.get(kind)
-    return None if found is None else (kind, found)
+    column = mapping.target_column(name) if kind == "column" else None
+    items = {TABLE: str(mapping.target), KEY: "", "column": column}
+    target_name = items.get(kind)
+    return None if target_name is None else (kind, target_name)
 
 
 def _differing(table: TenantTable, target: TableDefinition, *, is_shared: bool) -> set[Item]:
@@ -221,24 +227,28 @@ def _differing(table: TenantTable, target: TableDefinition, *, is_shared: bool) 
     has_sid = table.source.sid is not None and SID in columns
     place = TargetPlace(table.mapping, has_sid, columns, is_partitioned=bool(target.partitions))
     places = {table.mapping.source: place}
-    found = table_difference(table.definition, place, places.get, target, is_shared=is_shared)
-    return {(each.kind, "" if each.kind == KEY else each.name) for each in found}
+    differences = table_difference(table.definition, place, places.get, target, is_shared=is_shared)
+    return {(item.kind, "" if item.kind == KEY else item.name) for item in differences}
 
 
 def _judge_left(
     group: Sequence[TenantTable], target: TableDefinition, left: Sequence[LeftColumn]
 ) -> Iterator[Drift]:
     mapping = group[0].mapping
-    known = {item for table in group for item in items_of(table.definition)}
+    present_items = {item for table in group for item in items_of(table.definition)}
     columns = {column.name: column for column in target.columns}
     for column in left:
         name = mapping.target_column(column.name)
-        found = columns.get(name) if name is not None else None
-        if column.target != str(target.name) or found is None or ("column", column.name) in known:
+        leftover = columns.get(name) if name is not None else None
+        if (
+            column.target != str(target.name)
+            or leftover is None
+            or ("column", column.name) in present_items
+        ):
             continue
         table = quote_qualified(target.name.namespace, target.name.name)
         remedy = (
-            f"run at the target: alter table {table} drop column {quote_identifier(found.name)}"
+            f"run at the target: alter table {table} drop column {quote_identifier(leftover.name)}"
         )
         if column.unpurged_sid is not None:  # its rows may have values
             sid = column.unpurged_sid
@@ -249,7 +259,7 @@ def _judge_left(
             kind="column",
             name=column.name,
             common=None,
-            target=found.type,
+            target=leftover.type,
             deviating={},
             target_deviates=True,
             remedy=remedy,
@@ -321,5 +331,5 @@ def deviations(item: Drift) -> list[str]:
     by_value: dict[str, list[str]] = {}
     for label, value in item.deviating.items():
         by_value.setdefault(value or "absent", []).append(label)
-    found = [f"{value}: {', '.join(labels)}" for value, labels in sorted(by_value.items())]
-    return [*found, "target"] if item.target_deviates else found
+    texts = [f"{value}: {', '.join(labels)}" for value, labels in sorted(by_value.items())]
+    return [*texts, "target"] if item.target_deviates else texts
