@@ -62,11 +62,13 @@ HIDDEN_ACTORS: Final = re.compile(
 )
 """Words that stand for the actor or the object of a sentence where a noun should."""
 
-PRONOUNS: Final = re.compile(r"\b(?:it|its|itself|they|them|their|themselves)\b", re.IGNORECASE)
-ONES: Final = re.compile(r"\b(?:one|ones)\b(?! of\b)", re.IGNORECASE)
-OTHERS: Final = re.compile(r"\b(?:another|others?)\b", re.IGNORECASE)
-THINGS: Final = re.compile(r"\b(?:nothing|everything|something)\b", re.IGNORECASE)
-"""Words that stand for an object where a noun should."""
+STANDING_FOR_NOUNS: Final = {
+    "pronouns": re.compile(r"\b(?:it|its|itself|they|them|their|themselves)\b", re.IGNORECASE),
+    "one": re.compile(r"\b(?:one|ones)\b(?! of\b)", re.IGNORECASE),
+    "other": re.compile(r"\b(?:another|others?)\b", re.IGNORECASE),
+    "nothing": re.compile(r"\b(?:nothing|everything|something)\b", re.IGNORECASE),
+}
+"""Words that stand for an object where a noun could. Each is good English now and then."""
 
 IRREGULAR: Final = (
     r"begun|bound|broken|brought|built|caught|chosen|cut|done|drawn|driven|felt|found|forgotten|"
@@ -354,6 +356,7 @@ def main() -> None:
                 *(["long"] if sentence.is_long else []),
                 *(["actor"] if sentence.hidden_actors else []),
                 *(["passive"] if sentence.passives else []),
+                *(name for name, words in STANDING_FOR_NOUNS.items() if sentence.count(words)),
             ]
             if faults:
                 sys.stdout.write(f"{'+'.join(faults)} {sentence}\n")
