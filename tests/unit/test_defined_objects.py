@@ -24,6 +24,7 @@ from streamer.schema.table_difference import table_difference
 from streamer.schema.table_difference import type_difference as compared
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 from streamer.schema_changes.translate.joining_source import part_of_target
+from streamer.schema_changes.translate.object_translator import ObjectTranslator
 from streamer.schema_changes.translate.type_translator import TypeTranslator
 
 INDEX = IndexDefinition(1, "by_name", "m")
@@ -212,6 +213,26 @@ def test_a_definition_is_compared_through_the_mapping() -> None:
     found = differences(source, target, columns=columns)
     assert found[0] == 'primary key "t" is (sid, id), and should be (id)'
     assert found[1].startswith('index "by_n" is create unique index "by_n" on')
+
+
+@pytest.mark.parametrize(
+    ("objects", "statements"),
+    [
+        ((CHECK,), ['alter table "public"."t" drop constraint "positive"']),
+        ((replace(INDEX, name="positive"),), []),
+    ],
+    ids=["a check", "an index"],
+)
+def test_a_dropped_check_drops_no_index_of_the_same_name(
+    objects: tuple[DefinedObject, ...], statements: list[str]
+) -> None:
+    rule = TableRule(RelationPattern("public", "t"), create=Create.ALL)
+    place = TargetPlace(RelationMapping(T, T, rule), False, frozenset({"id"}))
+    translator = ObjectTranslator(
+        place, lambda _: None, described("id"), described("id", objects=objects)
+    )
+    translation = translator.translate(object_difference([CHECK], []))
+    assert translation.statements == statements
 
 
 def test_create_says_what_the_target_should_have() -> None:
