@@ -15,7 +15,7 @@ from streamer.util.failpoints import VARIABLE
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, run, status
 from tests.support.streamer import Streamer, write_config
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, until
 
 PLAIN = "tests.support.plain_streamer"
 ACTS_MAX = 1500
@@ -129,11 +129,13 @@ class Kills:
             process.kill()
 
     async def recover(self) -> None:
-        """Stream in this process until every commit is visible."""
+        """Stream in this process until every commit is visible and every request is answered."""
         streamer = Streamer(self.config)
         streamer.start()
         try:
             await streamer.caught_up()
+            taken = "select from streamer.request where state = 'taken'"
+            await until(lambda: self.target.execute(taken) == [], what=taken)
         finally:
             await streamer.stop()
 
