@@ -39,7 +39,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command[command.index("/wheels")] = str(directory)
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    (path,) = directory.glob("streamer-*.whl")
+    (path,) = directory.glob("pg_streamer-*.whl")
     return path
 
 
