@@ -396,7 +396,7 @@ def test_a_module_is_named_for_what_it_holds() -> None:
 TABLES = {
     "compared_range": {"bookkeeping.comparisons", "bookkeeping.task_statements"},
     "comparison": {"bookkeeping.comparisons"},
-    "conflict": {"bookkeeping.noted_conflicts"},
+    "conflict": {"bookkeeping.stored_conflicts"},
     "cutover": {"bookkeeping.cutovers"},
     "ddl": {"bookkeeping.ddl_records"},
     "deferred_index": {"bookkeeping.deferred_indexes"},
@@ -425,7 +425,7 @@ TABLES = {
     "script": {"bookkeeping.scripts"},
     "sequence": {"bookkeeping.followed_sequences"},
     # The proof that a connection is on the server of a claim is part of the connection.
-    "source": {"bookkeeping.positions", "bookkeeping.sources", "target.write_claim"},
+    "source": {"bookkeeping.positions", "bookkeeping.sources", "target.fencing_token"},
     "sync_partition": {"bookkeeping.copied_parts", "bookkeeping.task_statements"},
     "verification": {"bookkeeping.verifications"},
 }

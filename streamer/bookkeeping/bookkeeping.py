@@ -13,8 +13,8 @@ from typing import Any
 
 from streamer.errors.error_classes import TargetConnectionError
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
+from streamer.target.fencing_token import FencingToken
 from streamer.target.kept_connection import KeptConnection
-from streamer.target.write_claim import Claim
 
 
 class Bookkeeping:
@@ -23,12 +23,12 @@ class Bookkeeping:
     def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
         self._kept = KeptConnection(address, name)
         self._lock = asyncio.Lock()
-        self._claim: Claim | None = None
+        self._fence: FencingToken | None = None
 
-    def under(self, claim: Claim) -> "Bookkeeping":
-        """Return a copy for the holder of *claim*, which works only on the server of that claim."""
+    def under(self, fence: FencingToken) -> "Bookkeeping":
+        """Return a copy for the holder of *fence*, which works only on its server."""
         bound = copy.copy(self)
-        bound._claim = claim
+        bound._fence = fence
         return bound
 
     @asynccontextmanager
@@ -38,7 +38,7 @@ class Bookkeeping:
         Raises TargetConnectionError, TargetRejectedError.
         """
         async with self._lock:
-            connection = await self._kept.get(self._claim)
+            connection = await self._kept.get(self._fence)
             try:
                 yield connection
             except (TargetConnectionError, asyncio.CancelledError):

@@ -18,9 +18,9 @@ from streamer.bookkeeping.sources import set_source
 from streamer.errors.error_classes import TargetFencedError
 from streamer.mapping.rules import SourceLabel
 from streamer.postgres.quoting import quote_literal
-from streamer.source.history_check import Landmark
+from streamer.source.history_check import CommittedTransaction
 from streamer.target.connection import TargetConnection
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
 _POSITIONS_SQL: Final = """
@@ -36,11 +36,11 @@ update streamer.source s set
     visible_time = greatest(
         least(s.visible_time, clock_timestamp()),
         clock_timestamp() - make_interval(secs => p.visible_seconds)),
-    last_transaction = coalesce(p.landmark, s.last_transaction),
+    last_transaction = coalesce(p.last_transaction, s.last_transaction),
     heartbeat_seconds = p.heartbeat_seconds
 from pg_catalog.json_to_recordset($1::text::json) p (
-    id int8, token text, stored_lsn pg_lsn, lsn pg_lsn, visible_seconds float8, landmark jsonb,
-    heartbeat_seconds float8)
+    id int8, token text, stored_lsn pg_lsn, lsn pg_lsn, visible_seconds float8,
+    last_transaction jsonb, heartbeat_seconds float8)
 where s.id = p.id and s.lock_token = p.token and s.acknowledged_lsn = p.stored_lsn
 returning s.lock_token as token
 """
@@ -97,7 +97,7 @@ async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
 # ---- of tables ---------------------------------------------------------------------------------
 
 
-def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], claims: Collection[Claim]) -> str:
+def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], fences: Collection[FencingToken]) -> str:
     """Return the statement that moves the positions of relations, as the last statement of the
     transaction that writes their changes. Pure.
 
@@ -108,8 +108,8 @@ def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], claims: Collection[Claim]) -
         ("int8", (relation_id for relation_id, _, _ in moved)),
         ("pg_lsn", (stored_lsn for _, stored_lsn, _ in moved)),
         ("pg_lsn", (lsn for _, _, lsn in moved)),
-        ("int8", (claim.source_id for claim in claims)),
-        ("text", (claim.token for claim in claims)),
+        ("int8", (fence.source_id for fence in fences)),
+        ("text", (fence.token for fence in fences)),
     ]
     # Numbers, positions and hexadecimal tokens: no value needs quotes in an array.
     arrays = [
@@ -151,7 +151,7 @@ class AcknowledgedPosition:
     lsn: Lsn
     visible_seconds: float | None
     """How long ago all changes were visible that the source had committed then."""
-    landmark: Landmark | None
+    last_transaction: CommittedTransaction | None
     """A transaction up to ``lsn``, newer than the stored transaction."""
     heartbeat_seconds: float | None
 
@@ -164,36 +164,36 @@ class AcknowledgedPositions:
 
     def __init__(self, locks: LockSession) -> None:
         self._locks = locks
-        self._waiting: dict[Claim, AcknowledgedPosition] = {}
+        self._waiting: dict[FencingToken, AcknowledgedPosition] = {}
         """The positions that the next statement stores."""
         self._next: asyncio.Task[set[str]] | None = None
-        """The task of that statement, which returns the tokens of the valid claims."""
+        """The task of that statement, which returns the valid tokens."""
 
-    async def acknowledge(self, claim: Claim, position: AcknowledgedPosition) -> None:
+    async def acknowledge(self, fence: FencingToken, position: AcknowledgedPosition) -> None:
         """Store *position* before streamer reports it to the source.
 
         After a TargetConnectionError the position may or may not be stored, so the attempt has to
         end. Raises TargetFencedError if the bookkeeping has a different position than
         ``stored_lsn``.
         """
-        self._locks.require(claim)
-        self._waiting[claim] = position
+        self._locks.require(fence)
+        self._waiting[fence] = position
         if self._next is None:
             self._next = self._locks.use_held(self._store_waiting)
-        if claim.token not in await asyncio.shield(self._next):
-            self._locks.require(claim)
+        if fence.token not in await asyncio.shield(self._next):
+            self._locks.require(fence)
             raise TargetFencedError(
                 "target: another process has moved the acknowledged position, or the target was "
                 "restored to an earlier time"
             )
 
-    async def _store_waiting(self, held: Mapping[Claim, TargetConnection]) -> set[str]:
+    async def _store_waiting(self, held: Mapping[FencingToken, TargetConnection]) -> set[str]:
         waiting, self._waiting, self._next = self._waiting, {}, None
         positions = [
-            {"id": claim.source_id, "token": claim.token}
+            {"id": fence.source_id, "token": fence.token}
             | {name: plain(value) for name, value in fields_of(position).items()}
-            for claim, position in waiting.items()
-            if claim in held
+            for fence, position in waiting.items()
+            if fence in held
         ]
         if not positions:
             return set()

@@ -10,7 +10,7 @@ from streamer.bookkeeping.bookkeeping_table import Executor
 from streamer.bookkeeping.purges import read_left_rows
 from streamer.bookkeeping.relation_columns import request_unfilled
 from streamer.bookkeeping.relation_records import RELATIONS, RelationRecord
-from streamer.bookkeeping.unmapped_relations import bring_back, forget_former, keep_former
+from streamer.bookkeeping.unmapped_relations import forget_former, keep_former, restore_records
 from streamer.control.resync_options import Mode, Resync
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.recomputed_columns import recomputed
@@ -51,7 +51,7 @@ async def register_relations(
     position has not moved since. A relation with a new target is new. With a new type, or new
     expressions, a copy fills the same target again, unless the mapping says `initial: none`. If the
     relation keeps its past, it applies its changes up to the point of that copy. Where only `set`
-    differs, this function requests the columns that `set` changes, if `brings_columns` allows that.
+    differs, this function requests the columns that `set` changes, if `can_backfill` allows that.
     *definitions*: the known definitions of the source.
 
     The number of statements does not depend on the number of relations: otherwise a start with
@@ -62,7 +62,7 @@ async def register_relations(
     async with bookkeeping.transaction() as connection:
         of_targets = (source_id, list(targets), list(targets.values()))
         await RELATIONS.delete(connection, _MOVED, *of_targets)
-        returned = await bring_back(connection, source_id, targets, may_resume=may_resume)
+        returned = await restore_records(connection, source_id, targets, may_resume=may_resume)
         new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
         await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
         await _refuse_left_rows(connection, source_id, by_name.values())
@@ -147,7 +147,7 @@ async def _refuse_left_rows(
         )
 
 
-def brings_columns(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
+def can_backfill(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
     """Whether a backfill can recompute only the columns that `set` computes differently.
 
     Without a key, a change finds its row by the values of all columns. So the target may not hold
@@ -169,7 +169,7 @@ async def _request_recomputed(
     is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
     if not is_in_sync or record.quarantined or record.type != mapping.type.value:
         return False
-    if relation is None or not brings_columns(mapping, relation):
+    if relation is None or not can_backfill(mapping, relation):
         return False
     if (changed := recomputed(record.expressions, mapping, relation.column_names)) is None:
         return False

@@ -95,7 +95,7 @@ class RelationRecord(StateRecord):
         return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
 
     @property
-    def waiting_brake(self) -> MassDelete | None:
+    def waiting_mass_delete(self) -> MassDelete | None:
         """The mass delete that waits for an operator's decision."""
         return None if self.brake is None or self.brake.is_decided else self.brake
 

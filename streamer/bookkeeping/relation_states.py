@@ -239,11 +239,11 @@ async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
     return await _change(bookkeeping, change, relation_id)
 
 
-async def set_brake(
+async def pause_before_mass_delete(
     bookkeeping: Bookkeeping, relation_id: int, brake: MassDelete, error: ErrorReport
 ) -> None:
     """Pause a relation before the source transaction *brake*, unless a copy replaces its rows."""
-    change = _unless_same(lambda state: state.braked(error), {"brake": brake})
+    change = _unless_same(lambda state: state.stopped_by_delete_limit(error), {"brake": brake})
     await _change(bookkeeping, change, relation_id)
 
 

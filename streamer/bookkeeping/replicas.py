@@ -17,7 +17,7 @@ from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy
 from streamer.mapping.rules import SourceLabel
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.write_claim import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBER_CLASS, signed
+from streamer.target.fencing_token import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBER_CLASS, signed
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
 KNOWN_SECONDS: Final = 600.0

@@ -15,7 +15,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Executor, Values
 from streamer.bookkeeping.requests import CHANNEL
 from streamer.source.script_at_source import ScriptOrigin
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
 
@@ -180,11 +180,11 @@ async def set_script_error(session: Executor, source_id: int, script_id: str, er
     )
 
 
-async def finish_script(session: Executor, claim: Claim, script_id: str, lsn: Lsn) -> bool:
+async def finish_script(session: Executor, fence: FencingToken, script_id: str, lsn: Lsn) -> bool:
     """Record, in the transaction of the script, that the script has run at *lsn*.
 
     Return False if the transaction must not commit: the source was taken over, or the script ended.
     """
     values = {"state": ScriptState.DONE, "lsn": lsn, "error": None}
-    where = (_FINISH_SQL, claim.source_id, script_id, claim.token)
+    where = (_FINISH_SQL, fence.source_id, script_id, fence.token)
     return bool(await SCRIPTS.update(session, values, *where, also=_FINISHED))

@@ -3,7 +3,7 @@
 A process that loses the session loses the right to all its sources. So the process stores
 acknowledgements over this session alone (`streamer.bookkeeping.positions`), and the session never
 runs a slow statement. The holder of a lock stores a token, with which all connections of this
-process prove that they are on the same server (`streamer.target.write_claim`). Earlier tokens no
+process prove that they are on the same server (`streamer.target.fencing_token`). Earlier tokens no
 longer count.
 
 A lock belongs to an attempt to stream a source. A replica reserves its sources: their locks stay
@@ -24,7 +24,7 @@ from streamer.errors.error_classes import StreamerError, TargetConnectionError, 
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.blocking_sessions import END_OWN_SQL
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
-from streamer.target.write_claim import LOCK_CLASS, LOCK_SQL, PROOF_SQL, Claim, signed
+from streamer.target.fencing_token import FENCE_SQL, LOCK_CLASS, LOCK_SQL, FencingToken, signed
 from streamer.util.waiting import wait_for_event
 
 CHECK_SECONDS: Final = 5.0
@@ -69,8 +69,8 @@ class LockSession:
         """Set when ``_session`` is lost; each session has an event."""
         self._is_doubted = False
         self._using = asyncio.Lock()
-        self._held: dict[Claim, TargetConnection] = {}
-        """The claims, with the sessions that made them."""
+        self._held: dict[FencingToken, TargetConnection] = {}
+        """The fencing tokens, with the sessions that stored them."""
         self._locked: set[int] = set()
         """The ids of the sources whose locks the session has."""
         self._reserved: dict[str, int] = {}
@@ -80,8 +80,8 @@ class LockSession:
         """The tokens of the bookkeeping at the last check."""
         self._running: set[asyncio.Task[Any]] = set()
 
-    async def acquire(self, source: SourceMapping) -> Claim | str:
-        """Register *source* and take its lock; return the claim, or the holder of the lock.
+    async def acquire(self, source: SourceMapping) -> FencingToken | str:
+        """Register *source* and take its lock; return the fencing token, or the holder of the lock.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
@@ -92,10 +92,10 @@ class LockSession:
             taking.add_done_callback(self._give_back)
             raise
 
-    def _give_back(self, taking: "asyncio.Task[Claim | str]") -> None:
+    def _give_back(self, taking: "asyncio.Task[FencingToken | str]") -> None:
         is_done = not taking.cancelled() and taking.exception() is None
-        if is_done and isinstance(claim := taking.result(), Claim):
-            self._start(partial(self._unlock, claim))
+        if is_done and isinstance(fence := taking.result(), FencingToken):
+            self._start(partial(self._unlock, fence))
 
     @_alone
     async def reserve(self, source: SourceMapping) -> str | None:
@@ -114,7 +114,7 @@ class LockSession:
     async def give_up(self, label: str) -> None:
         """Release the lock of a reserved source: now, or at the end of its attempt."""
         source_id = self._reserved.pop(label, None)
-        is_claimed = any(claim.source_id == source_id for claim in self._held)
+        is_claimed = any(fence.source_id == source_id for fence in self._held)
         if source_id is not None and not is_claimed:
             await self._unlock_source(source_id)
 
@@ -126,54 +126,54 @@ class LockSession:
         """
         return await work(await self._connected())
 
-    def doubt(self) -> None:
-        """Record that a second connection did not reach the session's server: either has moved.
+    def report_moved_server(self) -> None:
+        """Record that a second connection did not reach the server of the session.
 
         The next `acquire` checks the server, and if need be opens the session again.
         """
         self._is_doubted = True
 
     @_alone
-    async def release(self, claim: Claim) -> None:
+    async def release(self, fence: FencingToken) -> None:
         """Release a lock; a lost lock needs no release."""
-        await self._unlock(claim)
+        await self._unlock(fence)
 
     @_alone
-    async def _is_ours(self, claim: Claim) -> bool:
-        """Whether the bookkeeping has the token of *claim*; a single statement checks all claims.
+    async def _is_ours(self, fence: FencingToken) -> bool:
+        """Whether the bookkeeping has the token of *fence*; a single statement checks all.
 
         Raises TargetConnectionError.
         """
-        session = self.require(claim)
+        session = self.require(fence)
         age = time.monotonic() - self._checked_at
-        if claim.token not in self._ours or age >= CHECK_SECONDS / 2:
+        if fence.token not in self._ours or age >= CHECK_SECONDS / 2:
             self._ours = await read_valid_tokens(session, self._held)
             self._checked_at = time.monotonic()
-        return claim.token in self._ours
+        return fence.token in self._ours
 
-    async def guard(self, claim: Claim) -> None:
-        """Raise TargetConnectionError or TargetFencedError as soon as *claim* is lost."""
+    async def guard(self, fence: FencingToken) -> None:
+        """Raise TargetConnectionError or TargetFencedError as soon as *fence* is lost."""
         while True:
-            if self._is_held(claim):
+            if self._is_held(fence):
                 await wait_for_event(self._lost, CHECK_SECONDS)
-            if not await self._is_ours(claim):
+            if not await self._is_ours(fence):
                 raise TargetFencedError("target: another process has the lock on this source")
 
     def use_held(
-        self, work: Callable[[Mapping[Claim, TargetConnection]], Awaitable[Result]]
+        self, work: Callable[[Mapping[FencingToken, TargetConnection]], Awaitable[Result]]
     ) -> "asyncio.Task[Result]":
-        """Run quick statements over the session, which *work* receives by the valid claims.
+        """Run quick statements over the session, which *work* receives by the valid tokens.
 
         Several attempts may wait for the task, each behind a shield.
         """
         held = self._held
         return self._start(lambda: work({c: held[c] for c in held if self._is_held(c)}))
 
-    def require(self, claim: Claim) -> TargetConnection:
-        """Return the session that holds *claim*. Raises TargetConnectionError."""
-        if not self._is_held(claim):
+    def require(self, fence: FencingToken) -> TargetConnection:
+        """Return the session that holds *fence*. Raises TargetConnectionError."""
+        if not self._is_held(fence):
             raise TargetConnectionError(_LOST)
-        return self._held[claim]
+        return self._held[fence]
 
     async def close(self) -> None:
         """Close the session, and release all locks with it."""
@@ -204,8 +204,8 @@ class LockSession:
         if not task.cancelled():
             task.exception()  # the caller may be gone: asyncio logs unretrieved failures
 
-    def _is_held(self, claim: Claim) -> bool:
-        session = self._held.get(claim)
+    def _is_held(self, fence: FencingToken) -> bool:
+        session = self._held.get(fence)
         return session is not None and session is self._session and not session.is_closed
 
     async def _connected(self) -> TargetConnection:
@@ -230,27 +230,27 @@ class LockSession:
     async def _is_at_target(self) -> bool:
         """Whether a new connection reaches the server of the session."""
         async with target_connection(self._address, self._name) as probe:
-            for claim in self._held:
-                if await probe.fetch_value(PROOF_SQL, *claim.proof):
+            for fence in self._held:
+                if await probe.fetch_value(FENCE_SQL, *fence.parameters):
                     return True
         return False
 
-    async def _acquire(self, source: SourceMapping) -> Claim | str:
+    async def _acquire(self, source: SourceMapping) -> FencingToken | str:
         session = await self._connected()
         source_id, holder = await self._lock(session, source)
         if holder is not None:
             return holder
-        for former in [claim for claim in self._held if claim.source_id == source_id]:
-            del self._held[former]  # its attempt was cancelled before it had the claim
-        claim = Claim(source_id, secrets.token_hex(8), session.backend_pid)
-        self._held[claim] = session
-        values = {"lock_token": claim.token, "implementation": choice.name()}
+        for former in [fence for fence in self._held if fence.source_id == source_id]:
+            del self._held[former]  # its attempt was cancelled before it had the token
+        fence = FencingToken(source_id, secrets.token_hex(8), session.backend_pid)
+        self._held[fence] = session
+        values = {"lock_token": fence.token, "implementation": choice.name()}
         try:
             await set_source(session, source_id, holder=self.holder, **values)
         except StreamerError:
-            await self._unlock(claim)
+            await self._unlock(fence)
             raise
-        return claim
+        return fence
 
     async def _lock(
         self, session: TargetConnection, source: SourceMapping
@@ -274,11 +274,11 @@ class LockSession:
             self._locked.add(source_id)
         return source_id in self._locked
 
-    async def _unlock(self, claim: Claim) -> None:
-        is_held = self._is_held(claim)
-        self._held.pop(claim, None)
-        if is_held and claim.source_id not in self._reserved.values():
-            await self._unlock_source(claim.source_id)
+    async def _unlock(self, fence: FencingToken) -> None:
+        is_held = self._is_held(fence)
+        self._held.pop(fence, None)
+        if is_held and fence.source_id not in self._reserved.values():
+            await self._unlock_source(fence.source_id)
 
     async def _unlock_source(self, source_id: int) -> None:
         if self._session is not None and source_id in self._locked:

@@ -13,9 +13,9 @@ from streamer.bookkeeping.purges import keep_targets
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceLabel, SourceMapping
-from streamer.source.history_check import Landmark
+from streamer.source.history_check import CommittedTransaction
 from streamer.source.timeline_branches import Branch, KnownPlace
-from streamer.target.write_claim import LOCK_CLASS, LOCKS_SQL, Claim
+from streamer.target.fencing_token import LOCK_CLASS, LOCKS_SQL, FencingToken
 from streamer.util.lsn import Lsn
 
 
@@ -39,7 +39,9 @@ class SourceRecord:
         float | None, Codec("extract(epoch from clock_timestamp() - s.visible_time)::float8")
     ]
     """How long ago all changes were visible that the source had committed then."""
-    last_transaction: Annotated[Landmark | None, Codec(decode=Landmark.from_json)]
+    last_transaction: Annotated[
+        CommittedTransaction | None, Codec(decode=CommittedTransaction.from_json)
+    ]
     backlog: dict[str, Any] | None
     """The last stored values: see `set_backlog`."""
     heartbeat_seconds: float | None
@@ -140,33 +142,33 @@ async def set_source(session: Executor, source_id: int, **values: Any) -> None:
     await SOURCES.set(session, source_id, values)
 
 
-async def holds_lock(session: Executor, claim: Claim) -> bool:
-    """Return whether *claim* is valid; it then stays valid until the transaction ends."""
+async def holds_lock(session: Executor, fence: FencingToken) -> bool:
+    """Return whether *fence* is valid; it then stays valid until the transaction ends."""
     return bool(
         await session.fetch_value(
             "select lock_token = $2 from streamer.source where id = $1 for share",
-            claim.source_id,
-            claim.token,
+            fence.source_id,
+            fence.token,
         )
     )
 
 
-async def read_valid_tokens(session: Executor, claims: Collection[Claim]) -> set[str]:
-    """Return the tokens of the valid claims among *claims*."""
-    ids, tokens = [claim.source_id for claim in claims], [claim.token for claim in claims]
+async def read_valid_tokens(session: Executor, fences: Collection[FencingToken]) -> set[str]:
+    """Return the valid tokens among *fences*."""
+    ids, tokens = [fence.source_id for fence in fences], [fence.token for fence in fences]
     return {row["token"] for row in await session.fetch(_CHECK_SQL, ids, tokens)}
 
 
 async def follow_timeline(
-    session: Executor, claim: Claim, former: int, timeline: int, timeline_history: str
+    session: Executor, fence: FencingToken, former: int, timeline: int, timeline_history: str
 ) -> None:
-    """Store a later timeline of the same server, while *claim* holds the lock of its source."""
+    """Store a later timeline of the same server, while *fence* holds the lock of its source."""
     await SOURCES.update(
         session,
         {"timeline": timeline, "timeline_history": timeline_history},
         "where id = $2 and lock_token = $3 and timeline = $4",
-        claim.source_id,
-        claim.token,
+        fence.source_id,
+        fence.token,
         former,
     )
 

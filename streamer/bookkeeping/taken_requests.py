@@ -70,7 +70,7 @@ async def take_requests(
                 case "resume":
                     resumed = await _take_resume(connection, request, record)
                     if resumed is None:
-                        error = _unseen_brake(record, source)
+                        error = _unseen_mass_delete(record, source)
                     else:
                         requests.append(resumed)
                         requests += await _take_unfilled(connection, source_id, record.relation_id)
@@ -159,7 +159,7 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
     return None
 
 
-def _unseen_brake(record: RelationRecord, source: SourceMapping) -> MappingError:
+def _unseen_mass_delete(record: RelationRecord, source: SourceMapping) -> MappingError:
     """Return the reason why a request to resume has no effect. Pure."""
     resume = run("resume", record.source, database=source.database, sid=source.sid)
     return MappingError(

@@ -65,7 +65,7 @@ async def keep_former(session: Executor, relation_id: int) -> None:
     await session.execute(_KEEP_FORMER_SQL, relation_id)
 
 
-async def bring_back(
+async def restore_records(
     session: Executor, source_id: int, targets: dict[str, str], *, may_resume: bool
 ) -> set[str]:
     """Create the records of relations that were mapped before; return their source names.

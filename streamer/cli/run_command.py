@@ -12,7 +12,7 @@ import structlog
 from streamer import __version__
 from streamer.admin.admin_server import AdminServer, opened_admin
 from streamer.admin.live.events import Events
-from streamer.apply.lanes.spool import claim_parent
+from streamer.apply.lanes.spool import prepare_parent
 from streamer.cli.run_as_processes import make_parent, obeying, serving_as
 from streamer.compiled import choice
 from streamer.config import static_mapping
@@ -73,7 +73,7 @@ async def run(
     stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     settings, mapping = _load(path, overrides, membership)
     count = settings.processes if condition.lsn is None else 1
-    claim_parent(settings.spool.path)
+    prepare_parent(settings.spool.path)
     if membership is None and settings.spool.directory is not None:
         gather_journals(settings.spool.directory, count)
     if membership is not None:

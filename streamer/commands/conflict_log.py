@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import is_installed
-from streamer.bookkeeping.noted_conflicts import read_newest_conflicts
 from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.sources import read_source_records
+from streamer.bookkeeping.stored_conflicts import read_newest_conflicts
 from streamer.commands.command_scope import Scope
 from streamer.commands.terminal_table import Listing, ListingColumn
 from streamer.target.connection import TargetAddress

@@ -35,7 +35,7 @@ from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
 from streamer.report.problem_facts import ReportedTarget, source_of_row
 from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
-from streamer.runtime.target_health import TargetHealth, look_once
+from streamer.runtime.target_health import TargetHealth, check_once
 from streamer.runtime.wal_retention.backlog_guard import Backlog
 from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import Connection, connection, is_standby
@@ -289,7 +289,7 @@ async def read_report(
     state = state or MappingState()
     is_empty = not mapping.sources
     mapping = replace(mapping, sources=tuple(scope.sources(mapping)))
-    target = await look_once(address, "streamer status")
+    target = await check_once(address, "streamer status")
     if target.is_well or target.is_read_only:
         bookkeeping = Bookkeeping(address, "streamer status")
         try:
@@ -423,7 +423,7 @@ def _table_status(
     definitions: list[DefinitionRecord],
 ) -> TableStatus:
     is_complete = relation.snapshot_lsn is not None
-    brake = relation.waiting_brake
+    brake = relation.waiting_mass_delete
     status = TableStatus(
         source=relation.source,
         target=relation.target,

@@ -122,7 +122,7 @@ def is_meant(
     A mass delete needs a decision of its own, so a pattern alone resumes no table that waits before
     a mass delete. *decides*: the request skips the deletes of such tables.
     """
-    waits = relation.waiting_brake is not None
+    waits = relation.waiting_mass_delete is not None
     return waits if decides else not (waits and action == "resume" and pattern.is_pattern)
 
 
@@ -280,7 +280,7 @@ def choose(
         and (states is None or relation.state in states)
         and (action != "pause" or relation.state != "paused")
     ]
-    waiting = [r for r in chosen if action == "resume" and r.waiting_brake is not None]
+    waiting = [r for r in chosen if action == "resume" and r.waiting_mass_delete is not None]
     ids = [relation.relation_id for relation in chosen if relation not in waiting]
     names = [relation.source for relation in waiting]
     if ids:

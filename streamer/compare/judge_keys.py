@@ -178,7 +178,7 @@ class Judge:
         if reading.lsn is None:
             self._is_broken = True
             return
-        settled = self._settled()
+        certain_round = self._certain_round()
         for key, pending in list(self._pending.items()):
             rows = reading.rows.get(key, ())
             places = _places(rows)
@@ -187,20 +187,20 @@ class Judge:
             difference = self._difference(key, rows)
             if difference is None or pending.may_be(_content(rows), reading.lsn):
                 del self._pending[key]
-            elif pending.since <= settled:
+            elif pending.since <= certain_round:
                 self.different[key] = difference
                 del self._pending[key]
 
     def _difference(self, key: int, target: Sequence[Row]) -> Difference | None:
         return find_difference(self._source.get(key, ()), target, keeps_more=self._keeps_more)
 
-    def _settled(self) -> int:
+    def _certain_round(self) -> int:
         """Return the last round from which on the judgement of an unchanged key is certain."""
         return max(
-            (first for first in range(len(self._rounds)) if self._is_settled(first)), default=-1
+            (first for first in range(len(self._rounds)) if self._is_certain(first)), default=-1
         )
 
-    def _is_settled(self, first: int) -> bool:
+    def _is_certain(self, first: int) -> bool:
         caught = self._reaches(first, self._rounds[first].source_lsn)
         if caught is None:
             return False

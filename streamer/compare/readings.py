@@ -49,7 +49,7 @@ from streamer.copy.parts.part_copier import (
     begin_reading,
     check_place,
     connect,
-    prove,
+    verify_fence,
 )
 from streamer.postgres.key_ranges import Key, KeyRange
 from streamer.postgres.row_values import quoted_unless_known
@@ -162,7 +162,7 @@ class Servers:
     def target(self) -> Connection:
         """Raises TableError."""
         if self._target is None:
-            self._target = self._open(self._ends.target_url, prove)
+            self._target = self._open(self._ends.target_url, verify_fence)
         return self._target
 
     def source(self, source_id: int) -> Connection:

@@ -26,7 +26,7 @@ changes. A table without a need is in sync. `TableState` has both, and one metho
 - of operators: `paused`, `resumed`, `asked_again`, `asked_for_rows`, `asked_for_part`
 - of losses: `cut_off`, `lost`, `to_copy_again`, `blocked`, `unblocked`
 - of copies: `chunk_begins` to `copy_failed`
-- of the stream: `braked`, `failing`, `recovered`, `drained`, `lacks_rows`
+- of the stream: `stopped_by_delete_limit`, `failing`, `recovered`, `drained`, `lacks_rows`
 
 `streamer.runtime.tables.relations` holds and drains lanes as a state says. The event changes the
 stored state, too, see `streamer.bookkeeping.relation_states`.
@@ -113,7 +113,7 @@ class TableState:
     """The rows that a copy in chunks has written."""
     chunks_obstacle: str | None = None
     """Why that copy cannot continue in chunks."""
-    is_to_declare: bool = False
+    is_to_mark_synced: bool = False
     """The table counts as in sync at a position, without a copy."""
     is_read: bool = False
     """A copy under way has a snapshot of the table, or is about to take a snapshot."""
@@ -131,7 +131,7 @@ class TableState:
         needs_resync: bool = False,
         resync: Resync = ALL_ROWS,
         chunks: ChunkedCopy | None = None,
-        is_to_declare: bool = False,
+        is_to_mark_synced: bool = False,
     ) -> Self:
         """Return the state of a table after a start, from its row in streamer.relation."""
         if needs_resync:
@@ -145,7 +145,7 @@ class TableState:
         else:
             need = Need.NOTHING
         chunks = chunks if need is Need.CHUNKS else None
-        return cls(shown, need, error, end_lsn, resync, chunks, is_to_declare=is_to_declare)
+        return cls(shown, need, error, end_lsn, resync, chunks, is_to_mark_synced=is_to_mark_synced)
 
     # ---- what follows from a state -------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class TableState:
         if chunks is not None:
             return replace(state, need=Need.CHUNKS, chunks=chunks)
         state = replace(state._without_part()._unless_paused(State.CATCHING_UP), resync=ALL_ROWS)
-        return replace(state, need=Need.NOTHING, is_to_declare=False)
+        return replace(state, need=Need.NOTHING, is_to_mark_synced=False)
 
     def copy_superseded(self, consistent_point: Lsn) -> Self:
         """The copy is complete as of *consistent_point*, and a later request needs a new copy."""
@@ -338,7 +338,7 @@ class TableState:
         """Whether the stream owns the shown state, and neither a copy nor a pause."""
         return self.need is Need.NOTHING and not self.is_paused
 
-    def braked(self, error: ErrorReport) -> Self:
+    def stopped_by_delete_limit(self, error: ErrorReport) -> Self:
         """The next change is a mass delete, which a copy of all rows would replace."""
         is_replaced = self.need in (Need.ROWS, Need.REQUEST)
         return self if is_replaced else self.paused(error)

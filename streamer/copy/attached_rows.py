@@ -57,7 +57,7 @@ class AttachedRows:
         self._asked: dict[tuple[int, Leaf], str] = {}
         """The point of the relation's last copy when the leaf's rows were requested."""
 
-    async def bring(
+    async def request_rows(
         self, bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation, gaps: list[Leaf]
     ) -> list[Leaf]:
         """Request the rows of *gaps*; return the leaves whose rows have come by now."""

@@ -23,7 +23,7 @@ from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer
 from streamer.source.server.kept_connections import KeptConnections
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class CopyContext:
     """The round of copies that this context is for; several can run at a time."""
     captures: bool = False
     """The source reports changes of definitions in its stream."""
-    look: Callable[[], Awaitable[None]] | None = None
+    check_timeline: Callable[[], Awaitable[None]] | None = None
     """For a standby: raises SourceConnectionError if its timeline has changed."""
 
     @property
@@ -177,9 +177,9 @@ class CopyContext:
         return task_name(self.source_id, self.round_number)
 
     @property
-    def claim(self) -> Claim:
-        assert self.address.claim is not None, "only the holder of the source's lock copies"
-        return self.address.claim
+    def fence(self) -> FencingToken:
+        assert self.address.fence is not None, "only the holder of the source's lock copies"
+        return self.address.fence
 
     def target(self) -> AbstractAsyncContextManager[TargetConnection]:
         """Connect to the target for the length of a block."""

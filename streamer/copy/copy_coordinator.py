@@ -4,7 +4,7 @@ Relations that need a copy are held (`streamer.apply.lanes.lane`): the stream co
 tables, and keeps the changes of held relations on disk. The coordinator copies all waiting
 relations in one round (`streamer.copy.copy_round`). A table that an operator or the source requests
 while a round runs gets a further round, which does not wait for the first. So does a table whose
-copy fails (`streamer.copy.leave_round`). The coordinator drops held changes up to the consistent
+copy fails (`streamer.copy.round_removal`). The coordinator drops held changes up to the consistent
 point, because the copy contains these.
 
 A round begins when the source gets a turn (`streamer.copy.source_turns`).
@@ -28,7 +28,7 @@ from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.copy_round import Round
 from streamer.copy.hand_over import Finisher
-from streamer.copy.leave_round import Leaving
+from streamer.copy.round_removal import RoundRemoval
 from streamer.copy.source_turns import CopyTurn
 from streamer.copy.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.copy.stalled_copies import CopyReports
@@ -56,7 +56,7 @@ class SyncCoordinator:
         self._queue = CopyQueue(partial(context.events.step, event=TableState.snapshot_ended))
         self._reports = CopyReports(context)
         self._wanted = asyncio.Event()
-        self._leaving = Leaving(context, self._queue, self._reports, self._wanted.set)
+        self._leaving = RoundRemoval(context, self._queue, self._reports, self._wanted.set)
         self._finisher = Finisher(context, self._queue, self.request, self._leaving)
         self._snapshot: ExportedSnapshot | None = None
         self._turn: CopyTurn | None = None
@@ -161,7 +161,7 @@ class SyncCoordinator:
         turn: CopyTurn | None = None
         exported: ExportedSnapshot | None = None
         try:
-            if not batch[0].state.is_to_declare:
+            if not batch[0].state.is_to_mark_synced:
                 turn, self._turn = self._turn, None
                 turn = turn or await self._take_turn(batch)
                 await self._share_rate()

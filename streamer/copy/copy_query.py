@@ -46,7 +46,7 @@ class CopyOrder:
     snapshot: tuple[str, str] = ("", "")
     """The source's time at the snapshot, and its consistent point, for row metadata."""
 
-    def brings(self, name: str) -> bool:
+    def includes(self, name: str) -> bool:
         """Return whether the copy brings a column of the target."""
         return self.only is None or name in self.only
 
@@ -77,7 +77,7 @@ class _Selection:
 def copy_source(order: CopyOrder, source_version: int, target_version: int) -> CopySource:
     """Return the facts that the parts of a copy have in common."""
     selection = _Selection(binary_types(source_version, target_version))
-    if order.sid is not None and order.brings(SID):
+    if order.sid is not None and order.includes(SID):
         is_text = order.target.columns[SID].type == "text"
         selection.add_own(f"{quote_literal(order.sid)}::text", SID, is_binary=is_text)
     _add_columns(selection, order)
@@ -116,7 +116,7 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
         if name is not None and mapping.has_expression(name):
             continue
         existing = order.target.columns.get(name) if name is not None else None
-        if name is None or existing is None or existing.generated or not order.brings(name):
+        if name is None or existing is None or existing.generated or not order.includes(name):
             continue
         is_same = column.type_oid == existing.type_oid
         selection.add(
@@ -126,7 +126,7 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
 
 def _add_computed(selection: _Selection, order: CopyOrder) -> None:
     for name, expression in order.mapping.rule.set:
-        if not order.brings(name):
+        if not order.includes(name):
             continue
         target_column = order.target.columns[name]
         selection.add(

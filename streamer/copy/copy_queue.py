@@ -1,7 +1,7 @@
 """The relations of one source that wait for a copy or are being copied. Pure.
 
 Several rounds can run at a time. A relation belongs to a round until it is copied or has left
-(`streamer.copy.leave_round`), or the round ends. Only then have all tasks of the relation ended.
+(`streamer.copy.round_removal`), or the round ends. Only then have all tasks of the relation ended.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ class CopyQueue:
         self._waiting = {m: None for m in self._waiting if not m.state.is_lost}
         free = [mapped for mapped in self._waiting if mapped not in self._taken]
         batch = (
-            [mapped for mapped in free if mapped.state.is_to_declare]
+            [mapped for mapped in free if mapped.state.is_to_mark_synced]
             or [mapped for mapped in free if not mapped.state.follows]
             or free
         )

@@ -31,7 +31,7 @@ from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.copy_snapshot import HeldSnapshot
 from streamer.copy.copy_under_lock import LockedTable
 from streamer.copy.copy_waits import CopyWaits
-from streamer.copy.gap_reports import know_leaves
+from streamer.copy.gap_reports import store_present_partitions
 from streamer.copy.hand_over import Finisher
 from streamer.copy.parallel_hand_over import Finishing
 from streamer.copy.parts.ctid_ranges import CopyPart, group
@@ -58,7 +58,7 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.server.timeline import check_same_server_plainly
-from streamer.source.server.wait_limits import read_locked, set_lock_timeout, watched
+from streamer.source.server.wait_limits import read_locked, reporting_blockers, set_lock_timeout
 from streamer.source.slot_and_publications.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.target.connection import TargetConnection
 from streamer.util.backoff import Backoff
@@ -137,7 +137,7 @@ class Round:
         async with context.sources.connection(context.source) as source:
             await check_same_server_plainly(source, context.server)
             await set_lock_timeout(source)
-            await watched(
+            await reporting_blockers(
                 context.source,
                 context.server,
                 source,
@@ -149,23 +149,23 @@ class Round:
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
         """See to the target tables; a relation for which that fails is in error and left out."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
-        declared = [mapped for mapped in batch if mapped.state.is_to_declare]
-        await know_leaves(self._context.bookkeeping, source, declared)
+        declared = [mapped for mapped in batch if mapped.state.is_to_mark_synced]
+        await store_present_partitions(self._context.bookkeeping, source, declared)
         async with self._context.target() as target:
             await target.set_up_origin()  # rows may be removed
             await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
-            to_declare: list[Pair] = []
+            to_mark_synced: list[Pair] = []
             to_copy: list[Pair] = []
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
                 if relation is not None and not self._is_of_another(mapped, relation):
-                    alike = to_declare if mapped.state.is_to_declare else to_copy
+                    alike = to_mark_synced if mapped.state.is_to_mark_synced else to_copy
                     alike.append((mapped, relation))
                     continue
                 # The table may be renamed or dropped: the guard of the source decides.
                 self._queue.give_up(mapped)
                 self._context.events.table_missing(mapped)
-            for alike in (to_declare, to_copy):
+            for alike in (to_mark_synced, to_copy):
                 for first in range(0, len(alike), TOGETHER):
                     await self._prepare_together(source, target, alike[first : first + TOGETHER])
         self._waits.preparing = []
@@ -188,8 +188,8 @@ class Round:
         remaining: list[TableCopy] = []
         try:
             copies = await self._preparation.prepare(source, target, pairs)
-            if pairs[0][0].state.is_to_declare:
-                await self._finisher.declare(target, copies)
+            if pairs[0][0].state.is_to_mark_synced:
+                await self._finisher.mark_synced(target, copies)
                 return
             remaining = await self._preparation.begin(target, copies)
         except StreamerError as exc:
@@ -205,7 +205,9 @@ class Round:
             mapped = pairs[0][0]
             if is_contention:
                 name = mapped.mapping.source
-                self._finisher.leaving.leave(mapped, f'"{name}" waits at the target: {exc.message}')
+                self._finisher.leaving.remove(
+                    mapped, f'"{name}" waits at the target: {exc.message}'
+                )
             else:
                 await self._finisher.refuse(mapped, exc)
             return
@@ -250,8 +252,8 @@ class Round:
         failpoint("sync.slot_created")
         snapshot = await HeldSnapshot.take_over(context.source, context.server, exported)
         sessions.push_async_callback(snapshot.close)
-        if context.look is not None:
-            await context.look()  # before a position behind a fork counts
+        if context.check_timeline is not None:
+            await context.check_timeline()  # before a position behind a fork counts
         return snapshot
 
     async def _lock(self, exported: ExportedSnapshot) -> None:
@@ -261,7 +263,7 @@ class Round:
             try:
                 await copy.lock.lock(exported.snapshot_name, copy)
             except SourceContentionError as exc:
-                await self._finisher.leave(copy, f'"{copy.name}" is locked: {exc.message}')
+                await self._finisher.retry_later(copy, f'"{copy.name}" is locked: {exc.message}')
             else:
                 log.info(
                     "table is copied under a lock, because each round met a rewrite of it",
@@ -302,7 +304,7 @@ class Round:
             copying = asyncio.create_task(self._copy_parts(remaining, snapshot), name="parts")
             failpoint("sync.job_started")
             try:
-                await self._watch(copying, snapshot)
+                await self._monitor_parts(copying, snapshot)
                 failures = copying.result()
             except SparkJobError as exc:
                 await snapshot.check()
@@ -316,7 +318,7 @@ class Round:
             finally:
                 copying.add_done_callback(_forget)
                 copying.cancel()
-            if await self._settle(failures):
+            if await self._handle_failures(failures):
                 await backoff.wait()
                 submitted = None
 
@@ -346,7 +348,7 @@ class Round:
             failures += result
         return failures
 
-    async def _settle(self, failures: list[dict[str, Any]]) -> bool:
+    async def _handle_failures(self, failures: list[dict[str, Any]]) -> bool:
         """Handle the failed parts (`streamer.copy.parts.part_copier.NotCopiedError`); tell whether
         some wait for a lock.
 
@@ -372,12 +374,12 @@ class Round:
                     pass
                 case "lost":
                     reason = f'copying "{copy.name}" was interrupted: {error}'
-                    await self._finisher.leave(copy, reason)
+                    await self._finisher.retry_later(copy, reason)
                 case "changed":
-                    await self._finisher.leave_changed(copy, "while it was copied")
+                    await self._finisher.retry_changed(copy, "while it was copied")
                 case "refused":
                     if (transient := await self._finisher.find_transient(copy)) is not None:
-                        await self._finisher.leave(copy, f"{error}; {transient}")
+                        await self._finisher.retry_later(copy, f"{error}; {transient}")
                         continue
                     copy.is_done = True
                     refused = SyncError(f'copying "{copy.name}": {error}')
@@ -386,7 +388,7 @@ class Round:
                             target, copy.mapped, copy.relation, copy.target
                         )
                     fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))
-                    self._finisher.leaving.leave(copy.mapped, then=fail)
+                    self._finisher.leaving.remove(copy.mapped, then=fail)
         return is_busy
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
@@ -409,7 +411,7 @@ class Round:
             self._context.bookkeeping, [copy.mapped.relation_id for copy in active]
         )
         # The rest of the round may take hours, and a job reports failures only at the end.
-        await self._settle([asdict(part) for part in ended if part.kind is not None])
+        await self._handle_failures([asdict(part) for part in ended if part.kind is not None])
         active = [copy for copy in active if not copy.is_done]
         copied = {(part.relation_id, part.part): part for part in ended if part.kind is None}
         await self._reports.show_progress(Counter(relation_id for relation_id, _ in copied))
@@ -428,7 +430,7 @@ class Round:
         self._finishing.check()
         return remaining
 
-    async def _watch(self, copying: "asyncio.Task[Any]", snapshot: HeldSnapshot) -> None:
+    async def _monitor_parts(self, copying: "asyncio.Task[Any]", snapshot: HeldSnapshot) -> None:
         while True:
             done, _ = await asyncio.wait([copying], timeout=POLL_SECONDS)
             await self._finish_complete()

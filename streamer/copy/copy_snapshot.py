@@ -151,7 +151,9 @@ def is_same(first: SourceRelation, second: SourceRelation) -> bool:
     return replace(first, **sizes) == replace(second, **sizes)  # type: ignore[arg-type]
 
 
-async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -> TableSeen | None:
+async def read_table_seen(
+    plain: Connection, name: RelationName, *, is_partitioned: bool
+) -> TableSeen | None:
     """Lock a table and read the definition; None if the table was dropped, or if pages or columns
     differ from the snapshot's.
 
@@ -168,10 +170,10 @@ async def look(plain: Connection, name: RelationName, *, is_partitioned: bool) -
     return _seen(relation, await fetch_all(plain, _HEAPS_SQL, [relation.oid], trees))
 
 
-async def look_together(
+async def read_tables_seen(
     plain: Connection, names: Sequence[RelationName]
 ) -> dict[RelationName, TableSeen]:
-    """Read many tables that are not partitioned, as `look` does, with a few statements.
+    """Read many tables that are not partitioned, as `read_table_seen` does, with a few statements.
 
     Return no table if any was dropped or is locked, and omit tables that differ from the snapshot.
     The session waits for no lock: with several locks, waiting could end in a deadlock with a
@@ -184,7 +186,7 @@ async def look_together(
         if exc.sqlstate != LOCK_NOT_AVAILABLE:
             raise
         return {}
-    except psycopg.ProgrammingError:  # `look` finds the table and the reason
+    except psycopg.ProgrammingError:  # `read_table_seen` finds the table and the reason
         return {}
     relations = await read_relations(plain, list(names))
     by_root: dict[int, list[DictRow]] = {relation.oid: [] for relation in relations.values()}

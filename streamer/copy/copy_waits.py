@@ -21,7 +21,7 @@ from streamer.errors.error_classes import StreamerError
 from streamer.errors.error_reports import TableWait
 from streamer.postgres.blocking_sessions import Blockers
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class CopyWaits:
     async def run(self) -> None:
         """Report until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             with contextlib.suppress(StreamerError):  # the round gets the error, too
                 reasons = find_reasons(await self._read())
                 await self._report(self._keep(reasons))

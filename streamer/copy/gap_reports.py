@@ -39,7 +39,7 @@ from streamer.schema.source_definition import DefinedColumn, widens
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection
 from streamer.source.guarded_identities import read_identities
-from streamer.source.tables.attached_partitions import Leaf, brought_rows, read_leaves
+from streamer.source.tables.attached_partitions import Leaf, had_rows, read_leaves
 from streamer.source.tables.rewritten_tables import is_rewritten, read_stored_tables
 from streamer.target.catalog import read_relation as read_target
 from streamer.util.failpoints import failpoint
@@ -47,7 +47,7 @@ from streamer.util.failpoints import failpoint
 log = structlog.get_logger()
 
 
-async def know_leaves(
+async def store_present_partitions(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
     """Take the partitions of *relations* that the transaction of *plain* sees as known."""
@@ -69,7 +69,7 @@ async def read_present(
     }
 
 
-async def look_at_leaves(
+async def report_partition_gaps(
     bookkeeping: Bookkeeping,
     plain: Connection,
     relations: Iterable[MappedRelation],
@@ -146,7 +146,7 @@ async def _find_leaves(
     """Return the gaps by partitions of this server, and store those that are known by now."""
     # An older version copied without recording partitions, so present partitions count as known.
     new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
-    brought = [await brought_rows(plain, leaf) for leaf in new]
+    brought = [await had_rows(plain, leaf) for leaf in new]
     gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
     unknown = [leaf for leaf, has in zip(new, brought, strict=True) if has is not False]
     # The stream lacks all changes of a partition while it was detached.
@@ -154,7 +154,7 @@ async def _find_leaves(
     away = [leaf for leaf in leaves if former.get(leaf.oid, "") not in ("", leaf.attached_by)]
     done: list[Leaf] = []
     if attached is not None and (gaps or away):
-        done = await attached.bring(bookkeeping, plain, mapped, gaps + away)
+        done = await attached.request_rows(bookkeeping, plain, mapped, gaps + away)
     seen = {leaf.oid: leaf.attached_by for leaf in leaves if leaf not in unknown or leaf in done}
     for leaf in away:
         if leaf in done:

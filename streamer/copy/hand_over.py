@@ -36,11 +36,11 @@ from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_in_chunks import OTHER_TARGET
 from streamer.copy.copy_query import copy_source
 from streamer.copy.copy_queue import CopyQueue
-from streamer.copy.leave_round import Leaving
 from streamer.copy.parts.ctid_ranges import CopyPart, cut
 from streamer.copy.prepare_copy import TableCopy, exchange_of
 from streamer.copy.reach_point import reach_with_snapshot
 from streamer.copy.resync_scope import cut_keys, source_condition
+from streamer.copy.round_removal import RoundRemoval
 from streamer.copy.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
 from streamer.errors.error_classes import (
     Retry,
@@ -72,7 +72,7 @@ class Finisher:
         context: CopyContext,
         queue: CopyQueue,
         request: Callable[[MappedRelation], None],
-        leaving: Leaving,
+        leaving: RoundRemoval,
     ) -> None:
         """*request* requests a new copy, or the next chunk."""
         self.leaving = leaving
@@ -80,14 +80,14 @@ class Finisher:
         self._queue = queue
         self._request = request
 
-    async def leave(self, copy: TableCopy, reason: str) -> None:
+    async def retry_later(self, copy: TableCopy, reason: str) -> None:
         """Have the next round copy the table of *copy*, for *reason*."""
         await self._end(copy)
-        self.leaving.leave(copy.mapped, reason)
+        self.leaving.remove(copy.mapped, reason)
 
-    async def leave_changed(self, copy: TableCopy, when: str) -> None:
+    async def retry_changed(self, copy: TableCopy, when: str) -> None:
         self._queue.rewritten(copy.mapped)
-        await self.leave(copy, f'"{copy.name}" was altered or rewritten {when}')
+        await self.retry_later(copy, f'"{copy.name}" was altered or rewritten {when}')
 
     async def refuse_copy(self, copy: TableCopy, error: StreamerError) -> None:
         await self._end(copy)
@@ -120,7 +120,7 @@ class Finisher:
             error = await self._clear_up(mapped, error)
             await self._store_failure(mapped, error)
         finally:
-            self.leaving.leave(mapped)
+            self.leaving.remove(mapped)
 
     async def _clear_up(self, mapped: MappedRelation, error: ErrorReport) -> ErrorReport:
         try:
@@ -200,7 +200,7 @@ class Finisher:
         self._queue.remove(mapped)
         self._request(mapped)
 
-    async def declare(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
+    async def mark_synced(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
         """Declare relations to be in sync, without a copy."""
         for copy in copies:
             copy.reads(copy.relation)
@@ -234,7 +234,7 @@ class Finisher:
         failpoint("sync.copied")
         try:
             if await self.has_other_types(copy):
-                await self.leave(copy, f'a type of "{copy.name}" was altered during its copy')
+                await self.retry_later(copy, f'a type of "{copy.name}" was altered during its copy')
                 return
             if copy.scope.is_to_point:
                 if copy.awaits_strays:
@@ -254,7 +254,7 @@ class Finisher:
                 if copy.is_staged:
                     await _analyze(target, copy)
         except SyncAgainError as exc:
-            await self.leave(copy, exc.message)
+            await self.retry_later(copy, exc.message)
         except StreamerError as exc:
             if copy.is_done:
                 return  # the target was lost after the hand-over; further tasks report the loss
@@ -282,7 +282,7 @@ class Finisher:
             await self.begin_again(copy.mapped, OTHER_TARGET, forgets=True)
             return True
         await forget_target(self._context.bookkeeping, copy.mapped.relation_id)
-        await self.leave(copy, f'copying "{copy.name}": {OTHER_TARGET}')
+        await self.retry_later(copy, f'copying "{copy.name}": {OTHER_TARGET}')
         return True
 
     async def has_other_types(self, copy: TableCopy) -> bool:

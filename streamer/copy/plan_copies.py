@@ -28,8 +28,14 @@ from streamer.copy.copy_in_chunks import (
 )
 from streamer.copy.copy_query import copy_source, part_bytes
 from streamer.copy.copy_queue import CopyQueue
-from streamer.copy.copy_snapshot import HeldSnapshot, TableSeen, is_same, look, look_together
-from streamer.copy.gap_reports import know_leaves, read_present
+from streamer.copy.copy_snapshot import (
+    HeldSnapshot,
+    TableSeen,
+    is_same,
+    read_table_seen,
+    read_tables_seen,
+)
+from streamer.copy.gap_reports import read_present, store_present_partitions
 from streamer.copy.hand_over import Finisher
 from streamer.copy.parts.ctid_ranges import cut, task_rate
 from streamer.copy.parts.part_copier import CopyEnds
@@ -47,7 +53,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.schema_changes.target_definitions import plan_definitions
 from streamer.source.connection import Connection, first_line, login_of_source, translate
-from streamer.source.server.wait_limits import watched
+from streamer.source.server.wait_limits import reporting_blockers
 from streamer.source.slot_and_publications.publication import (
     Publication,
     membership_fingerprint,
@@ -96,12 +102,12 @@ class CopyPlanner:
         """Plan the *copies* that the snapshot allows; the rest leave the round."""
         for copy in copies:
             copy.snapshot = self._snapshot
-        await self._look(copies)
+        await self._read_definitions(copies)
         failpoint("sync.guarded")
         await self._plan(find_unfinished(self._queue, copies))
         failpoint("sync.planned")
 
-    async def _look(self, copies: Sequence[TableCopy]) -> None:
+    async def _read_definitions(self, copies: Sequence[TableCopy]) -> None:
         """Read the definitions again, under the snapshot.
 
         A column that a session added and filled before the snapshot is in no later change. A table
@@ -110,7 +116,7 @@ class CopyPlanner:
         publications = await read_publications(
             self._snapshot.plain, self._context.source, self._context.server.version
         )
-        seen = await self._look_together(copies)
+        seen = await self._read_many(copies)
         for copy in copies:
             if (table := seen.get(copy.relation.name)) is not None:
                 await self._take_definition(copy, table, publications.values())
@@ -118,15 +124,15 @@ class CopyPlanner:
             plain = copy.plain
             await plain.execute("savepoint look")
             try:
-                table = await watched(
+                table = await reporting_blockers(
                     self._context.source,
                     self._context.server,
                     plain,
-                    self._look_at(copy, plain),
+                    self._read_table(copy, plain),
                     partial(self._reports.tell_sessions, [copy.mapped]),
                 )
             except SourceContentionError as exc:
-                await self._finisher.leave(copy, f'"{copy.name}" is locked: {exc.message}')
+                await self._finisher.retry_later(copy, f'"{copy.name}" is locked: {exc.message}')
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
@@ -137,8 +143,8 @@ class CopyPlanner:
                 await plain.execute("rollback to savepoint look")
         await self._reports.tell_waiting([copy.mapped for copy in copies], None)
 
-    async def _look_together(self, copies: Sequence[TableCopy]) -> dict[RelationName, TableSeen]:
-        """Read many ordinary tables at a time; omitted tables need a separate `_look_at`."""
+    async def _read_many(self, copies: Sequence[TableCopy]) -> dict[RelationName, TableSeen]:
+        """Read many ordinary tables at a time; omitted tables need a separate `_read_table`."""
         names = [
             copy.relation.name
             for copy in copies
@@ -148,7 +154,7 @@ class CopyPlanner:
         plain = self._snapshot.plain
         for first in range(0, len(names), TOGETHER):
             await plain.execute("savepoint look")
-            seen |= await look_together(plain, names[first : first + TOGETHER])
+            seen |= await read_tables_seen(plain, names[first : first + TOGETHER])
             await plain.execute("rollback to savepoint look")
         return seen
 
@@ -157,10 +163,10 @@ class CopyPlanner:
     ) -> None:
         """Copy by the definition of the snapshot, if equal to the prepared definition."""
         if table is None or not is_same(copy.relation, table.relation):
-            await self._finisher.leave_changed(copy, "as its copy began")
+            await self._finisher.retry_changed(copy, "as its copy began")
         elif not self._is_published(table, publications):
             reason = f'"{copy.name}" was not published yet as its copy began'
-            await self._finisher.leave(copy, reason)
+            await self._finisher.retry_later(copy, reason)
         else:
             copy.reads(table.relation)
             copy.seen = table
@@ -176,15 +182,17 @@ class CopyPlanner:
             return True
         return membership_fingerprint(publications, identity) is not None
 
-    async def _look_at(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
-        table = await look(plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned)
+    async def _read_table(self, copy: TableCopy, plain: Connection) -> TableSeen | None:
+        table = await read_table_seen(
+            plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned
+        )
         # A copy of some rows may omit rows of an attached partition. A chunk has only rows behind
         # the border, so partitions are known as of the first chunk.
         if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
             if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing
                 present = await read_present(plain, [copy.mapped])
                 return replace(table, leaves=present.get(copy.mapped))
-            await know_leaves(self._context.bookkeeping, plain, [copy.mapped])
+            await store_present_partitions(self._context.bookkeeping, plain, [copy.mapped])
         return table
 
     # ---- 4: parts ------------------------------------------------------------------------------
@@ -199,7 +207,7 @@ class CopyPlanner:
                     if not copy.is_done:
                         planned.append(copy)
                 except SyncAgainError as exc:
-                    await self._finisher.leave(copy, exc.message)
+                    await self._finisher.retry_later(copy, exc.message)
                 except StreamerError as exc:
                     await self._refuse_unless_timed(copy, exc)
             try:
@@ -298,13 +306,13 @@ class CopyPlanner:
         try:
             copy.chunk = await find_chunk(copy.plain, copy, copied, chunk_size)
         except psycopg.errors.LockNotAvailable as exc:
-            await self._finisher.leave(copy, f'"{copy.name}" is locked: {first_line(exc)}')
+            await self._finisher.retry_later(copy, f'"{copy.name}" is locked: {first_line(exc)}')
             return True
         except psycopg.errors.InsufficientPrivilege as exc:
             raise translate(exc, self._context.label) from exc
         except (RewrittenError, psycopg.ProgrammingError, psycopg.DataError):
             # The statements name columns and types of the snapshot.
-            await self._finisher.leave_changed(copy, "as its chunk began")
+            await self._finisher.retry_changed(copy, "as its chunk began")
             return True
         versions = self._context.server.version, target.server_version
         copy.parts = cut_into_parts(copy, copy.chunk, chunk_size, *versions)
@@ -333,7 +341,7 @@ async def read_ends(
         snapshot_name=snapshot.snapshot_name,
         application_name=context.task_name,
         place=context.server.place,
-        claim=context.claim.proof,
+        fence=context.fence.parameters,
         rows_per_second=task_rate(settings.rows_per_second, settings.jobs, task_count),
         hash_keys={
             hashed.check: hashed.key.reveal()

@@ -295,9 +295,9 @@ class Preparation:
         facts: dict[MappedRelation, ExpressionFacts] = {}
         targets = [mapped.mapping.target for mapped, _ in pairs]
         former = {} if self._changed is None else await read_relations(target, targets)
-        pairs = await self._settled(source, target, pairs)
+        pairs = await self._prepare_targets(source, target, pairs)
         for mapped, relation in pairs:
-            if not mapped.state.is_to_declare:
+            if not mapped.state.is_to_mark_synced:
                 for unreadable in find_unreadable(relation, self._server.role):
                     raise unreadable
             facts[mapped] = (
@@ -316,8 +316,8 @@ class Preparation:
             if mapped.mapping.target not in former and mapped not in self._created
         ]
         if late:
-            settled = dict(await self._settled(source, target, late))
-            pairs = [(mapped, settled.get(mapped, relation)) for mapped, relation in pairs]
+            prepared = dict(await self._prepare_targets(source, target, late))
+            pairs = [(mapped, prepared.get(mapped, relation)) for mapped, relation in pairs]
         if missing or late:
             tables = await read_relations(target, targets)
         copies: list[TableCopy] = []
@@ -335,12 +335,12 @@ class Preparation:
                 mapped.state.scope,
             )
             await _check_scope(source, copy)
-            if not mapped.state.is_to_declare:
+            if not mapped.state.is_to_mark_synced:
                 await self._check_fits(source, target, copy, facts[mapped])
             copy.scope = replace(copy.scope, resync=_findable(copy))
             copies.append(copy)
-        if self._changed is not None and not pairs[0][0].state.is_to_declare:
-            await self._changed.know(target, pairs)
+        if self._changed is not None and not pairs[0][0].state.is_to_mark_synced:
+            await self._changed.store_definitions(target, pairs)
         return copies
 
     async def _refuse_own_targets(
@@ -353,16 +353,16 @@ class Preparation:
             if TargetDatabase(**row).is_of(self._server):
                 raise own_target_error(own_targets[0])
 
-    async def _settled(
+    async def _prepare_targets(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> Sequence[Pair]:
         """Return *pairs* once the target tables have the definitions of the source.
 
         Pairs to be declared in sync are together, and stay unchanged.
         """
-        if self._changed is None or pairs[0][0].state.is_to_declare:
+        if self._changed is None or pairs[0][0].state.is_to_mark_synced:
             return pairs
-        return await self._changed.settle(source, target, pairs)
+        return await self._changed.prepare_targets(source, target, pairs)
 
     async def _create(
         self,

@@ -14,7 +14,7 @@ from streamer.errors.error_classes import SyncAgainError
 SNAPSHOT_SECONDS: Final = 60.0
 """How long a snapshot may stay open for that. The next one begins closer to the target's position.
 """
-LOOK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 """How long a copy waits that comes later in its round."""
 
 
@@ -25,7 +25,7 @@ async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
     """
     seconds = copy.snapshot.taken_at + SNAPSHOT_SECONDS - time.monotonic()
     try:
-        async with asyncio.timeout(max(LOOK_SECONDS, seconds)):
+        async with asyncio.timeout(max(CHECK_SECONDS, seconds)):
             await events.reach(copy.mapped, copy.consistent_point)
     except TimeoutError:
         raise SyncAgainError(

@@ -58,7 +58,7 @@ async def commit(
             writer.disconnect()
             try:
                 await writer.transaction.connect()
-                if await writer.transaction.settle():
+                if await writer.transaction.resolve_commit():
                     return
                 break
             except TargetMovedError:
@@ -69,9 +69,9 @@ async def commit(
         raise
 
 
-def release_brake(lane: Lane, share: LaneTransaction, metrics: Metrics) -> None:
+def release_delete_counts(lane: Lane, share: LaneTransaction, metrics: Metrics) -> None:
     """Count and log the changes that were left out of *share*, which is durable."""
-    for mapped, left_out in lane.brake.release(share).items():
+    for mapped, left_out in lane.delete_limit.release(share).items():
         table = table_labels(mapped)
         metrics.count_skipped(table, "delete", left_out.deleted_rows)
         metrics.count_skipped(table, "truncate", left_out.truncates)

@@ -130,7 +130,7 @@ class Drainer:
                     await backoff.wait()
                 else:
                     has_failed = True
-                    lane.keep(Hold.ERROR, str(exc))
+                    lane.add_hold(Hold.ERROR, str(exc))
                     await lane.owner.lane_failed(lane, exc)
                     await until_changed(lane, ERROR_RETRY_SECONDS)
                 continue
@@ -178,7 +178,7 @@ class Drainer:
         writer = self._idle.pop() if self._idle else self._new_writer()
         lane.is_draining = True
         try:
-            await writer.transaction.connect([lane.owner.claim])
+            await writer.transaction.connect([lane.owner.fence])
             lane.backend_pid = writer.target.backend_pid
             turn = Turn(lane, writer, self._planner, self._metrics, plans_may_be_stale)
             until = time.monotonic() + TURN_SECONDS

@@ -20,7 +20,7 @@ from streamer.drain.commit_shares import (
     add_context,
     commit,
     may_divert,
-    release_brake,
+    release_delete_counts,
     report_quarantine,
 )
 from streamer.drain.exact_order import ExactOrder
@@ -66,7 +66,7 @@ class Turn:
             for share in shares:
                 self._planner.forget(share)
         try:
-            allowed = await self._before_brake(shares)
+            allowed = await self._before_delete_limit(shares)
         except StreamerError:  # the next turn takes the same shares
             self._lane.front.rewind()
             raise
@@ -115,25 +115,25 @@ class Turn:
             strict[relation_id].former_labels, strict[relation_id].plan = columns, None
         return any(labels.values())
 
-    async def _before_brake(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
+    async def _before_delete_limit(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
         """Return the *shares* in front of the first that waits for an operator, without changes
         that operators skip, or that a later chunk contains. If the very first share waits, pause
         its table.
         """
-        lane, brake = self._lane, self._lane.brake
-        if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_brake(lane):
-            while lane.has_open_share:  # the brake has not counted the whole share
+        lane, delete_limit = self._lane, self._lane.delete_limit
+        if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_delete_limit(lane):
+            while lane.has_open_share:  # the delete limit has not counted the whole share
                 await until_changed(lane, None)
             return []
         for number, share in enumerate(shares):
-            waiting = brake.waiting(share)
+            waiting = delete_limit.waiting(share)
             if waiting is None:
                 continue
             if not number:
-                await lane.owner.lane_braked(lane, *waiting)
+                await lane.owner.delete_limit_reached(lane, *waiting)
             shares = shares[:number]
             break
-        return [only_copied(brake.without_skipped(share)) for share in shares]
+        return [only_copied(delete_limit.without_skipped(share)) for share in shares]
 
     async def _fulfil(self) -> None:
         lane = self._lane
@@ -237,7 +237,7 @@ class Turn:
     def _durable(self, window: LaneWindow, done: int) -> None:
         self._lane.owner.lane_durable(self._lane, window.shares[:done])
         for share in window.shares[:done]:
-            release_brake(self._lane, share, self._metrics)
+            release_delete_counts(self._lane, share, self._metrics)
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
                 count_changes(self._metrics, mapped, Counts().count(changes.payloads))

@@ -28,7 +28,7 @@ from streamer.drain.commit_shares import (
     commit,
     diverts,
     may_divert,
-    release_brake,
+    release_delete_counts,
     report_quarantine,
 )
 from streamer.errors.error_classes import Retry, StreamerError, TargetContentionError
@@ -76,8 +76,8 @@ class LargeShare:
         """Return the next pieces, without changes that an operator wants left out or a later chunk
         brings.
         """
-        brake, pieces = self._lane.brake, self._spool.read(self._read_bytes)
-        return [only_copied(brake.without_skipped(piece)) for piece in pieces]
+        delete_limit, pieces = self._lane.delete_limit, self._spool.read(self._read_bytes)
+        return [only_copied(delete_limit.without_skipped(piece)) for piece in pieces]
 
     async def apply(self, piece: LaneTransaction) -> None:
         """Apply the share that begins with *piece*, while pieces arrive."""
@@ -147,7 +147,7 @@ class LargeShare:
                 await self._planner.plans(piece)
             raise
         self._lane.drained(1)
-        release_brake(self._lane, piece, self._metrics)
+        release_delete_counts(self._lane, piece, self._metrics)
         report_quarantine(self._lane, writer)
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():

@@ -389,7 +389,7 @@ class TargetMovedError(TargetConnectionError):
     """A connection reached a different server than the source's lock, as during a failover of the
     target.
 
-    ``claims``: the claims that could not be proven there, if known.
+    ``fences``: the fencing tokens that are invalid there, if known.
     """
 
     code = "target_moved"
@@ -399,9 +399,9 @@ class TargetMovedError(TargetConnectionError):
     )
     runbook = "failover"
 
-    def __init__(self, message: str, *, claims: Collection[object] = ()) -> None:
+    def __init__(self, message: str, *, fences: Collection[object] = ()) -> None:
         super().__init__(message)
-        self.claims = claims
+        self.fences = fences
 
 
 class TargetPasswordError(TargetConnectionError):

@@ -20,7 +20,7 @@ from streamer.util.backoff import Backoff
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 30.0
+CHECK_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 5
 """How long the restorer waits for a lock at the target: further statements queue behind it."""
 
@@ -38,7 +38,7 @@ class IndexRestorer:
     async def run(self) -> None:
         """Check and restore abandoned indexes, repeatedly."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)  # the copies of a start restore their indexes
+            await asyncio.sleep(CHECK_SECONDS)  # the copies of a start restore their indexes
             try:
                 async with target_connection(self._address, "streamer indexes") as target:
                     await self._restore(target)

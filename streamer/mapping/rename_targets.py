@@ -130,7 +130,7 @@ def judge(
         if targets[move].is_taken:
             present.add(mapping.target)
     giving_way = {move.now for move, facts in targets.items() if facts.gives_way}
-    return _settle(verdicts, set(names) - giving_way, present)
+    return _refuse_taken_names(verdicts, set(names) - giving_way, present)
 
 
 def _judge_alone(
@@ -156,7 +156,7 @@ def _judge_alone(
     return Following(mapping)
 
 
-def _settle(
+def _refuse_taken_names(
     verdicts: Verdicts, names: Collection[RelationName], tables: Collection[RelationName]
 ) -> Verdicts:
     """Return *verdicts* with an obstacle where a name is not free even after all moves.

@@ -22,7 +22,7 @@ HEAD_SECONDS: Final = 10.0
 BODY_SECONDS: Final = 60.0
 STALL_SECONDS: Final = 30.0
 """How long a client may take for the next piece of an answer."""
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 
 HEAD, BODY, STALL, _ANSWER = range(4)
 SECONDS: Final = {HEAD: HEAD_SECONDS, BODY: BODY_SECONDS, STALL: STALL_SECONDS}
@@ -107,7 +107,7 @@ class Crowd:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             now = asyncio.get_running_loop().time()
             for connection in list(self.connections):
                 seconds = SECONDS.get(connection.look())

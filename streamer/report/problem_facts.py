@@ -49,14 +49,14 @@ class ReportedSequence:
 
 @dataclass(frozen=True, slots=True)
 class ReportedTable:
-    """A table of a source. ``is_braked``: `max_deleted_rows` paused it."""
+    """A table of a source. ``is_over_delete_limit``: `max_deleted_rows` paused it."""
 
     name: str
     state: str
     error: ErrorReport | None = None
     wait: TableWait | None = None
     needs_resync: bool = False
-    is_braked: bool = False
+    is_over_delete_limit: bool = False
     quarantined: int = 0
     identity: str | None = None
     differing_rows: int | None = None

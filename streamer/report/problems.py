@@ -373,7 +373,7 @@ class _TableRules:
         table, error, wait = self._table, self._table.error, self._table.wait
         if table.state == "error":
             yield self._stopped()
-        elif table.is_braked and error is not None:
+        elif table.is_over_delete_limit and error is not None:
             remedy = error.remedy or Remedy.of("apply it with: ", self._resume)
             yield self._new(
                 ProblemKind.MASS_DELETE, Severity.ERROR, error.message, remedy,
@@ -389,7 +389,7 @@ class _TableRules:
                 *actions,
                 error=error,
             )
-        if table.state == "paused" and not table.is_braked:
+        if table.state == "paused" and not table.is_over_delete_limit:
             remedy = Remedy.of("resume it with: ", self._resume)
             text = "is paused; its changes wait"
             yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy, Action.RESUME)

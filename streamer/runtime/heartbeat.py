@@ -137,9 +137,9 @@ class Heartbeat:
         """Record that a heartbeat at *lsn* is in flight, since *began_at*."""
         if self._sent_at is None:
             self._lsn, self._sent_at = lsn, began_at
-            self.look(tracker)
+            self.check_arrival(tracker)
 
-    def look(self, tracker: ProgressTracker) -> None:
+    def check_arrival(self, tracker: ProgressTracker) -> None:
         """Check whether the heartbeat has arrived."""
         # The heartbeat's message lies before the end of its commit: a position equal to its LSN is
         # too early.

@@ -21,7 +21,7 @@ from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_health import TargetHealth
 from streamer.source.server.kept_connections import KeptConnections
 from streamer.target.connection import TargetAddress
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import NOTHING, Lsn
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ class Services:
     def all_workers(self) -> list[Worker]:
         return [*self.workers, *self.hot_workers]
 
-    def under(self, claim: Claim) -> "Services":
-        """Return services whose connections to the target must reach the server of *claim*."""
-        address = replace(self.address, claim=claim)
-        return replace(self, address=address, bookkeeping=self.bookkeeping.under(claim))
+    def under(self, fence: FencingToken) -> "Services":
+        """Return services whose connections to the target must reach the server of *fence*."""
+        address = replace(self.address, fence=fence)
+        return replace(self, address=address, bookkeeping=self.bookkeeping.under(fence))
 
 
 SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")

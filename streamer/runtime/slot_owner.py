@@ -1,6 +1,6 @@
 """The owner of a source's slot and publications, decided before any change at the source.
 
-Two parts of the program use the slot. The pipeline claims the slot once it has reached the target.
+Two parts of the program use the slot. The pipeline takes the slot once it has reached the target.
 The backlog guard drops the slot or reads it into a journal, also while the target is away. The
 guard needs a proof each time: the id of this installation in the publications' comments, or a claim
 of the pipeline.
@@ -26,7 +26,7 @@ _UNKNOWN_HINT: Final = (
 
 
 class SlotOwner:
-    """Decides for a source. `claim` is the pipeline's, `prove` the backlog guard's."""
+    """Decides for a source. `check_owner` is the pipeline's, `verify` the backlog guard's."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
@@ -34,7 +34,7 @@ class SlotOwner:
         """Installations whose marks stay although the pipeline has claimed the slot; None
         without a claim."""
 
-    async def claim(
+    async def check_owner(
         self,
         plain: Connection,
         source: SourceMapping,
@@ -58,7 +58,7 @@ class SlotOwner:
         self._tolerated = objects.installations
         return objects
 
-    async def prove(self, plain: Connection, source: SourceMapping) -> None:
+    async def verify(self, plain: Connection, source: SourceMapping) -> None:
         """Raise SourceTakenError unless the slot is proven to be ours."""
         objects = await read_found(plain, source)
         problem = unproven(objects, source, self._installation.id, self._tolerated)

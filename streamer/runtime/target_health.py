@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 # An outage is known after both at the latest. The page adds the interval at which it reads states
 # and the time for which it waits for a status. Together that stays below 12 s.
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
 """The task also polls for requests, because a lost connection loses its notifications."""
@@ -154,7 +154,7 @@ async def ask(connection: TargetConnection) -> None:
         raise standby_error()
 
 
-async def look_once(address: TargetAddress, application_name: str) -> TargetHealth:
+async def check_once(address: TargetAddress, application_name: str) -> TargetHealth:
     """Connect, check once and return the state: for commands outside the process."""
     health = TargetHealth(server_name(address.dsn.reveal()))
     try:
@@ -170,7 +170,7 @@ async def look_once(address: TargetAddress, application_name: str) -> TargetHeal
     return health
 
 
-class TargetWatch:
+class TargetMonitor:
     """Keeps a `TargetHealth` current, and passes operators' requests on."""
 
     def __init__(
@@ -199,8 +199,8 @@ class TargetWatch:
         polled_at = time.monotonic()
         try:
             while True:
-                await self._look()
-                await wait_for_event(self._woken, LOOK_SECONDS)
+                await self._check()
+                await wait_for_event(self._woken, CHECK_SECONDS)
                 self._woken.clear()
                 was_asked, self._was_asked = self._was_asked, False
                 is_due = time.monotonic() - polled_at >= REQUEST_POLL_SECONDS
@@ -225,7 +225,7 @@ class TargetWatch:
             connection.terminate()  # the next check reports the reason
             return False
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         former = self.health.state
         try:
             try:

@@ -54,7 +54,7 @@ from streamer.util.lsn import Lsn
 log = structlog.get_logger()
 
 Pair = tuple[MappedRelation, SourceRelation]
-LOOK_SECONDS: Final = 0.05
+CHECK_SECONDS: Final = 0.05
 STREAM_SECONDS: Final = 2.0
 """How long a copy waits for the stream before the next copy gets a turn."""
 LOOKS_MAX: Final = 5
@@ -95,7 +95,7 @@ class ChangedDefinitions:
         self._source = source
         self._events = events
 
-    async def settle(
+    async def prepare_targets(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> list[Pair]:
         """Prepare target tables for copies of *pairs*; return pairs with present definitions.
@@ -103,20 +103,22 @@ class ChangedDefinitions:
         Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
         """
         definitions = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
-        settled = []
+        prepared = []
         for mapped, relation in pairs:
             if mapped.relation_id not in definitions and not mapped.state.follows:
                 await self._join_others(target, mapped, relation)
                 definitions = await read_definitions(target, [m.relation_id for m, _ in pairs])
             if _differs(definitions.get(mapped.relation_id), relation):
-                settled.append((mapped, await self._settle(source, target, mapped, relation)))
+                prepared.append(
+                    (mapped, await self._prepare_target(source, target, mapped, relation))
+                )
             else:
-                settled.append((mapped, relation))
+                prepared.append((mapped, relation))
             if mapped.state.resync.columns is not None:  # a command may have renamed columns
                 stored = await read_resync(target, mapped.relation_id)
                 if stored is not None:
                     mapped.become(mapped.state.with_options(stored))
-        return settled
+        return prepared
 
     async def _join_others(
         self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
@@ -144,7 +146,7 @@ class ChangedDefinitions:
             return
         await store_first_definitions(target, {mapped.relation_id: present})
 
-    async def know(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
+    async def store_definitions(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
         """Store the definitions that target tables fit, where no definition is stored yet.
 
         A repeated copy then knows the difference. The lane of a relation in sync may be behind the
@@ -158,9 +160,9 @@ class ChangedDefinitions:
         await store_first_definitions(target, definitions)
         for mapped, relation in pairs:
             if mapped.parts is not None or mapped.relation_id in definitions:
-                mapped.knows(parts_of(relation.definition, relation.name.namespace))
+                mapped.add_parts(parts_of(relation.definition, relation.name.namespace))
 
-    async def _settle(
+    async def _prepare_target(
         self,
         source: Connection,
         target: TargetConnection,
@@ -198,7 +200,7 @@ class ChangedDefinitions:
         while not self._events.has_delivered(lsn):
             if time.monotonic() > until:
                 raise TargetContentionError(f"a type changes, and the stream has to come to {lsn}")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
     async def _take_in(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation

@@ -19,7 +19,7 @@ from streamer.util.backoff import Backoff
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 LOOKS_AT_OTHERS: Final = 15
 """Every check of that number also reads the definitions that an operator has to create."""
 
@@ -47,7 +47,7 @@ class DefinitionBuilder:
                 except StreamerError as exc:
                     self._metrics.count_error(exc)
                     self._backoff.log(log, "definitions have to wait", exc)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
     @property
     def _are_asked_for(self) -> bool:

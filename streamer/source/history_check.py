@@ -4,7 +4,7 @@ After a crash a slot falls back a little, because the server saves the position 
 The source then sends transactions again that the target has. A source that was restored to an
 earlier time can look the same, once it has written past the old position. System identifier and WAL
 position do not show the difference, but the source sends a different history. So streamer remembers
-the newest acknowledged transaction, the landmark. If a stream begins before the landmark, the
+the newest acknowledged transaction. If a stream begins before that transaction, the
 source must send that transaction again, with the same xid and commit time. The catalogs at the time
 of a transaction decide whether a stream contains the transaction, so the answer never changes.
 
@@ -22,7 +22,7 @@ KEPT_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Landmark:
+class CommittedTransaction:
     """A transaction: the end of the commit record, the xid, and the commit time of pgoutput (in
     microseconds).
     """
@@ -55,55 +55,57 @@ class Landmark:
 
 
 class HistoryCheck:
-    """Checks that the landmark comes again, and keeps transactions as later landmarks.
+    """Checks that the stored transaction comes again, and keeps later transactions to store.
 
-    With many transactions in flight, the check keeps only some. The landmark of a position behind
-    an omitted transaction would be too old, so `position_through` returns the position of the
-    landmark instead.
+    With many transactions in flight, the check keeps only some. Behind an omitted transaction, the
+    kept transaction would be too old for a position. So `position_through` returns the end of the
+    kept transaction instead.
     """
 
     def __init__(
-        self, stored: Landmark | None, start_lsn: Lsn, *, with_origins: bool = False
+        self, stored: CommittedTransaction | None, start_lsn: Lsn, *, with_origins: bool = False
     ) -> None:
         """*with_origins*: the stream forwards transactions that carry an origin."""
         is_missed = stored is not None and stored.with_origins and not with_origins
         comes = stored is not None and stored.end_lsn > start_lsn and not is_missed
         self._expected = stored if comes else None
         self._stored_lsn = stored.end_lsn if stored is not None else start_lsn
-        self._kept: deque[Landmark] = deque()
+        self._kept: deque[CommittedTransaction] = deque()
         self._before_gap: set[Lsn] = set()
         """Ends of the kept transactions before a gap."""
         self._last_lsn: Lsn | None = None
         """The end of the last transaction taken out, if there is a gap behind it."""
 
-    def saw_transaction(self, landmark: Landmark, *, has_changes: bool = True) -> bool:
+    def saw_transaction(
+        self, transaction: CommittedTransaction, *, has_changes: bool = True
+    ) -> bool:
         """Return False if the stream has passed the expected transaction without delivering it.
 
         Without *has_changes* the transaction is never the expected one: the source may omit it next
         time. (`pgoutput` streams a large transaction before it knows that the rest is empty.)
         """
         expected = self._expected
-        if expected is not None and landmark.end_lsn >= expected.end_lsn:
-            if landmark != expected:
+        if expected is not None and transaction.end_lsn >= expected.end_lsn:
+            if transaction != expected:
                 return False
             self._expected = None
         if has_changes:
-            self._kept.append(landmark)
+            self._kept.append(transaction)
             if len(self._kept) > KEPT_MAX:
                 self._thin_out()
         return True
 
     @property
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether no transaction has to come again."""
         return self._expected is None
 
-    def saw_transactions(self, first: Landmark, last: Landmark) -> None:
+    def saw_transactions(self, first: CommittedTransaction, last: CommittedTransaction) -> None:
         """Keep the first and the last of consecutive transactions with changes.
 
         Only a check that is settled may omit the transactions in between.
         """
-        assert self.is_settled
+        assert self.is_complete
         self._kept.append(first)
         if last != first:
             self._before_gap.add(first.end_lsn)
@@ -113,29 +115,29 @@ class HistoryCheck:
 
     def _thin_out(self) -> None:
         """Leave out every second transaction; the first and the newest stay."""
-        landmarks, newest = list(self._kept), self._kept[-1]
+        transactions, newest = list(self._kept), self._kept[-1]
         self._kept.clear()
-        for number, landmark in enumerate(landmarks):
-            if number % 2 and landmark is not newest:
-                self._before_gap.discard(landmark.end_lsn)
+        for number, transaction in enumerate(transactions):
+            if number % 2 and transaction is not newest:
+                self._before_gap.discard(transaction.end_lsn)
                 self._before_gap.add(self._kept[-1].end_lsn)
             else:
-                self._kept.append(landmark)
+                self._kept.append(transaction)
 
     def position_through(self, lsn: Lsn) -> Lsn:
-        """Return the newest position up to *lsn* that has an exact landmark."""
+        """Return the newest position up to *lsn* whose last transaction is kept."""
         at = self._last_lsn
-        for landmark in self._kept:
-            if landmark.end_lsn > lsn:
+        for transaction in self._kept:
+            if transaction.end_lsn > lsn:
                 break
-            at = landmark.end_lsn if landmark.end_lsn in self._before_gap else None
+            at = transaction.end_lsn if transaction.end_lsn in self._before_gap else None
         return lsn if at is None else at
 
     def saw_position(self, lsn: Lsn) -> bool:
         """Return False if the stream is at *lsn* and the expected transaction has not come."""
         return self._expected is None or lsn < self._expected.end_lsn
 
-    def newest_through(self, lsn: Lsn) -> Landmark | None:
+    def newest_through(self, lsn: Lsn) -> CommittedTransaction | None:
         """Return the newest transaction up to *lsn* that is worth storing, once."""
         newest = None
         while self._kept and self._kept[0].end_lsn <= lsn:

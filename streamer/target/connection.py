@@ -60,8 +60,8 @@ from streamer.postgres.sqlstate import (
     meaning,
 )
 from streamer.target.array_types import OWN_ARRAYS, own_array
-from streamer.target.silent_server import Activity, Unreachable, Watch
-from streamer.target.write_claim import PROOF_SQL, Claim
+from streamer.target.fencing_token import FENCE_SQL, FencingToken
+from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable
 
 log = structlog.get_logger()
 
@@ -126,7 +126,7 @@ _OTHERS: Final = frozenset(
 class TargetAddress:
     """The target's address: a libpq connection string translated for asyncpg.
 
-    With a *claim*, a connection has to reach the server of that claim. *url*: as configured, with
+    With a *fence*, a connection has to reach the server of that token. *url*: as configured, with
     the current password.
     """
 
@@ -135,7 +135,7 @@ class TargetAddress:
     url: Secret
     connect_seconds: float
     socket_options: dict[str, int] = field(default_factory=dict)
-    claim: Claim | None = None
+    fence: FencingToken | None = None
     further_dsns: tuple[Secret, ...] = ()
     """For the further hosts, in the order of the url."""
 
@@ -355,13 +355,13 @@ class TargetConnection:
         self._is_lost = False
         self.checks_foreign_keys = True
         """Whether the server checks foreign keys for rows of this session."""
-        self._proven: dict[int, Claim] = {}
+        self._verified: dict[int, FencingToken] = {}
         self._url = address.url
         self._password_generation = password_generation(address.url)
         self.backend_pid = int(connection.get_server_pid())
         self._protocol = connection._protocol
         connection.add_termination_listener(lambda _: self._lost())
-        self._watch = Watch(
+        self._watch = SilenceMonitor(
             lambda: _read_activity(address, self.backend_pid),
             self.terminate,
             self._unsent_bytes,
@@ -391,8 +391,8 @@ class TargetConnection:
                 connection._set_socket_options(address.socket_options)
                 await connection._pin(applies)
                 await connection._require_own_session(address)
-                if address.claim is not None:
-                    await connection.prove(address.claim)
+                if address.fence is not None:
+                    await connection.verify_fence(address.fence)
             except BaseException:
                 raw.terminate()
                 raise
@@ -410,20 +410,20 @@ class TargetConnection:
         finally:
             peer.terminate()
 
-    async def prove(self, claim: Claim, *, again: bool = False) -> None:
-        """Make sure that this session is on the server of *claim*.
+    async def verify_fence(self, fence: FencingToken, *, again: bool = False) -> None:
+        """Make sure that this session is on the server of *fence*.
 
-        A session never changes its server, so a single proof suffices. *again*: prove also that the
-        claim still holds. Raises TargetMovedError.
+        A session never changes its server, so a single check suffices. *again*: check also that the
+        token is still valid. Raises TargetMovedError.
         """
-        if again or self._proven.get(claim.source_id) != claim:
-            if not await self.fetch_value(PROOF_SQL, *claim.proof):
+        if again or self._verified.get(fence.source_id) != fence:
+            if not await self.fetch_value(FENCE_SQL, *fence.parameters):
                 raise TargetMovedError(
                     "target: this connection does not reach the server on which the source's lock "
                     "is held",
-                    claims=[claim],
+                    fences=[fence],
                 )
-            self._proven[claim.source_id] = claim
+            self._verified[fence.source_id] = fence
 
     @property
     def is_outdated(self) -> bool:

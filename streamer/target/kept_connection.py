@@ -6,7 +6,7 @@ from streamer.errors.error_classes import (
     TargetMovedError,
 )
 from streamer.target.connection import TargetAddress, TargetConnection
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 
 
 class KeptConnection:
@@ -20,21 +20,21 @@ class KeptConnection:
         self._name = name
         self._connection: TargetConnection | None = None
 
-    async def get(self, claim: Claim | None = None) -> TargetConnection:
-        """Return the connection, on the server of *claim*, which still holds.
+    async def get(self, fence: FencingToken | None = None) -> TargetConnection:
+        """Return the connection, on the server of *fence*, which still holds.
 
         Raises TargetConnectionError, TargetRejectedError.
         """
         connection = self._connection
         if connection is not None and not connection.is_closed and connection.is_outdated:
             await connection.close()
-        if connection is not None and not connection.is_closed and claim is not None:
+        if connection is not None and not connection.is_closed and fence is not None:
             try:
-                await connection.prove(claim, again=True)
+                await connection.verify_fence(fence, again=True)
             except TargetMovedError:
                 connection.terminate()
         if connection is None or connection.is_closed:
-            address = self._address if claim is None else replace(self._address, claim=claim)
+            address = self._address if fence is None else replace(self._address, fence=fence)
             connection = await TargetConnection.connect(address, self._name)
             self._connection = connection
         return connection

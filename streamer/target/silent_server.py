@@ -31,7 +31,7 @@ class Activity:
     since: str
 
 
-class Ask(Protocol):
+class ReadActivity(Protocol):
     """Returns the activity of the session; None if the session is gone.
 
     Raises Unreachable, or a different StreamerError if the activity is not known now.
@@ -40,17 +40,17 @@ class Ask(Protocol):
     def __call__(self) -> Awaitable[Activity | None]: ...
 
 
-class Watch:
+class SilenceMonitor:
     """Monitors a connection; *sever* is called when the connection is dead."""
 
     def __init__(
-        self, ask: Ask, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
+        self, ask: ReadActivity, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
     ) -> None:
         """*unsent*: the bytes in the send buffer; while they decrease, the server reads."""
         self._unsent = unsent
         self._ask = ask
         self._sever = sever
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.progress = 0
         """Moved by the sender of data while a statement runs."""
 
@@ -62,14 +62,14 @@ class Watch:
             yield
         finally:
             timer.cancel()
-            if self._looking is not None:
-                self._looking.cancel()
-                self._looking = None
+            if self._checking is not None:
+                self._checking.cancel()
+                self._checking = None
 
     def _begin(self) -> None:
-        self._looking = asyncio.create_task(self._look(), name="watch")
+        self._checking = asyncio.create_task(self._check(), name="watch")
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         former: tuple[int, int, Activity] | None = None
         while True:
             now: tuple[int, int, Activity] | None = None

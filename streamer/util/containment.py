@@ -46,15 +46,15 @@ def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     timers: list[asyncio.TimerHandle] = []
 
-    def look() -> None:
+    def check() -> None:
         for task in tasks:
             if not task.done():
                 places = [f"{f.f_code.co_filename}:{f.f_lineno}" for f in task.get_stack(limit=1)]
                 log.error("a task does not end", work=work, task=task.get_name(), places=places)
                 task.cancel()
-        timers[:] = [loop.call_later(END_SECONDS, look)]
+        timers[:] = [loop.call_later(END_SECONDS, check)]
 
-    timers.append(loop.call_later(END_SECONDS, look))
+    timers.append(loop.call_later(END_SECONDS, check))
     try:
         yield
     finally:

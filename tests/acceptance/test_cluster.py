@@ -37,7 +37,7 @@ from streamer.postgres.secret import Secret
 from streamer.runtime.process import engine
 from streamer.source.reached_server import PLACE_SQL, place_of
 from streamer.target.connection import TargetAddress
-from streamer.target.write_claim import LOCK_CLASS
+from streamer.target.fencing_token import LOCK_CLASS
 from streamer.util.owned_directory import write_private
 from tests.support.plain_python import plain_python
 from tests.support.postgres import Database, assert_same, database
@@ -419,7 +419,7 @@ def a_job_by_spark_submit(
             "target_url": target.url,
             "snapshot_name": row[0],
             "place": place,
-            "claim": (LOCK_CLASS, 1, blocker.info.backend_pid, "token"),
+            "fence": (LOCK_CLASS, 1, blocker.info.backend_pid, "token"),
         }
         job = tmp_path / "job.json"
         write_private(

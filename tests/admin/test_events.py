@@ -40,7 +40,7 @@ async def told(stream: Any) -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.01)
 
 
 async def test_changes_are_told_and_nothing_else(open_admin: OpenAdmin) -> None:
@@ -77,7 +77,7 @@ async def test_changes_are_told_and_nothing_else(open_admin: OpenAdmin) -> None:
 async def test_a_snapshot_is_of_this_moment(
     open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_SECONDS", 60)
+    monkeypatch.setattr(module, "CHECK_SECONDS", 60)
     async with open_admin() as admin:
         admin.events.start()
         admin.engine.supervisors.append(source())

@@ -258,7 +258,7 @@ def test_a_bulk_resume_leaves_out_tables_that_wait_before_a_mass_delete() -> Non
     relations: list[Any] = [
         Relation(1, "public.a", "ready"),
         Relation(2, "public.b", "error"),
-        Relation(3, "public.c", "paused", waiting_brake=object()),
+        Relation(3, "public.c", "paused", waiting_mass_delete=object()),
         Relation(4, "public.d", "paused"),
     ]
     assert choose_tables(key, "resume", relations, None) == ([2, 4], ["public.c"])
@@ -278,12 +278,12 @@ class Relation:
     """A relation as a choice reads it."""
 
     def __init__(
-        self, relation_id: int, source: str, state: str, waiting_brake: object = None
+        self, relation_id: int, source: str, state: str, waiting_mass_delete: object = None
     ) -> None:
         self.relation_id = relation_id
         self.source = source
         self.state = state
-        self.waiting_brake = waiting_brake
+        self.waiting_mass_delete = waiting_mass_delete
 
 
 async def test_hostile_names_are_text_on_the_wall_and_in_bulk_acts(

@@ -27,7 +27,7 @@ from streamer.errors.remedies import Remedy
 from streamer.mapping.rule_options import DdlCapture
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.runtime.guards import timeline_watch
+from streamer.runtime.guards import timeline_monitor
 from streamer.source.catalog import check_ready, read_server
 from streamer.source.connection import connection
 from streamer.source.slot_and_publications import slot
@@ -146,7 +146,7 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
     without_spark: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timeline_watch, "LOOK_SECONDS", 3600.0)  # the reader has to look
+    monkeypatch.setattr(timeline_monitor, "CHECK_SECONDS", 3600.0)  # the reader has to look
     source, _ = pair
     source.execute("insert into t select generate_series(1, 3)")
     source.options = "target_session_attrs=standby"

@@ -498,13 +498,13 @@ STORIES = {
         ],
     ),
     "a mass delete is skipped": braked(
-        *("brake.stored", "requests.taken@2", "apply.before_commit"),
+        *("delete_limit.stored", "requests.taken@2", "apply.before_commit"),
         once=delete_all_and_skip,
         between=see_pause,
         remaining=list(range(1, 11)),
     ),
     "a mass delete is made": braked(
-        *("brake.found", "apply.after_commit"),
+        *("delete_limit.found", "apply.after_commit"),
         once=delete_all,
         between=see_pause_and_resume,
         remaining=[9, 10],

@@ -5,7 +5,7 @@ import pytest
 from streamer.commands.status import read_report
 from streamer.postgres.secret import Secret
 from streamer.runtime import target_health
-from streamer.runtime.target_health import TargetState, look_once
+from streamer.runtime.target_health import TargetState, check_once
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
@@ -82,7 +82,7 @@ async def test_a_target_that_is_a_standby_is_not_well(
     target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_health, "_IS_READ_ONLY_SQL", "select true")
-    health = await look_once(TargetAddress.parse(Secret(target.url)), "streamer test")
+    health = await check_once(TargetAddress.parse(Secret(target.url)), "streamer test")
     assert health.state is TargetState.READ_ONLY
     assert "pg_promote" in (health.hint or "")
 

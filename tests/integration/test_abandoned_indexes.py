@@ -41,7 +41,7 @@ async def test_a_copy_that_is_given_up_leaves_no_table_without_indexes(
     stream: MakeStreamer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(index_restorer, "LOOK_SECONDS", 0.3)
+    monkeypatch.setattr(index_restorer, "CHECK_SECONDS", 0.3)
     sources = {"eu": source, "us": second}
     for each in sources.values():
         each.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")

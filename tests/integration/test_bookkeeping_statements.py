@@ -15,7 +15,6 @@ from streamer.bookkeeping import (
     ddl_records,
     followed_sequences,
     held_changes,
-    noted_conflicts,
     planned_definitions,
     positions,
     purges,
@@ -28,6 +27,7 @@ from streamer.bookkeeping import (
     requests,
     scripts,
     sources,
+    stored_conflicts,
     stored_problems,
     taken_requests,
     unmapped_relations,
@@ -49,7 +49,7 @@ from streamer.schema.planned_definition import ObjectKind, Planned
 from streamer.schema.source_definition import SourceDefinition
 from streamer.source.tables.rewritten_tables import Storage
 from streamer.target.connection import TargetAddress
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 
@@ -94,15 +94,15 @@ async def add_relation(books: Bookkeeping) -> tuple[int, int]:
 
 async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
-    claim = Claim(source_id, "token", 1)
+    fence = FencingToken(source_id, "token", 1)
     await sources.set_source(
         books, source_id, holder="h:1", lock_token="token", implementation="pure"
     )
-    assert await sources.read_valid_tokens(books, [claim]) == {"token"}
-    assert await sources.holds_lock(books, claim)
+    assert await sources.read_valid_tokens(books, [fence]) == {"token"}
+    assert await sources.holds_lock(books, fence)
     await sources.set_source_state(books, source_id, "error", ERROR, waiting_for="a slot")
     await sources.set_source(books, source_id, system_identifier="7000", timeline=1)
-    await sources.follow_timeline(books, claim, 1, 2, "1 0/10")
+    await sources.follow_timeline(books, fence, 1, 2, "1 0/10")
     await sources.set_source(books, source_id, backlog={"throttled": True}, copy_rounds=2)
     await sources.set_heartbeat_overdue(books, source_id, 3.5)
     await positions.reset_acknowledged(books, source_id, Lsn(32))
@@ -119,7 +119,7 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     wait = TableWait("a lock", ERROR.remedy)
     brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
     await relation_states.set_waiting(books, [relation_id], wait)
-    await relation_states.set_brake(books, relation_id, brake, ERROR)
+    await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
     await relation_states.set_lags(books, {relation_id: 2.0})
     await positions.set_visible(books, {relation_id: Lsn(64)})
     await relation_columns.set_transports(books, {relation_id: ("text", "a reason")})
@@ -219,7 +219,7 @@ async def test_a_relation_that_returns_is_as_it_was_unless_its_source_moved_on(
     assert await relation_records.read_relation_records(books) == []
     if moves:
         await positions.reset_acknowledged(books, source_id, Lsn(8))
-    returned = await unmapped_relations.bring_back(
+    returned = await unmapped_relations.restore_records(
         books, source_id, {"public.t": "public.t", "public.u": "public.u"}, may_resume=True
     )
     assert returned == {"public.t"}
@@ -356,7 +356,7 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
     source_id, relation_id = await add_relation(books)
     await relation_states.demand_copy(books, relation_id, Resync())
     brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
-    await relation_states.set_brake(books, relation_id, brake, ERROR)
+    await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
     (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.state, record.brake) == ("init", None), "the copy brings all rows"
     async with books.transaction() as target:
@@ -366,14 +366,14 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
             relation_id, scope, Lsn(32), begun.attempt, 1, 2, True, {"v": 1}, DEFINITION
         )
         await copies.hand_over(target, [chunk])
-    await relation_states.set_brake(books, relation_id, brake, ERROR)
+    await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
     (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.state, record.brake, record.error) == ("paused", brake, ERROR)
 
 
 async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
     source_id, relation_id = await add_relation(books)
-    claim = Claim(source_id, "token", 1)
+    fence = FencingToken(source_id, "token", 1)
     await sources.set_source(books, source_id, holder="h:1", lock_token="token")
     await requests.make_request(books, relation_id, "quarantine_drop", {"ids": [1]})
     (request,) = await requests.read_quarantine_requests(books, source_id)
@@ -411,9 +411,9 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
     await scripts.set_script_error(books, source_id, "s", "no")
     await scripts.set_scripts_missed(books, source_id, ["s"], "gone")
     assert await scripts.end_script(books, source_id, "s", scripts.ScriptState.SKIPPED)
-    assert not await scripts.finish_script(books, claim, "s", Lsn(16))
+    assert not await scripts.finish_script(books, fence, "s", Lsn(16))
     await scripts.add_script(books, source_id, "done", "select 1", side)
-    assert await scripts.finish_script(books, claim, "done", Lsn(16))
+    assert await scripts.finish_script(books, fence, "done", Lsn(16))
     (done,) = await scripts.read_scripts(books, source_id, "done")
     assert (done.state, done.lsn) == (scripts.ScriptState.DONE, Lsn(16))
 
@@ -456,8 +456,8 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         await planned_definitions.give_up(target, plan, "no", ["left"])
         assert await planned_definitions.read_unwanted(target) == []
         conflict = ("insert_exists", "stopped", "insert", '{"id": "1"}', "0/10", NOW, 7, None)
-        await noted_conflicts.add_conflicts(target, relation_id, [conflict, conflict], 10)
-        (noted,) = await noted_conflicts.read_newest_conflicts(target, [relation_id], 10)
+        await stored_conflicts.add_conflicts(target, relation_id, [conflict, conflict], 10)
+        (noted,) = await stored_conflicts.read_newest_conflicts(target, [relation_id], 10)
         assert (noted.lsn, noted.key) == ("0/10", '{"id": "1"}')
     (facts,) = (await stored_problems.read_stored_facts(books)).values()
     assert facts.definitions["public.t"][0].statements == ("left",)
@@ -469,7 +469,7 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         await purges.move_purge(target, purge, 5, 1, 2)
         await purges.finish_purge(target, purge)
         await registered_relations.remove_relation(target, relation_id)
-        returned = await unmapped_relations.bring_back(
+        returned = await unmapped_relations.restore_records(
             target, source_id, {"public.t": "public.t"}, may_resume=True
         )
         assert returned == {"public.t"}

@@ -133,7 +133,7 @@ async def test_the_log_of_conflicts_is_bounded_and_a_search_for_them_ends(
     source.execute("create table t (id int primary key, v int)")
     target.execute("create table t (id int primary key, v int)")
     source.execute("insert into t select n, 0 from generate_series(1, 60) n")
-    monkeypatch.setattr("streamer.apply.write.conflict_notes.WATCHED_WINDOWS", 2)
+    monkeypatch.setattr("streamer.apply.write.transaction_conflicts.WATCHED_WINDOWS", 2)
     assert conflicts_module.WATCHED_WINDOWS > 2
     async with stream("t: {initial: none}", settings="conflicts_kept: 20") as s:
         await s.caught_up()

@@ -13,7 +13,7 @@ from streamer.apply.write.worker import Worker
 from streamer.errors.error_classes import DefectError, TargetSchemaError
 from streamer.runtime.session import supervisor
 from streamer.runtime.session.dispatcher import Dispatched, Dispatcher
-from streamer.runtime.target_health import TargetWatch
+from streamer.runtime.target_health import TargetMonitor
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.runtime.wal_retention.journaling import Journaling, _error_of
 from tests.support.postgres import Database
@@ -151,7 +151,7 @@ async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(
     breaks_once(TargetTransaction, "commit", is_after=True)
     breaks_once(BacklogGuard, "_judge")
     breaks_once(Journaling, "_open")
-    breaks_once(TargetWatch, "_look")
+    breaks_once(TargetMonitor, "_look")
     async with stream(TABLES, group="max_retained_wal: 1GB", settings="workers: 1") as streamer:
         for number in range(1, 6):
             source.execute(

@@ -31,14 +31,14 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
     async def orphan_first(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Copy like a task that outlived its process, before the valid task."""
         if len(found) < 5:  # the process may look at the token meanwhile, and begin again
-            lock_class, source_id, pid, token = job["ends"]["claim"]
+            lock_class, source_id, pid, token = job["ends"]["fence"]
             # WHEN another process has stored its token after this one was planned
             target.execute("update streamer.source set lock_token = 'another'")
             found["taken over"] = await copy(job)
             target.execute(f"update streamer.source set lock_token = '{token}'")
             # OR a promoted standby has the token, and not the lock
             not_held = (lock_class, source_id, pid + 1, token)
-            found["failed over"] = await copy(job, claim=not_held)
+            found["failed over"] = await copy(job, fence=not_held)
             # OR the source's url leads to another server, or another timeline
             system_identifier, timeline, started = job["ends"]["place"]
             found["other source"] = await copy(job, place=("1", timeline, started))

@@ -160,7 +160,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
 async def test_values_that_no_statement_gives_are_brought_by_column(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
     both(source, target)
     async with stream(T, group=ALL) as streamer:
         await streamer.caught_up()

@@ -121,7 +121,7 @@ from pg_sequence s where s.seqrelid::regclass::text ~ '^{0}_(id_seq|all|numbers|
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
 
 
 def state(db: Database, table: str) -> dict[str, list[str]]:

@@ -33,7 +33,7 @@ INDEXES = "alter index {0}_i rename to {0}_k; alter index {0}_j rename to {0}_i;
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
 
 
 def state(db: Database, table: str) -> dict[str, list[str]]:

@@ -28,7 +28,7 @@ DDL = (
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
 
 
 def objects(db: Database, table: str = "public.t") -> dict[str, list[str]]:

@@ -22,7 +22,7 @@ GROUP = "ddl: capture\ncreate: all\non_ddl: {drop_column: apply, change_type: ap
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(drainer, "ERROR_RETRY_SECONDS", 0.3)
 
 

@@ -153,7 +153,7 @@ def state(db: Database) -> dict[str, list[str]]:
 async def test_any_way_to_define_tables_arrives(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
     for command in CREATED:
         source.execute(command)
     async with stream(RULES, group=GROUP) as streamer:

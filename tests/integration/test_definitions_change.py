@@ -7,7 +7,7 @@ import pytest
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.runtime.session import source_survey
+from streamer.runtime.session import source_checks
 from streamer.source.connection import connection
 from streamer.source.tables.attached_partitions import brought_rows, read_leaves
 from tests.support.postgres import Database, assert_same, contents
@@ -312,7 +312,7 @@ async def test_a_partition_is_not_known_before_a_copy_has_brought_its_rows(
     group: str,
     bounds: str,
 ) -> None:
-    monkeypatch.setattr(source_survey, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.5)
     is_hash = bounds == "hash"
     first = "with (modulus 2, remainder 0)" if is_hash else "from (0) to (100)"
     second = "with (modulus 2, remainder 1)" if is_hash else "from (100) to (200)"

@@ -25,7 +25,7 @@ ALL = "ddl: capture\ncreate: all"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
 
 
 def large_objects(database: Database) -> object:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from streamer.errors.remedies import Remedy
-from streamer.runtime.session import source_survey
+from streamer.runtime.session import source_checks
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator
 from tests.support.streamer import MakeStreamer
@@ -31,7 +31,7 @@ async def test_status_names_a_foreign_partition_and_its_table_goes_on(
     stream: MakeStreamer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(source_survey, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.5)
     source.execute(TABLES)
     async with stream("p:") as streamer:
         await streamer.caught_up()
@@ -67,7 +67,7 @@ async def test_status_names_a_foreign_partition_and_its_table_goes_on(
 async def test_a_foreign_partition_does_not_keep_rows_of_attached_ones_back(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_survey, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(source_checks, "CHECK_SECONDS", 0.5)
     source.execute(TABLES)
     async with stream("p:", group="ddl: capture") as streamer:
         await streamer.caught_up()

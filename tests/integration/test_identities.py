@@ -15,7 +15,7 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.runtime.guards import publications
-from streamer.runtime.session import source_survey as looking
+from streamer.runtime.session import source_checks as looking
 from streamer.source.slot_and_publications.publication import ensure_publications
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
@@ -161,7 +161,7 @@ async def test_a_partition_that_was_detached_for_a_while_is_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In one transaction too: nothing that happened to it meanwhile is in the stream."""
-    monkeypatch.setattr(looking, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(looking, "CHECK_SECONDS", 0.5)
     source.execute(
         """
         create table p (id int primary key, v text) partition by range (id);

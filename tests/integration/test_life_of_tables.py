@@ -276,7 +276,7 @@ async def test_a_transaction_from_before_is_waited_for_and_named(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = shared.source, shared.target
-    monkeypatch.setattr(slot, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(slot, "CHECK_SECONDS", 0.2)
     await shared.caught_up()
     with source.connect() as open_transaction, open_transaction.transaction():
         open_transaction.execute("insert into b values (1)")
@@ -330,7 +330,7 @@ async def test_stopped_while_the_first_slot_waits(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.execute("create table a (v int)")
-    monkeypatch.setattr(slot, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(slot, "CHECK_SECONDS", 0.2)
     async with stream("{a: {}}") as streamer:
 
         async def says_so() -> bool:

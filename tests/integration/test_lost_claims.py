@@ -14,19 +14,19 @@ from streamer.bookkeeping.sources import set_source_state
 from streamer.errors.error_classes import TargetConnectionError, TargetFencedError, TargetMovedError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source.history_check import Landmark
+from streamer.source.history_check import CommittedTransaction
 from streamer.target.connection import TargetAddress
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 from tests.support.postgres import Database
 
 SOURCE = SourceMapping("shop", None, Secret(""), ())
 
 
-async def acquire(session: LockSession, sid: str | None = None) -> Claim:
-    claim = await session.acquire(replace(SOURCE, sid=sid))
-    assert isinstance(claim, Claim)
-    return claim
+async def acquire(session: LockSession, sid: str | None = None) -> FencingToken:
+    fence = await session.acquire(replace(SOURCE, sid=sid))
+    assert isinstance(fence, FencingToken)
+    return fence
 
 
 async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Database) -> None:
@@ -40,11 +40,11 @@ async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Databas
         await set_source_state(held, former.source_id, "streaming")
         # The session of the lock ends alone: all other connections of the process stay.
         target.execute(f"select pg_terminate_backend({former.backend_pid}, 10000)")
-        claim = await acquire(sessions[1])
+        fence = await acquire(sessions[1])
         with pytest.raises(TargetMovedError):
             await set_source_state(held, former.source_id, "error")
         assert target.value("select state from streamer.source") == "streaming"
-        now = bookkeeping.under(claim)
+        now = bookkeeping.under(fence)
         await set_source_state(now, former.source_id, "waiting")
         assert target.value("select state from streamer.source") == "waiting"
     finally:
@@ -61,30 +61,30 @@ async def test_sources_share_a_statement_and_each_keeps_its_own_right(
     await migrate(bookkeeping)
     session = LockSession(address, "first")
     positions = AcknowledgedPositions(session)
-    first = AcknowledgedPosition(Lsn(0), Lsn(16), 1.5, Landmark(Lsn(16), 7, 0), None)
+    first = AcknowledgedPosition(Lsn(0), Lsn(16), 1.5, CommittedTransaction(Lsn(16), 7, 0), None)
     stored = "select array_agg(acknowledged_lsn::text order by sid) from streamer.source"
     try:
-        claims = [await acquire(session, sid) for sid in ("a", "b", "c")]
+        fences = [await acquire(session, sid) for sid in ("a", "b", "c")]
         target.execute("update streamer.source set lock_token = 'another' where sid = 'c'")
         use_held = mock.Mock(wraps=session.use_held)
         monkeypatch.setattr(session, "use_held", use_held)
         outcomes = await asyncio.gather(
-            *(positions.acknowledge(claim, first) for claim in claims), return_exceptions=True
+            *(positions.acknowledge(fence, first) for fence in fences), return_exceptions=True
         )
         assert [type(outcome) for outcome in outcomes] == [type(None)] * 2 + [TargetFencedError]
         assert use_held.call_count == 1
         assert target.value(stored) == ["0/10", "0/10", "0/0"]
         # The stored position is another by now than the one that the caller expects.
         with pytest.raises(TargetFencedError):
-            await positions.acknowledge(claims[0], replace(first, lsn=Lsn(32)))
+            await positions.acknowledge(fences[0], replace(first, lsn=Lsn(32)))
         second = replace(first, stored_lsn=Lsn(16), lsn=Lsn(32))
-        await session.release(claims[1])
+        await session.release(fences[1])
         with pytest.raises(TargetConnectionError):
-            await positions.acknowledge(claims[1], second)
-        await positions.acknowledge(claims[0], second)
-        target.execute(f"select pg_terminate_backend({claims[0].backend_pid}, 10000)")
+            await positions.acknowledge(fences[1], second)
+        await positions.acknowledge(fences[0], second)
+        target.execute(f"select pg_terminate_backend({fences[0].backend_pid}, 10000)")
         with pytest.raises(TargetConnectionError):
-            await positions.acknowledge(claims[0], replace(second, stored_lsn=Lsn(32)))
+            await positions.acknowledge(fences[0], replace(second, stored_lsn=Lsn(32)))
         assert target.value(stored) == ["0/20", "0/10", "0/0"]
     finally:
         await session.close()

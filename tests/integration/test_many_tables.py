@@ -68,7 +68,7 @@ async def test_a_start_asks_as_much_for_many_tables_as_for_one(
 async def test_sources_ask_for_requests_only_if_there_are_any(
     target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_health, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(target_health, "CHECK_SECONDS", 0.02)
     monkeypatch.setattr(target_health, "REQUEST_POLL_SECONDS", 0.0)
     polls = 0
     passed: list[bool] = []
@@ -80,7 +80,7 @@ async def test_sources_ask_for_requests_only_if_there_are_any(
 
     monkeypatch.setattr(target_health, "has_requests", counting)
     address = TargetAddress.parse(Secret(target.url))
-    watch = target_health.TargetWatch(
+    watch = target_health.TargetMonitor(
         address, CHANNEL, lambda payload: True, passed.append, lambda error: None
     )
     bookkeeping = Bookkeeping(address)

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from streamer.control.chunked_copy import ChunkedCopy
 from streamer.copy.copy_in_chunks import ChunkSize, RewrittenError, find_chunk
-from streamer.copy.copy_snapshot import look
+from streamer.copy.copy_snapshot import read_table_seen
 from streamer.copy.parts.ctid_ranges import Heap
 from streamer.mapping.relation_names import RelationName
 from tests.integration.test_chunks import until_it_has
@@ -124,7 +124,7 @@ async def test_a_partition_that_was_rewritten_behind_the_snapshot_is_not_taken_f
     size = ChunkSize(100, 2, 1, 20)
     async with await psycopg.AsyncConnection.connect(source.url, row_factory=dict_row) as plain:
         await plain.execute("begin isolation level repeatable read; savepoint look")
-        seen = await look(plain, name, is_partitioned=True)
+        seen = await read_table_seen(plain, name, is_partitioned=True)
         await plain.execute("rollback to savepoint look")
         assert seen is not None
         copy: Any = SimpleNamespace(seen=seen)

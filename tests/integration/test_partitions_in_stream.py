@@ -145,10 +145,10 @@ async def test_tenants_share_a_partitioned_target(
 
     At the start the first source makes the table after the second has looked for it.
     """
-    settle = ChangedDefinitions.settle
+    prepare_targets = ChangedDefinitions.prepare_targets
 
     async def settle_early(self: ChangedDefinitions, *given: Any) -> Any:
-        found = await settle(self, *given)
+        found = await prepare_targets(self, *given)
         if self._source.sid == "b":
             await streamer.eventually(is_made)
         return found
@@ -156,7 +156,7 @@ async def test_tenants_share_a_partitioned_target(
     async def is_made() -> bool:
         return bool(target.value("select to_regclass('p') is not null"))
 
-    monkeypatch.setattr(ChangedDefinitions, "settle", settle_early)
+    monkeypatch.setattr(ChangedDefinitions, "prepare_targets", settle_early)
     path = tmp_path / "config.yaml"
     group = "ddl: capture\non_ddl: {detach_partition: apply}"
     mine = f'{{url: "{source.url}", sid: a}}'

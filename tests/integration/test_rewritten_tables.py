@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from streamer.runtime.guards import source_watch as watch
-from streamer.runtime.session import source_survey as survey
+from streamer.runtime.guards import source_monitor as watch
+from streamer.runtime.session import source_checks as survey
 from tests.support.postgres import Database, assert_same
 from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer
@@ -25,7 +25,7 @@ ERROR = "select error from streamer.relation where source = 'public.{}'"
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(survey, "CHECK_SECONDS", 0.2)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from streamer.copy import copy_round
-from streamer.copy.copy_snapshot import look, look_together
+from streamer.copy.copy_snapshot import read_table_seen, read_tables_seen
 from streamer.copy.parts import part_copier
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.mapping.relation_names import RelationName
@@ -242,7 +242,7 @@ async def test_a_snapshot_that_is_gone_ends_its_round_at_once(
 async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_copied(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(wait_limits, "CHECK_SECONDS", 0.1)
     monkeypatch.setattr(part_copier, "LOCK_SECONDS", 5)
     for name in ("free", "held"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
@@ -273,7 +273,7 @@ async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_co
 async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_stopped_at_once(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(wait_limits, "CHECK_SECONDS", 0.1)
     source.execute("create table t (id int primary key, n int generated always as (id + 1) stored)")
     source.execute("create table unmapped (id int primary key)")
     async with stream("t:") as streamer:
@@ -395,19 +395,19 @@ async def test_many_tables_are_looked_at_together_unless_a_session_locks_one(
         source.url, autocommit=True, row_factory=dict_row
     ) as plain:
         await plain.execute("begin isolation level repeatable read read only; savepoint look")
-        seen = await look_together(plain, names)
+        seen = await read_tables_seen(plain, names)
         assert list(seen) == names
         for name, together in seen.items():
-            assert together == await look(plain, name, is_partitioned=False)
+            assert together == await read_table_seen(plain, name, is_partitioned=False)
         assert seen[names[1]].heaps[0].numbers == (2,)
-        assert await look_together(plain, [RelationName("public", "p")]) == {}
+        assert await read_tables_seen(plain, [RelationName("public", "p")]) == {}
         await plain.execute("rollback to savepoint look")
         with source.connect() as blocker:
             blocker.execute("begin; lock table b")
-            assert await look_together(plain, names) == {}
+            assert await read_tables_seen(plain, names) == {}
             await plain.execute("rollback to savepoint look")
             blocker.execute("alter table b add column x int; commit")
-        assert await look_together(plain, [*names, RelationName("public", "none")]) == {}
+        assert await read_tables_seen(plain, [*names, RelationName("public", "none")]) == {}
         await plain.execute("rollback to savepoint look")
         source.execute("truncate a")
-        assert list(await look_together(plain, names)) == names[1:]
+        assert list(await read_tables_seen(plain, names)) == names[1:]

@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from streamer.runtime.guards import source_watch
-from streamer.runtime.guards.publications import Settled
+from streamer.runtime.guards import source_monitor
+from streamer.runtime.guards.publications import Reconciled
 from streamer.runtime.guards.table_cases import TableCases
 from streamer.runtime.session import reload_mapping
 from streamer.source.connection import Connection
@@ -355,8 +355,8 @@ async def test_a_new_table_waits_for_the_last_changes_of_the_one_in_its_place(
         looks.release()
         return await read_guard_facts(*args)
 
-    monkeypatch.setattr(source_watch, "read_guard_facts", counted)
-    monkeypatch.setattr(source_watch, "GUARD_SECONDS", 0.1)
+    monkeypatch.setattr(source_monitor, "read_guard_facts", counted)
+    monkeypatch.setattr(source_monitor, "GUARD_SECONDS", 0.1)
     replace = (
         "insert into {0} values ({1}, 'last'); delete from {0} where id = 1; drop table {0};"
         "create table {0} (id int primary key, v text); insert into {0} values (3, 'new')"
@@ -485,18 +485,18 @@ async def test_the_work_that_one_look_causes_does_not_delay_the_next_look(
     clock, looks = mock.Mock(), asyncio.Semaphore(0)
     clock.monotonic.return_value = 100.0
 
-    async def slow(self: TableCases, plain: Connection) -> Settled:
+    async def slow(self: TableCases, plain: Connection) -> Reconciled:
         clock.monotonic.return_value += 100.0
-        return await settle(self, plain)
+        return await reconcile(self, plain)
 
     async def counted(*args: Any) -> Any:
         looks.release()
         return await read_guard_facts(*args)
 
-    settle = TableCases.settle
-    monkeypatch.setattr(TableCases, "settle", slow)
-    monkeypatch.setattr(source_watch, "read_guard_facts", counted)
-    monkeypatch.setattr(source_watch, "time", clock)
+    reconcile = TableCases.reconcile
+    monkeypatch.setattr(TableCases, "reconcile", slow)
+    monkeypatch.setattr(source_monitor, "read_guard_facts", counted)
+    monkeypatch.setattr(source_monitor, "time", clock)
     source.execute("create table a_1 (id int primary key)")
     target.execute("create table a_1 (id int primary key)")
     async with stream("a_1: {initial: none}"):

@@ -16,7 +16,7 @@ from streamer.mapping.relation_names import RelationPattern, parse_name
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
-from streamer.runtime.guards import source_watch as watch
+from streamer.runtime.guards import source_monitor as watch
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of

@@ -14,7 +14,7 @@ from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer, read_server_plainly
 from streamer.source.connection import Connection, connection
 from streamer.source.server import wait_limits
-from streamer.source.server.wait_limits import set_lock_timeout, watched
+from streamer.source.server.wait_limits import reporting_blockers, set_lock_timeout
 from tests.support.postgres import Database
 
 EVERY = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
@@ -25,7 +25,7 @@ async def test_a_watcher_that_reached_another_server_names_no_session(
 ) -> None:
     source.execute("create table t (id int)")
     mapping = SourceMapping("shop", None, Secret(source.url), (TableRule(EVERY, EVERY),))
-    monkeypatch.setattr(wait_limits, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(wait_limits, "CHECK_SECONDS", 0.1)
     async with AsyncExitStack() as stack:
         holder = psycopg.connect(source.url)
         stack.callback(holder.close)
@@ -42,7 +42,7 @@ async def test_a_watcher_that_reached_another_server_names_no_session(
                 told.append(awaited)
 
             with pytest.raises(SourceContentionError):
-                await watched(mapping, server, plain, read(plain), tell)
+                await reporting_blockers(mapping, server, plain, read(plain), tell)
             return told
 
         own = await wait_at(here)

@@ -42,7 +42,7 @@ TABLES = "people:\norders:"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition_builder, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(definition_builder, "CHECK_SECONDS", 0.1)
     monkeypatch.setenv("STREAMER_TARGET__CREATE", "all")
 
 

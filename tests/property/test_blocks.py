@@ -225,7 +225,7 @@ def test_a_block_is_dispatched_like_its_transactions(data: st.DataObject) -> Non
         "is_replaced": data.draw(st.integers(0, 4)) == 0,
         "is_held": data.draw(st.integers(0, 4)) == 0,
         "start": data.draw(st.just(START) | lsns),
-        "landmark": None,
+        "last_transaction": None,
         "stop_lsn": data.draw(st.none() | lsns.map(Lsn)),
     }
     whole = _World(draws, keeps_blocks=True)

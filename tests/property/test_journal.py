@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamer.errors.error_classes import JournalError, SourceConnectionError, SpoolError
-from streamer.source.history_check import Landmark
+from streamer.source.history_check import CommittedTransaction
 from streamer.source.journal import gather_records
 from streamer.source.journal.gather_records import Gatherer
 from streamer.source.journal.journal_files import Journal
@@ -158,7 +158,9 @@ def test_torn_anywhere_it_ends_behind_a_whole_transaction(
         expected = [message for each in survivors for message in each]
         assert row_messages(messages_in(again)) == row_messages(expected)
         assert again.last == (
-            Landmark(end_lsn(len(survivors)), len(survivors), len(survivors)) if survivors else None
+            CommittedTransaction(end_lsn(len(survivors)), len(survivors), len(survivors))
+            if survivors
+            else None
         )
         # It goes on, and the source sends everything again from where it began.
         again.rewind()

@@ -192,7 +192,7 @@ def torture(options: Options, directory: Path) -> World:
                     for session in sessions:
                         session.check()
             world.heal()
-            tenants.bring_back(world)
+            tenants.restore_records(world)
             world.end(evolution.check)
         except BaseException as exc:
             exc.add_note(describe(world))

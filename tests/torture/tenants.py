@@ -36,7 +36,7 @@ def move_tenant(world: World) -> None:
     _add(world, tenant)
 
 
-def bring_back(world: World) -> None:
+def restore_records(world: World) -> None:
     """Let the tenant take part in the end."""
     if SID not in world.away:
         return

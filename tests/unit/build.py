@@ -15,7 +15,7 @@ from streamer.schema.source_definition import DefinedColumn
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 from streamer.source.catalog import SourceRelation
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
 EQUALS = "operator(pg_catalog.=)"
@@ -233,7 +233,7 @@ def mapped_relation(
     facts = RelationSource(
         database="shop",
         sid=None,
-        claim=Claim(1, "token", 1),
+        fence=FencingToken(1, "token", 1),
         binary_types=frozenset(),
         primary_key=(),
         unique_keys=(),

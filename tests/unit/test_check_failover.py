@@ -10,7 +10,7 @@ from streamer.commands.check.source_findings import check_server
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.server.primaries_after_failover import Primary
-from streamer.source.slot_and_publications.standbys import StandbyLook
+from streamer.source.slot_and_publications.standbys import StandbyState
 from streamer.source.timeline_branches import Branch
 from tests.unit.test_check_capacity import SERVER, SLOT
 
@@ -83,7 +83,7 @@ def test_a_standby_needs_its_primary_and_settings_that_protect_the_slot() -> Non
 def test_a_failover_keeps_the_slot_where_the_standby_is_ready() -> None:
     facts = facts_of(f"{BOTH}read-write", failover=True)
     facts.replication = {"synchronized_standby_slots": "other"}
-    facts.standbys = [StandbyLook("b", SLOT, READY)]
+    facts.standbys = [StandbyState("b", SLOT, READY)]
     lacks, fit = found(facts)
     assert "synchronized_standby_slots = 'other, standby'" in lacks
     assert "ready for failover" in fit
@@ -91,17 +91,17 @@ def test_a_failover_keeps_the_slot_where_the_standby_is_ready() -> None:
     facts.replication = {"synchronized_standby_slots": "other, standby"}
     (fit,) = found(facts)
     cases = (
-        (StandbyLook("b", None, READY), "does not exist yet"),
-        (StandbyLook("b", replace(SLOT, is_temporary=True), READY), "would be lost"),
-        (StandbyLook("b", replace(SLOT, invalidation="rows_removed"), READY), "rows_removed"),
-        (StandbyLook("b", error="connection refused"), "cannot be looked at: connection refused"),
+        (StandbyState("b", None, READY), "does not exist yet"),
+        (StandbyState("b", replace(SLOT, is_temporary=True), READY), "would be lost"),
+        (StandbyState("b", replace(SLOT, invalidation="rows_removed"), READY), "rows_removed"),
+        (StandbyState("b", error="connection refused"), "cannot be looked at: connection refused"),
     )
     for look, words in cases:
         facts.standbys = [look]
         (text,) = found(facts)
         assert words in text
 
-    facts.standbys = [StandbyLook("b", SLOT, READY | {"sync_replication_slots": "off"})]
+    facts.standbys = [StandbyState("b", SLOT, READY | {"sync_replication_slots": "off"})]
     (off, _) = found(facts)
     assert "sync_replication_slots is off" in off
 

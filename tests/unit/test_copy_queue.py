@@ -41,7 +41,7 @@ def test_relations_in_sync_have_a_round_of_their_own_after_the_others() -> None:
 
 def test_relations_to_declare_have_a_round_of_their_own_before_the_others() -> None:
     queue, copied, declared = CopyQueue(), mapped_relation(1), mapped_relation(2)
-    declared.become(TableState.stored(State.INIT, is_to_declare=True))
+    declared.become(TableState.stored(State.INIT, is_to_mark_synced=True))
     queue.request(copied)
     queue.request(declared)
     assert queue.take() == [declared]

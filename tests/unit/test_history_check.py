@@ -1,9 +1,9 @@
-from streamer.source.history_check import KEPT_MAX, HistoryCheck, Landmark
+from streamer.source.history_check import KEPT_MAX, CommittedTransaction, HistoryCheck
 from streamer.util.lsn import Lsn
 
 
-def at(lsn: int, xid: int = 0) -> Landmark:
-    return Landmark(Lsn(lsn), xid or lsn, 1000 + lsn)
+def at(lsn: int, xid: int = 0) -> CommittedTransaction:
+    return CommittedTransaction(Lsn(lsn), xid or lsn, 1000 + lsn)
 
 
 def test_a_transaction_that_comes_again_is_recognised() -> None:
@@ -55,8 +55,8 @@ def test_a_position_is_never_ahead_of_its_landmark_by_a_transaction() -> None:
         history.saw_transaction(at(2 * lsn))
     for flush in range(1, 2 * last + 2, 3):
         position = history.position_through(Lsn(flush))
-        landmark = history.newest_through(position)
-        stored = landmark.end_lsn if landmark is not None else stored
+        transaction = history.newest_through(position)
+        stored = transaction.end_lsn if transaction is not None else stored
         assert position - stored in (0, 1), (flush, position, stored)
         positions.add(position)
     assert history.position_through(Lsn(2 * last + 9)) == 2 * last + 9
@@ -64,21 +64,23 @@ def test_a_position_is_never_ahead_of_its_landmark_by_a_transaction() -> None:
 
 
 def test_without_origins_one_that_may_carry_an_origin_is_not_expected() -> None:
-    stored = Landmark.from_json(Landmark(Lsn(30), 30, 30, with_origins=True).to_json())
+    stored = CommittedTransaction.from_json(
+        CommittedTransaction(Lsn(30), 30, 30, with_origins=True).to_json()
+    )
     assert HistoryCheck(stored, Lsn(10), with_origins=False).saw_position(Lsn(40))
     assert not HistoryCheck(stored, Lsn(10), with_origins=True).saw_position(Lsn(40))
     assert not HistoryCheck(at(30), Lsn(10), with_origins=True).saw_position(Lsn(40))
 
 
 def test_as_json() -> None:
-    assert Landmark.from_json(at(30).to_json()) == at(30)
+    assert CommittedTransaction.from_json(at(30).to_json()) == at(30)
 
 
 def test_of_many_transactions_at_once_a_position_waits_at_the_first_or_the_last() -> None:
     check = HistoryCheck(None, Lsn(0))
-    first, last = Landmark(Lsn(100), 1, 5), Landmark(Lsn(900), 9, 5)
+    first, last = CommittedTransaction(Lsn(100), 1, 5), CommittedTransaction(Lsn(900), 9, 5)
     check.saw_transactions(first, last)
-    check.saw_transactions(one := Landmark(Lsn(950), 10, 5), one)
+    check.saw_transactions(one := CommittedTransaction(Lsn(950), 10, 5), one)
     assert check.position_through(Lsn(50)) == 50
     assert check.position_through(Lsn(500)) == 100
     assert check.newest_through(Lsn(500)) == first

@@ -56,7 +56,7 @@ class Server:
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
-    monkeypatch.setattr(http_connections, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(http_connections, "CHECK_SECONDS", 0.02)
     listening = listen("127.0.0.1:0")
     async with serving(listening, make_app()):
         opened = Server(listening.getsockname()[1])

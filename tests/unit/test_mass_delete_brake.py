@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from streamer.apply.lanes.delete_limit import DeleteLimit
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.lanes.lane_transaction import LaneBlock, LaneTransaction
-from streamer.apply.lanes.mass_delete_brake import Brake
 from streamer.decode.transactions import Changes, Transaction, TransactionBlock
 from streamer.mapping.rule_options import TableType
 from streamer.util.lsn import Lsn
@@ -44,48 +44,50 @@ def test_only_more_deletes_than_allowed_or_a_truncate_make_a_transaction_wait() 
         ("T", 1000, True),
         ("DDDD", None, False),
     ):
-        brake, mapped = Brake(), limited(limit)
+        delete_limit, mapped = DeleteLimit(), limited(limit)
         its = share(mapped, kinds)
-        assert brake.add(its) is waits
-        assert (brake.waiting(its) is not None) is waits
-    assert not Brake().add(share(limited(0, type=TableType.APPEND), "DT"))
-    assert not Brake().add(share(limited(3, skip_truncate=True), "T"))
+        assert delete_limit.add(its) is waits
+        assert (delete_limit.waiting(its) is not None) is waits
+    assert not DeleteLimit().add(share(limited(0, type=TableType.APPEND), "DT"))
+    assert not DeleteLimit().add(share(limited(3, skip_truncate=True), "T"))
 
 
 def test_each_transaction_of_a_block_and_all_pieces_of_one_are_counted() -> None:
-    brake, mapped = Brake(), limited(2)
+    delete_limit, mapped = DeleteLimit(), limited(2)
     block = TransactionBlock([1, 2, 3], [100, 200, 300], [0, 0, 0], [150, 250, 350])
     its = Changes(RELATION, payloads("DDDDDID"), [0, 1, 2], [2, 5, 7])
-    assert brake.add(LaneBlock(block.transaction(2), [(mapped, its)], Lsn(350), 1, block=block))
-    assert brake.waiting(share(mapped, "DD", 1)) is None
-    found = brake.waiting(share(mapped, "DDD", 2))
+    assert delete_limit.add(
+        LaneBlock(block.transaction(2), [(mapped, its)], Lsn(350), 1, block=block)
+    )
+    assert delete_limit.waiting(share(mapped, "DD", 1)) is None
+    found = delete_limit.waiting(share(mapped, "DDD", 2))
     assert found is not None
     assert (found[1].xid, found[1].lsn, found[1].deleted_rows) == (2, Lsn(200), 3)
-    assert brake.waiting(share(mapped, "ID", 3)) is None
+    assert delete_limit.waiting(share(mapped, "ID", 3)) is None
 
-    assert not brake.add(share(mapped, "DD", 4, ends=False))
-    assert brake.add(share(mapped, "D", 4))
-    assert not brake.add(share(mapped, "DDD", 5, ends=False))
-    brake.discard_open()
-    assert not brake.add(share(mapped, "I", 5))
+    assert not delete_limit.add(share(mapped, "DD", 4, ends=False))
+    assert delete_limit.add(share(mapped, "D", 4))
+    assert not delete_limit.add(share(mapped, "DDD", 5, ends=False))
+    delete_limit.discard_open()
+    assert not delete_limit.add(share(mapped, "I", 5))
 
 
 def test_a_decision_counts_for_its_transaction_and_only_deletes_are_left_out() -> None:
-    brake, mapped = Brake(), limited(0)
+    delete_limit, mapped = DeleteLimit(), limited(0)
     first, second = share(mapped, "IDUT", 1), share(mapped, "D", 2)
-    brake.add(first)
-    brake.add(second)
-    waiting = brake.waiting(first)
+    delete_limit.add(first)
+    delete_limit.add(second)
+    waiting = delete_limit.waiting(first)
     assert waiting is not None
     mapped.decided = waiting[1].decide(skips=True)
-    assert brake.waiting(first) is None
-    assert brake.waiting(second) is not None
-    (_, kept) = brake.without_skipped(first).changes[0]
+    assert delete_limit.waiting(first) is None
+    assert delete_limit.waiting(second) is not None
+    (_, kept) = delete_limit.without_skipped(first).changes[0]
     assert [chr(payload[0]) for payload in kept.payloads] == ["I", "U"]
-    assert brake.without_skipped(second) is second
-    assert brake.release(first) == {mapped: waiting[1]}
+    assert delete_limit.without_skipped(second) is second
+    assert delete_limit.release(first) == {mapped: waiting[1]}
     mapped.decided = waiting[1].decide(skips=False)
-    assert brake.without_skipped(first) is first
+    assert delete_limit.without_skipped(first) is first
     # A copy that has the transaction leaves nothing to decide.
     mapped.skip_through_lsn = Lsn(1000)
-    assert brake.waiting(second) is None
+    assert delete_limit.waiting(second) is None

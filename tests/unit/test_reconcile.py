@@ -439,7 +439,7 @@ def test_a_lost_publication_ends_the_stream() -> None:
 
 def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> None:
     _, plan = World(behind=identity("id", oid=2)).run()
-    assert plan.is_unsettled
+    assert plan.is_incomplete
     assert not plan.cases
     assert not plan.memberships
 
@@ -457,7 +457,7 @@ def test_a_table_of_its_own_that_takes_the_place_of_another_has_a_successor() ->
     state = replace(world.state(identity("id", oid=2), now, publication(inserts=True)), oids={2})
     plan = reconcile(state, [t, u], SOURCE)
     assert plan.cases == {T: Case(Fate.REPLACED, successor=U), U: Case(Fate.DROPPED)}
-    assert plan.is_unsettled
+    assert plan.is_incomplete
     assert not plan.wanted.identities, "nothing of the former table may be left"
     assert plan.wanted.kept == {"1.1/7", "1.1/8"}
 

@@ -15,7 +15,7 @@ from streamer.postgres.secret import Secret
 from streamer.runtime.replicas import replica as replica_module
 from streamer.runtime.replicas.replica import (
     FOLLOW_SECONDS,
-    FROZEN_LOOKS,
+    FROZEN_CHECKS,
     FROZEN_SECONDS,
     Replica,
     may_return,
@@ -87,7 +87,7 @@ def test_a_beat_begins_the_time_anew(clock: Clock) -> None:
 def test_while_this_process_cannot_look_it_judges_no_other(clock: Clock) -> None:
     replica = make()
     assert replica._find_frozen([record()]) == []
-    for look in range(FROZEN_LOOKS - 1):
+    for look in range(FROZEN_CHECKS - 1):
         clock.seconds += 10 * FROZEN_SECONDS  # the target was away
         assert replica._find_frozen([record()]) == [], look
     assert replica._find_frozen([record()]) != []

@@ -6,11 +6,11 @@ from streamer.source.stream import feedback
 
 BOUND_SECONDS = 12.0
 """The rest of the 15 s is for the work itself, on a machine that has other work."""
-PAGE_SECONDS = events.LOOK_SECONDS + status_reader.WAIT_SECONDS
+PAGE_SECONDS = events.CHECK_SECONDS + status_reader.WAIT_SECONDS
 
 
 def test_a_target_that_stops_answering_is_shown_in_time() -> None:
-    known = target_health.LOOK_SECONDS + target_health.ANSWER_SECONDS
+    known = target_health.CHECK_SECONDS + target_health.ANSWER_SECONDS
     assert known + PAGE_SECONDS < BOUND_SECONDS
 
 

@@ -80,7 +80,7 @@ def all_statements(plan: ApplyPlan) -> list[str]:
     texts = [
         statements.create_stage,
         statements.facts.prepare,
-        statements.facts.keep,
+        statements.facts.lock_sql,
         statements.delete_stage,
         statements.truncate_stage,
         statements.drop_stage,

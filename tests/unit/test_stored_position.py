@@ -15,7 +15,7 @@ from streamer.runtime.session.stored_position import (
     StoredPosition,
 )
 from streamer.source.history_check import HistoryCheck
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
 START = 1000
@@ -33,14 +33,14 @@ class Storing:
         record: Any = mock.Mock(acknowledged_lsn=Lsn(START))
         self.position = StoredPosition(
             mock.Mock(acknowledge=self._acknowledge),
-            Claim(1, "token", 1),
+            FencingToken(1, "token", 1),
             record,
             self.tracker,
             HistoryCheck(None, Lsn(START)),
             mock.Mock(arrived_seconds=None),
         )
 
-    async def _acknowledge(self, claim: Claim, position: AcknowledgedPosition) -> None:
+    async def _acknowledge(self, fence: FencingToken, position: AcknowledgedPosition) -> None:
         assert position.stored_lsn == (self.stored or [START])[-1]
         self.stored.append(position.lsn)
 

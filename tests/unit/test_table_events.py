@@ -73,7 +73,7 @@ async def test_a_copy_of_columns_that_met_a_waiting_lane_is_asked_for_again_once
     mapped = add(events, State.READY)
     events.relations.become(mapped, mapped.state.asked_for_part(Resync(columns=("v",))))
     lane: Any = events.relations.lane(mapped)
-    lane.keep(Hold.ERROR, "the target refuses a change")
+    lane.add_hold(Hold.ERROR, "the target refuses a change")
     lane.spool.held.of.return_value = (1, 100)
     with pytest.raises(SyncError, match="cannot be applied") as raised:
         await events.reach(mapped, Lsn(16))

@@ -48,7 +48,7 @@ COPY: Final[dict[str, Event]] = {
 }
 STREAM: Final[dict[str, Event]] = {
     "refuse": lambda state: state.failing(ERROR),
-    "brake": lambda state: state.braked(ERROR),
+    "brake": lambda state: state.stopped_by_delete_limit(ERROR),
     "lack rows": lambda state: state.lacks_rows(ERROR),
     "recover": lambda state: state.recovered(),
     "drain": lambda state: state.drained(),
@@ -88,7 +88,7 @@ def after_a_crash(state: TableState) -> TableState:
         needs_resync=state.is_lost,
         resync=state.resync,
         chunks=state.chunks,
-        is_to_declare=state.is_to_declare,
+        is_to_mark_synced=state.is_to_mark_synced,
     )
 
 
@@ -96,7 +96,7 @@ def after_a_crash(state: TableState) -> TableState:
 def reachable() -> frozenset[TableState]:
     """Return all states that events and crashes reach from those of a new table."""
     waiting = [TableState.stored(State.INIT, has_snapshot=False)]
-    waiting.append(replace(waiting[0], is_to_declare=True))
+    waiting.append(replace(waiting[0], is_to_mark_synced=True))
     reached = set(waiting)
     while waiting:
         state = waiting.pop()

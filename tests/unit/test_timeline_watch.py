@@ -10,10 +10,10 @@ import pytest
 from streamer.errors.error_classes import SourceConnectionError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.runtime.guards import timeline_watch
-from streamer.runtime.guards.timeline_watch import TimelineWatch
+from streamer.runtime.guards import timeline_monitor
+from streamer.runtime.guards.timeline_monitor import TimelineMonitor
 from streamer.source.timeline_branches import Branch
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 from tests.unit.test_check_capacity import SERVER
 
@@ -45,20 +45,22 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The timelines that are stored, each after the one that was known."""
     steps: list[tuple[int, int]] = []
 
-    async def store(_bookkeeping: object, _claim: Claim, known: int, now: int, _text: str) -> None:
+    async def store(
+        _bookkeeping: object, _fence: FencingToken, known: int, now: int, _text: str
+    ) -> None:
         steps.append((known, now))
 
-    monkeypatch.setattr(timeline_watch, "follow_timeline", store)
+    monkeypatch.setattr(timeline_monitor, "follow_timeline", store)
     return steps
 
 
-def watch(standby: Standby, held_lsn: Lsn) -> TimelineWatch:
+def watch(standby: Standby, held_lsn: Lsn) -> TimelineMonitor:
     connection: Any = standby
     bookkeeping: Any = None
     source = SourceMapping("shop", None, Secret(""), ())
     server = replace(SERVER, timeline=1)
-    return TimelineWatch(
-        source, server, Branch(1), connection, bookkeeping, Claim(1, "", 0), held_lsn
+    return TimelineMonitor(
+        source, server, Branch(1), connection, bookkeeping, FencingToken(1, "", 0), held_lsn
     )
 
 

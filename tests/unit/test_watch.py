@@ -6,7 +6,7 @@ import pytest
 
 from streamer.errors.error_classes import TargetConnectionError
 from streamer.target import silent_server as watch
-from streamer.target.silent_server import Activity, Unreachable, Watch
+from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable
 
 AT_WORK = Activity(is_waiting_for_us=False, since="active 1")
 IDLE = Activity(is_waiting_for_us=True, since="idle 1")
@@ -47,7 +47,7 @@ async def severed_after(*answers: Activity | Exception | None, moves: bool = Fal
         was_severed = True
         over.set()
 
-    watched = Watch(ask, sever)
+    watched = SilenceMonitor(ask, sever)
     with watched.waiting():
         await over.wait()
     return asked if was_severed else None
@@ -81,7 +81,7 @@ async def test_nothing_is_asked_about_what_is_answered_soon() -> None:
     async def ask() -> Activity | None:
         raise AssertionError
 
-    watched = Watch(ask, lambda: pytest.fail("severed"))
+    watched = SilenceMonitor(ask, lambda: pytest.fail("severed"))
     for _ in range(3):
         with watched.waiting():
             pass
@@ -100,6 +100,6 @@ async def test_bytes_that_leave_are_progress(monkeypatch: pytest.MonkeyPatch) ->
             sent.set()
         return IDLE
 
-    watched = Watch(ask, lambda: pytest.fail("severed"), lambda: left)
+    watched = SilenceMonitor(ask, lambda: pytest.fail("severed"), lambda: left)
     with watched.waiting():
         await sent.wait()

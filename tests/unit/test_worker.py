@@ -36,16 +36,16 @@ class _Gate(_NoTarget):
     def __init__(self) -> None:
         self.asked, self.opened = asyncio.Event(), asyncio.Event()
 
-    async def connect(self, claims: object) -> None:
+    async def connect(self, fences: object) -> None:
         self.asked.set()
         await self.opened.wait()
 
-    async def settle(self) -> bool:
+    async def resolve_commit(self) -> bool:
         return True
 
 
 class _Owner:
-    claim, source = "claim", None
+    fence, source = "fence", None
 
     def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
         pass

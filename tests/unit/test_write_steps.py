@@ -19,7 +19,7 @@ from streamer.apply.write.write_steps import (
     Change,
     Execute,
     InOrder,
-    Keep,
+    RequireFacts,
     Staged,
     Step,
     fold_steps,
@@ -84,7 +84,7 @@ def every_change(plan: ApplyPlan = PLAN) -> Fold:
 def test_rows_are_removed_first_and_inserted_last_each_in_the_order_of_keys() -> None:
     staged, *changes, keep, inserts = steps_of(every_change())
     assert isinstance(staged, Staged)
-    assert isinstance(keep, Keep)
+    assert isinstance(keep, RequireFacts)
     assert staged.count == 9
     assert staged.is_indexed
     rows = {step.op: data(step.rows) for step in changes if isinstance(step, Change)}
@@ -101,7 +101,7 @@ def test_rows_are_removed_first_and_inserted_last_each_in_the_order_of_keys() ->
 
 def test_inserts_alone_need_no_staging_table() -> None:
     keep, inserts = steps_of(Fold(PLAN, inserts={b"1": [b"1", b"a"]}))
-    assert isinstance(keep, Keep)
+    assert isinstance(keep, RequireFacts)
     assert isinstance(inserts, Copy)
     assert steps_of(Fold(PLAN)) == []
 
@@ -131,7 +131,7 @@ def test_a_missing_row_is_a_conflict_unless_it_may_be_missing(
 ) -> None:
     fold = Fold(plan, deletes={b"1": None}, updates={b"2": [b"2", b"b"], b"3": partial(b"3")})
     changes = changes_of(fold, fires_keys=fires_keys)
-    facts = {op: (change.conflict, change.is_noted) for op, change in changes.items()}
+    facts = {op: (change.conflict, change.is_recorded) for op, change in changes.items()}
     assert facts == {OP_DELETE: deleted, UPDATED: updated, OP_UPDATED_PARTLY: (None, False)}
     assert list(changes[OP_DELETE].keys) == [b"1"]
     assert list(changes[UPDATED].keys) == [b"2"]
@@ -171,7 +171,7 @@ def test_a_truncate_comes_first_and_restarts_sequences() -> None:
     plan = replace(PLAN, target=replace(PLAN.target, sequences=('"s"',)))
     truncate, keep, inserts = steps_of(truncated(plan), fires_keys=True)
     assert truncate == Execute('truncate only "public"."t"; alter sequence "s" restart')
-    assert isinstance(keep, Keep)
+    assert isinstance(keep, RequireFacts)
     assert isinstance(inserts, Copy)
 
 
@@ -189,7 +189,7 @@ def test_a_truncate_leaves_the_rows_alone_to_which_others_refer_again() -> None:
         for half in (Half.ADDITIONS, Half.REMOVALS)
     ]
     assert kinds == [[Staged, Change], [Staged, Copy, Execute]]
-    assert [type(step) for step in steps_of(fold)] == [Execute, Keep, Copy]
+    assert [type(step) for step in steps_of(fold)] == [Execute, RequireFacts, Copy]
 
 
 def test_half_of_a_fold_removes_rows_and_the_other_half_adds_some() -> None:

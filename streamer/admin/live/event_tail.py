@@ -23,7 +23,7 @@ from streamer.observability.logs import redact
 from streamer.target.connection import TargetAddress
 from streamer.util.quantities import format_bytes, format_latency
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 LOOKS: Final = 5
 """After so many reads of the bookkeeping, the command looks for a process again."""
 CHATTY: Final = ("lag", "rate")
@@ -53,7 +53,7 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
         except StreamerError as exc:
             if is_first or exc.retry is not Retry.TIMED:
                 raise
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS)
 
 
 def _new(
@@ -79,7 +79,7 @@ async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
         earlier = await _look(bookkeeping)
         yield "snapshot", {"states": [as_state(*item) for item in earlier.states.items()]}
         for _ in range(LOOKS):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             now = await _look(bookkeeping)
             for event in changes_between(earlier, now):
                 yield event

@@ -32,7 +32,7 @@ from streamer.target.connection import TargetAddress
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 COMMENT_SECONDS: Final = 15.0
 """The pause between comments at most, so that a listener notices a lost connection."""
 QUEUE_MAX: Final = 1000
@@ -272,7 +272,7 @@ class Events:
         bookkeeping = Bookkeeping(self._address, "streamer events")
         try:
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(CHECK_SECONDS)
                 now = self._look()
                 now.progress = self._seen.progress
                 is_copying = any(state == "copying" for state, _ in now.states.values())

@@ -26,7 +26,7 @@ READ_AT: Final = 25
 """The second in which a process reads: by then all have stored, if their clocks agree roughly."""
 LATE_SECONDS: Final = 2 * COARSE_SECONDS
 """Each read begins this long before the last read but one, for minutes that arrived late."""
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 PART_SECONDS: Final = 600
 """The part of the history in a single statement, because the event loop also streams."""
 
@@ -60,7 +60,7 @@ class MinuteExchange:
     async def run(self) -> None:
         """Store and read each minute until cancelled."""
         while self._find_bookkeeping() is None:  # noqa: ASYNC110 (the engine tells no one)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
         await self._try(self.read)
         while True:
             await self._sleep_until(STORE_AT)

@@ -16,7 +16,7 @@ from streamer.source.catalog import SourceRelation
 
 Row = dict[str, Any]
 
-LOOK_SECONDS: Final = 15.0
+CHECK_SECONDS: Final = 15.0
 
 _IDENTITIES: Final = {
     "d": "the primary key",
@@ -37,11 +37,11 @@ async def look_at(
     exact = RelationPattern(table.namespace, table.name)
     alone = replace(source, rules=(replace(rule, pattern=exact),))
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(CHECK_SECONDS):
             seen = await examine(settings, Mapping((alone,), target_namespace))
     except TimeoutError:
         raise SourceConnectionError(
-            f"the servers did not answer within {LOOK_SECONDS:g} s",
+            f"the servers did not answer within {CHECK_SECONDS:g} s",
             hint="a server is unreachable, or a session holds a lock on the table",
         ) from None
     return _described(seen, table)

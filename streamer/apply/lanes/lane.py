@@ -43,9 +43,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.lanes.blocked_keys import Quarantine
+from streamer.apply.lanes.delete_limit import DeleteLimit
 from streamer.apply.lanes.held_counts import Held
 from streamer.apply.lanes.lane_transaction import LaneTransaction
-from streamer.apply.lanes.mass_delete_brake import Brake
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.sql.wide_rows import PlanStatements
 from streamer.control.chunked_copy import ChunkedCopy
@@ -61,7 +61,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.schema.definition_message import Part
 from streamer.source.catalog import SourceRelation
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
 from streamer.util.waiting import wait_for_event
 
@@ -80,7 +80,7 @@ class RelationSource:
 
     database: str
     sid: str | None
-    claim: Claim
+    fence: FencingToken
     binary_types: frozenset[int]
     primary_key: tuple[str, ...] = ()
     unique_keys: tuple[tuple[str, ...], ...] = ()
@@ -180,7 +180,7 @@ class MappedRelation:
         self.state = state
         self.skip_through_lsn = state.skips_through
 
-    def knows(self, parts: set[Part]) -> None:
+    def add_parts(self, parts: set[Part]) -> None:
         """Add *parts* of the source's table. Dropped parts may stay in the set."""
         self.parts = parts | (self.parts or set())
 
@@ -353,7 +353,7 @@ class LaneOwner(Protocol):
         ...
 
     @property
-    def claim(self) -> Claim:
+    def fence(self) -> FencingToken:
         """The right to write the lanes' changes to the target."""
         ...
 
@@ -394,11 +394,11 @@ class LaneOwner(Protocol):
         """The lane waits for the target because of *reason*; None: it no longer waits."""
         ...
 
-    def has_brake(self, lane: "Lane") -> bool:
+    def has_delete_limit(self, lane: "Lane") -> bool:
         """Whether a table of the lane limits the deletes of a transaction."""
         ...
 
-    async def lane_braked(
+    async def delete_limit_reached(
         self, lane: "Lane", mapped: MappedRelation, mass_delete: MassDelete
     ) -> None:
         """The lane's next transaction deletes more rows of *mapped* than its rule allows."""
@@ -462,7 +462,7 @@ class Lane:
     """All changes of the lane that commit before are durable; `pending` counts whole runs."""
     is_ending: bool = False
     """The pipeline ends; the source sends unapplied changes again to the next attempt."""
-    brake: Brake = field(default_factory=Brake)
+    delete_limit: DeleteLimit = field(default_factory=DeleteLimit)
     requests: deque[QuarantineRequest] = field(default_factory=deque)
     """The drainer fulfils requests before it applies changes."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -521,11 +521,11 @@ class Lane:
         if self.is_ending:
             return
         if self.spool is None and share.end_lsn is None:
-            self.keep(Hold.LARGE)
+            self.add_hold(Hold.LARGE)
         elif self.spool is None and share.redefines:
-            self.keep(Hold.BUSY)
-        if self.brake.add(share):
-            self.keep(Hold.BUSY)  # a drainer applies the preceding changes
+            self.add_hold(Hold.BUSY)
+        if self.delete_limit.add(share):
+            self.add_hold(Hold.BUSY)  # a drainer applies the preceding changes
         if self.spool is None:
             self.queued_count += 1
             self.queue.put(self, share)
@@ -537,7 +537,7 @@ class Lane:
         self.has_open_share = share.end_lsn is None
         self.changed.set()
 
-    def keep(self, reason: Hold, error: str | None = None) -> None:
+    def add_hold(self, reason: Hold, error: str | None = None) -> None:
         """Hold this lane from now on, for *reason*."""
         if self.is_ending:
             return
@@ -562,13 +562,13 @@ class Lane:
     def keep_aside(self, until: float) -> None:
         """Leave this lane to a drainer until *until*, a time of `time.monotonic`."""
         self.slow_until = until
-        self.keep(Hold.SLOW)
+        self.add_hold(Hold.SLOW)
 
     def hold_to_point(self, point: Lsn | None) -> None:
         """Let the drainer apply changes that commit before *point*; None: no changes for now."""
         if Hold.POINT not in self.hold or self.point != point:
             self.point, self.is_at_point = point, False
-            self.keep(Hold.POINT)
+            self.add_hold(Hold.POINT)
 
     def _is_before_point(self, share: LaneTransaction) -> bool:
         return self.point is not None and share.transaction.final_lsn < self.point
@@ -577,7 +577,7 @@ class Lane:
         """Queue *request* in order, unless the queue already contains the request."""
         if all(queued.request_id != request.request_id for queued in self.requests):
             self.requests.append(request)
-            self.keep(Hold.BUSY)
+            self.add_hold(Hold.BUSY)
 
     def split(self, share: LaneTransaction) -> list[LaneTransaction]:
         """Return the shares of a share's transactions, which the worker applies instead."""
@@ -588,7 +588,7 @@ class Lane:
     def applied(self, shares: list[LaneTransaction]) -> None:
         """The worker has committed *shares*."""
         self.owner.lane_durable(self, shares)
-        self._settle(len(shares))
+        self._uncount(len(shares))
 
     def give_back(self, shares: list[LaneTransaction]) -> None:
         """Hold the lane, and spool *shares*, which the worker cannot apply, and all later shares.
@@ -596,9 +596,9 @@ class Lane:
         The lane may be held for days, so the shares go to disk. Raises SpoolError.
         """
         if self.is_ending:
-            self._settle(len(shares))
+            self._uncount(len(shares))
             return
-        self.keep(Hold.BUSY)
+        self.add_hold(Hold.BUSY)
         if shares:
             spool = self.open_spool()
             for share in shares:
@@ -607,9 +607,9 @@ class Lane:
             # The worker gives back the committing window after the shares behind that window.
             self.returned.appendleft(spool)
             self.is_at_point = False
-        self._settle(len(shares))
+        self._uncount(len(shares))
 
-    def _settle(self, count: int) -> None:
+    def _uncount(self, count: int) -> None:
         self.queued_count -= count
         if self.queued_count == 0:
             self.changed.set()
@@ -645,7 +645,7 @@ class Lane:
         if self.has_open_share:
             assert self.spool is not None
             self.spool.discard_open()
-            self.brake.discard_open()
+            self.delete_limit.discard_open()
             self.has_open_share = False
             self.changed.set()
 

@@ -84,7 +84,7 @@ def _unpack_block(data: bytes, begin: int) -> list[bytes]:
     return slices(data, list(accumulate(lengths, initial=begin)))
 
 
-def claim_parent(parent: Path) -> None:
+def prepare_parent(parent: Path) -> None:
     """Make the configured directory of spools, or check that it belongs to this user alone.
 
     The directory contains journals, Spark jobs and the installation's id. Raises SpoolError.
@@ -106,7 +106,7 @@ class SpoolDirectory:
     """The directory of a process's spools."""
 
     def __init__(self, parent: Path) -> None:
-        claim_parent(parent)
+        prepare_parent(parent)
         try:
             self._directory = OwnedDirectory(parent, "streamer-")
         except OSError as exc:
@@ -127,7 +127,7 @@ class SpoolDirectory:
     def _make_again(self) -> None:
         """Make the directory that a cleaner has removed. Open files stay usable."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))
-        claim_parent(self.path.parent)
+        prepare_parent(self.path.parent)
         try:
             self._directory.make_again()
         except OSError as exc:

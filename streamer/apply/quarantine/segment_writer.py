@@ -224,7 +224,7 @@ class SegmentWriter:
                 cascades=target.checks_foreign_keys,
             )
         )
-        await self._writer.conflicts.note_in_order(mapped, segment.plan, segment.origin_of)
+        await self._writer.conflicts.add_in_order(mapped, segment.plan, segment.origin_of)
         for row in await target.fetch(_REFUSED_SQL):
             index = segment.staged[row["seq"]]
             blocked.add(items[index].keys)

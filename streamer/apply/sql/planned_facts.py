@@ -33,7 +33,7 @@ class PlannedFacts:
 
     @cached_property
     def prepare(self) -> str:
-        """Prepare the statement of the facts in the session, and execute `keep`."""
+        """Prepare the statement of the facts in the session, and execute `lock_sql`."""
         target = self.plan.target
         names = ", ".join(quote_literal(column.name) for column in self._columns)
         types = ", ".join(quote_literal(column.type_facts) for column in self._columns)
@@ -48,11 +48,11 @@ begin
     if not exists (select from pg_catalog.pg_prepared_statements where name = {name}) then
         execute {quote_literal(query)};
     end if;
-    execute {quote_literal(self.keep)};
+    execute {quote_literal(self.lock_sql)};
 end""")
 
     @property
-    def keep(self) -> str:
+    def lock_sql(self) -> str:
         """Lock the facts until the transaction ends, or fail if the facts have changed.
 
         EXECUTE locks the table. After a change of the definition, the server plans the statement

@@ -22,7 +22,7 @@ from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.rows.fold import read_changes
 from streamer.bookkeeping.bookkeeping_table import Executor
-from streamer.bookkeeping.noted_conflicts import add_conflicts
+from streamer.bookkeeping.stored_conflicts import add_conflicts
 from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.transactions import Transaction
 
@@ -72,7 +72,7 @@ class Conflict:
         )
 
 
-async def note_conflicts(
+async def store_conflicts(
     target: Executor, relation_id: int, conflicts: Sequence[Conflict], kept: int
 ) -> None:
     """Write *conflicts* of a relation, and keep the newest *kept* conflicts."""

@@ -56,8 +56,8 @@ from streamer.target.add_columns import (
 )
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
+from streamer.target.fencing_token import FencingToken
 from streamer.target.kept_connection import KeptConnection
-from streamer.target.write_claim import Claim
 from streamer.util.batched import Batched
 from streamer.util.containment import apart, contained
 
@@ -175,34 +175,34 @@ class Planner:
             await self._make(mapped, relation)
 
     async def _read_targets(
-        self, keys: list[tuple[Claim, RelationName]]
-    ) -> dict[tuple[Claim, RelationName], TargetRelation]:
-        targets: dict[tuple[Claim, RelationName], TargetRelation] = {}
-        for claim, names in _grouped(keys).items():
-            async with self._target(claim) as connection:
+        self, keys: list[tuple[FencingToken, RelationName]]
+    ) -> dict[tuple[FencingToken, RelationName], TargetRelation]:
+        targets: dict[tuple[FencingToken, RelationName], TargetRelation] = {}
+        for fence, names in _grouped(keys).items():
+            async with self._target(fence) as connection:
                 relations = await read_relations(connection, names)
-            targets |= {(claim, name): target for name, target in relations.items()}
+            targets |= {(fence, name): target for name, target in relations.items()}
         return targets
 
     async def _read_known(
-        self, keys: list[tuple[Claim, int]]
-    ) -> dict[tuple[Claim, int], dict[str, int]]:
-        columns: dict[tuple[Claim, int], dict[str, int]] = {}
-        for claim, relation_ids in _grouped(keys).items():
-            async with self._target(claim) as connection:
+        self, keys: list[tuple[FencingToken, int]]
+    ) -> dict[tuple[FencingToken, int], dict[str, int]]:
+        columns: dict[tuple[FencingToken, int], dict[str, int]] = {}
+        for fence, relation_ids in _grouped(keys).items():
+            async with self._target(fence) as connection:
                 stored = await read_known(connection, relation_ids)
-            columns |= {(claim, number): names for number, names in stored.items()}
+            columns |= {(fence, number): names for number, names in stored.items()}
         return columns
 
     @asynccontextmanager
-    async def _target(self, claim: Claim) -> AsyncIterator[TargetConnection]:
-        """Yield the connection to the server of *claim*."""
+    async def _target(self, fence: FencingToken) -> AsyncIterator[TargetConnection]:
+        """Yield the connection to the server of *fence*."""
         if self._inside is not None:
             async with self._lock:
                 yield self._inside
             return
         async with self._lock:
-            connection = await self._kept.get(claim)
+            connection = await self._kept.get(fence)
             try:
                 yield connection
             except TargetError:
@@ -210,7 +210,7 @@ class Planner:
                 raise
 
     async def _read(self, mapped: MappedRelation) -> TargetRelation | None:
-        return await self._targets.get((mapped.source.claim, mapped.mapping.target))
+        return await self._targets.get((mapped.source.fence, mapped.mapping.target))
 
     async def _define(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
         """Read the source's keys again, and return the columns of the table."""
@@ -247,7 +247,7 @@ class Planner:
                 columns = group.create_task(self._define(mapped), name="definition")
                 target = group.create_task(self._read(mapped), name="target")
                 stored = group.create_task(
-                    self._known.get((mapped.source.claim, mapped.relation_id)), name="known"
+                    self._known.get((mapped.source.fence, mapped.relation_id)), name="known"
                 )
             return target.result(), stored.result(), columns.result()
 
@@ -273,13 +273,13 @@ class Planner:
             if stored is not None and (lost := [name for name in names if stored.get(name, 0) > 0]):
                 # A session dropped these columns at the target; new columns will lack values.
                 stored = stored | {name: -stored[name] for name in lost}
-                async with self._target(mapped.source.claim) as connection:
+                async with self._target(mapped.source.fence) as connection:
                     await store_known(connection, mapped.relation_id, stored)
             if not adds or any(change.before is not None for change in changes.values()):
                 raise missing_error(mapped.mapping, target.name, missing, types, changes)
             if all(name in types for name in names):
                 additions = columns_to_add(mapped.mapping, missing, types, changes)
-                address = replace(self._address, claim=mapped.source.claim)
+                address = replace(self._address, fence=mapped.source.fence)
                 ask = partial(self.describe_types, mapped)
                 await add_columns(address, target.name, additions, ask)
                 target = await self._read(mapped)
@@ -294,13 +294,13 @@ class Planner:
         if plan.binary:
             _check_binary(plan, mapped)
         if plan.has_expressions:
-            async with self._target(mapped.source.claim) as connection:
+            async with self._target(mapped.source.fence) as connection:
                 await confirm_expressions(connection, plan, facts.types)
-        async with self._target(mapped.source.claim) as connection:
+        async with self._target(mapped.source.fence) as connection:
             await refuse_same_rows(connection, plan, _label(mapped))
         await self._check_actions(mapped, plan)
         if not plan.key_is_indexed:
-            async with self._target(mapped.source.claim) as connection:
+            async with self._target(mapped.source.fence) as connection:
                 if await has_deferred(connection, plan.name):
                     plan = replace(plan, is_provisional=True)
         if stored is not None:
@@ -315,7 +315,7 @@ class Planner:
         Raises MappingError.
         """
         inputs = [hashed.column for hashed in mapped.mapping.rule.hashes]
-        async with self._target(mapped.source.claim) as connection:
+        async with self._target(mapped.source.fence) as connection:
             stored = await read_definition(connection, mapped.relation_id)
         if stored is not None:
             now = await self._name_types(mapped, relation, inputs, may_fail=False)
@@ -344,10 +344,10 @@ class Planner:
         *added*: columns that this process has just added to the target, with fill values.
         """
         columns = columns_of(plan, stored, now)
-        backfilled = columns_to_bring(plan, stored, now, added)
+        backfilled = columns_to_backfill(plan, stored, now, added)
         if not backfilled and columns == stored:
             return
-        async with self._target(mapped.source.claim) as connection:
+        async with self._target(mapped.source.fence) as connection:
             await store_known(connection, mapped.relation_id, columns, backfilled)
         if backfilled:
             log.info(
@@ -365,7 +365,7 @@ class Planner:
         """
         if not plan.target.is_referenced or plan.type is TableType.HISTORY:
             return
-        async with self._target(mapped.source.claim) as connection:
+        async with self._target(mapped.source.fence) as connection:
             rows = await connection.fetch(_ACTIONS_SQL, plan.target.oid)
             ours = await read_targets(connection)
             acting = [
@@ -482,7 +482,7 @@ class Planner:
         """Return the names of the columns' types, without types that both servers lack."""
         source = mapped.source
         keys = type_keys(relation, names)
-        async with self._target(mapped.source.claim) as connection:
+        async with self._target(mapped.source.fence) as connection:
             type_names = await read_own_type_names(connection, list(keys.values()))
         if unknown := [key for key in keys.values() if key not in type_names]:
             try:
@@ -636,7 +636,7 @@ def columns_of(
     return {name: number if name in written else -number for name, number in numbers.items()}
 
 
-def columns_to_bring(
+def columns_to_backfill(
     plan: ApplyPlan,
     stored: Mapping[str, int],
     now: Mapping[str, DefinedColumn],

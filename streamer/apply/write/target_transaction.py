@@ -37,7 +37,7 @@ from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
 from streamer.postgres.blocking_sessions import END_OWN_SQL
 from streamer.target.connection import TargetAddress, TargetConnection
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
 
@@ -60,7 +60,7 @@ of the session in every transaction that touches a temporary table.
 class TargetTransaction:
     """A connection to the target and its transaction.
 
-    *on_committed*: called when COMMIT or `settle` confirms a commit.
+    *on_committed*: called when COMMIT or `resolve_commit` confirms a commit.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TargetTransaction:
         self._may_have_others = False
         """The session may have staging tables that `_stages` lacks, with any rows."""
         self._given_up: int | None = None
-        self._claims: Collection[Claim] = ()
+        self._fences: Collection[FencingToken] = ()
         self._committing: dict[MappedRelation, Lsn] = {}
         self._conflicts: list[tuple[MappedRelation, str, int]] = []
         self._skipped = NONE
@@ -105,36 +105,36 @@ class TargetTransaction:
     def is_broken(self) -> bool:
         return self._connection is None or self._connection.is_closed
 
-    async def connect(self, claims: Collection[Claim] | None = None) -> None:
-        """Connect, unless connected, to the server of *claims*; None: of the previous claims.
+    async def connect(self, fences: Collection[FencingToken] | None = None) -> None:
+        """Connect, unless connected, to the server of *fences*; None: of the previous tokens.
 
-        Raises TargetConnectionError, TargetRejectedError; TargetMovedError for claims that a new
-        connection cannot prove.
+        Raises TargetConnectionError, TargetRejectedError; TargetMovedError for tokens that are
+        invalid on a new connection.
         """
-        if claims is not None:
-            self._claims = claims
+        if fences is not None:
+            self._fences = fences
         if self._connection is not None and not self.is_broken and self._connection.is_outdated:
             await self.close()
         if not self.is_broken:
             try:
-                await self._prove_claims()
+                await self._verify_fences()
             except TargetMovedError:
                 self.disconnect()
             else:
                 return
         await self._open()
-        await self._prove_claims()
+        await self._verify_fences()
 
-    async def _prove_claims(self) -> None:
+    async def _verify_fences(self) -> None:
         missing = []
-        for claim in self._claims:
+        for fence in self._fences:
             try:
-                await self.target.prove(claim)
+                await self.target.verify_fence(fence)
             except TargetMovedError as exc:
-                missing.append(claim)
+                missing.append(fence)
                 error = exc
         if missing:
-            raise TargetMovedError(error.message, claims=missing)
+            raise TargetMovedError(error.message, fences=missing)
 
     async def _open(self) -> None:
         self._forget_stages()
@@ -217,7 +217,7 @@ class TargetTransaction:
         """Store *progress* and commit. Raises TargetFencedError after a rollback.
 
         *skipped*: the number of TRUNCATEs that the transaction has ignored, by table. After a lost
-        connection, `settle` determines the outcome.
+        connection, `resolve_commit` determines the outcome.
         """
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]
         failpoint("apply.before_commit")
@@ -227,7 +227,7 @@ class TargetTransaction:
             [
                 *self._empty_large_stages(),
                 *(skipped_sql(mapped.relation_id, number) for mapped, number in skipped.items()),
-                *([move_sql(positions, self._claims)] if moved else []),
+                *([move_sql(positions, self._fences)] if moved else []),
             ]
         )
         # If cancelled, still wait for the COMMIT: the tracker needs the outcome.
@@ -274,7 +274,7 @@ class TargetTransaction:
         for mapped in relations:
             self._committing.pop(mapped, None)
 
-    async def settle(self) -> bool:
+    async def resolve_commit(self) -> bool:
         """Return whether the COMMIT that a lost connection interrupted took effect.
 
         Waits for the old backend, which locks the progress rows until its COMMIT ends.
@@ -301,7 +301,7 @@ class TargetTransaction:
         The server makes or empties the table with the next message.
         """
         target, stage = self.target, statements.stage
-        self.keep(statements.facts)
+        self.require(statements.facts)
         existing = self._stages.pop(stage, None)
         rows = 0
         if existing is None:
@@ -318,11 +318,11 @@ class TargetTransaction:
             target.send_before_next(statements.truncate_stage)
         self._stages[stage] = statements, rows + (DELETED_ROWS_MAX + 1 if count is None else count)
 
-    def keep(self, facts: PlannedFacts) -> None:
+    def require(self, facts: PlannedFacts) -> None:
         """Make the server refuse the next message if *facts* no longer describe the target."""
         if facts.name in self._facts:
             self._facts.move_to_end(facts.name)
-            self.target.send_before_next(facts.keep)
+            self.target.send_before_next(facts.lock_sql)
             return
         while len(self._facts) >= FACTS_MAX:
             _, oldest = self._facts.popitem(last=False)

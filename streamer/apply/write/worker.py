@@ -330,15 +330,15 @@ class Worker:
         """Connect while the planner plans the first shares. `_commit` handles errors."""
         self._connects_ahead = False
         with contextlib.suppress(StreamerError):
-            await self._transaction.connect({lane.owner.claim for lane, _ in self._queue})
+            await self._transaction.connect({lane.owner.fence for lane, _ in self._queue})
 
     async def _commit(self, window: Window) -> None:
         """Commit *window*; give back the lanes whose changes the target rejects."""
         backoff = Backoff()
         while window.lanes:
             try:
-                await self._transaction.connect({lane.owner.claim for lane in window.lanes})
-                if await self._transaction.settle():
+                await self._transaction.connect({lane.owner.fence for lane in window.lanes})
+                if await self._transaction.resolve_commit():
                     break
                 if await self._write(window):
                     await self._transaction.commit(_progress(window), _skipped(window))
@@ -346,7 +346,7 @@ class Worker:
             except TargetFencedError as exc:
                 self._give_up(window, exc, _lanes_with(window, exc.relations))
             except TargetMovedError as exc:
-                moved = [lane for lane in window.lanes if lane.owner.claim in exc.claims]
+                moved = [lane for lane in window.lanes if lane.owner.fence in exc.fences]
                 self._give_up(window, exc, moved)
             except (TargetConnectionError, TargetRejectedError) as exc:
                 self._transaction.disconnect()
@@ -408,15 +408,15 @@ class Worker:
 
         timers: list[asyncio.TimerHandle] = []
 
-        def look() -> None:
+        def check() -> None:
             if self._is_in_the_way(window, lane):
                 self._too_slow = lane
                 self._transaction.disconnect()
             else:
-                timers[:] = [loop.call_later(SLOW_SECONDS, look)]
+                timers[:] = [loop.call_later(SLOW_SECONDS, check)]
 
         self._too_slow = None
-        timers.append(loop.call_later(SLOW_SECONDS, look))
+        timers.append(loop.call_later(SLOW_SECONDS, check))
         began = time.monotonic()
         try:
             yield

@@ -49,7 +49,7 @@ class Execute:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class RequireFacts:
     """Facts of the target that the next step needs."""
 
     facts: PlannedFacts
@@ -62,8 +62,8 @@ class Change:
     ``leaves`` removes or marks rows, and ``writes`` writes the remaining rows. Marked rows make
     ``room`` in between. With ``inserts``, the writer inserts rows that the target lacks.
 
-    ``conflict``: the kind of conflict of a missing row. With ``is_noted``, the writer searches for
-    missing rows by ``keys``.
+    ``conflict``: the kind of conflict of a missing row. With ``is_recorded``, the writer searches
+    for missing rows by ``keys``.
     """
 
     statements: Statements
@@ -75,7 +75,7 @@ class Change:
     writes: str | None = None
     inserts: bool = False
     conflict: str | None = None
-    is_noted: bool = False
+    is_recorded: bool = False
     keys: Iterable[Any] = ()
 
 
@@ -110,7 +110,7 @@ class Staged:
     is_indexed: bool
 
 
-Step = Execute | Keep | Copy | Change | Inquiry | InOrder | Staged
+Step = Execute | RequireFacts | Copy | Change | Inquiry | InOrder | Staged
 
 
 def fold_steps(
@@ -134,7 +134,7 @@ def fold_steps(
         steps = _change_rows(fold, sets, fires_keys)
         yield Staged(sets, steps, fold.row_count, plan.key_is_indexed)
     if fold.inserts and not is_staged:
-        yield Keep(plain.facts)
+        yield RequireFacts(plain.facts)
         yield inserted_rows(plain, fold.inserts.values())
 
 
@@ -192,7 +192,7 @@ def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: boo
         len(removed),
         leaves=sets.delete,
         conflict=DELETE_MISSING if is_conflict else None,
-        is_noted=is_conflict and not fires_keys,
+        is_recorded=is_conflict and not fires_keys,
         keys=removed,
     )
 
@@ -220,7 +220,7 @@ def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
         writes=sets.update_whole,
         inserts=True,
         conflict=UPDATE_MISSING if is_conflict else None,
-        is_noted=is_conflict,
+        is_recorded=is_conflict,
         keys=(key for key, row in fold.updates.items() if not is_partial(row)),
     )
 

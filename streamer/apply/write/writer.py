@@ -15,17 +15,17 @@ from streamer.apply.rows.copydata import Copy
 from streamer.apply.rows.fold import NotFoldable
 from streamer.apply.sql.ordered_statements import Statements
 from streamer.apply.sql.set_statements import SEVERAL_ROWS
-from streamer.apply.write.conflict_notes import ConflictNotes, refusal
 from streamer.apply.write.foreign_key_order import Half, in_key_order, is_connected, write_order
 from streamer.apply.write.rejection_advice import advise
 from streamer.apply.write.staged_rows import OrderedRun
 from streamer.apply.write.target_transaction import TargetTransaction
+from streamer.apply.write.transaction_conflicts import TransactionConflicts, refusal
 from streamer.apply.write.write_steps import (
     Change,
     Execute,
     InOrder,
     Inquiry,
-    Keep,
+    RequireFacts,
     Staged,
     Step,
     fold_steps,
@@ -56,7 +56,7 @@ class Writer:
     ) -> None:
         self._transaction = transaction
         self._write_ordered = write_ordered or self.write_ordered
-        self.conflicts = ConflictNotes(transaction)
+        self.conflicts = TransactionConflicts(transaction)
 
     # ---- windows -------------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Writer:
         """Write a relation's changes in exact order, a run for each definition."""
         for run in ordered_runs(window, mapped, start, stop):
             statements = mapped.statements(run.plan).in_order
-            steps = ordered_steps(run, statements, notes=self.conflicts.are_noted(mapped))
+            steps = ordered_steps(run, statements, notes=self.conflicts.are_recorded(mapped))
             try:
                 await self._take(steps, mapped, window)
             except StreamerError as exc:
@@ -148,12 +148,12 @@ class Writer:
             match step:
                 case Execute():
                     await transaction.target.execute(step.sql)
-                case Keep():
-                    transaction.keep(step.facts)
+                case RequireFacts():
+                    transaction.require(step.facts)
                 case Copy():
                     await transaction.copy(step)
                 case Change():
-                    await self.conflicts.look_for(window, mapped, step)
+                    await self.conflicts.find_missing_rows(window, mapped, step)
                     missing = await self._account_for(step, *await self._touch_rows(step))
                     self.conflicts.count_missing(mapped, step, missing)
                 case Inquiry():

@@ -20,7 +20,7 @@ from streamer.source.catalog import ON_STANDBY_SINCE
 from streamer.source.connection import names_several_hosts
 from streamer.source.server.primaries_after_failover import choose
 from streamer.source.slot_and_publications.slot import Slot, require_own
-from streamer.source.slot_and_publications.standbys import StandbyLook
+from streamer.source.slot_and_publications.standbys import StandbyState
 from streamer.source.timeline_branches import KnownPlace
 
 RELOAD = "select pg_reload_conf()"
@@ -107,7 +107,9 @@ def _check_standby_as_source(place: Place, facts: SourceFacts) -> Iterable[Findi
 def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
     """Whether the standbys would have the slot, and receive each change before the target."""
     listed = facts.replication.get("synchronized_standby_slots", "")
-    physical = [name for look in facts.standbys if (name := look.settings.get("primary_slot_name"))]
+    physical = [
+        name for standby in facts.standbys if (name := standby.settings.get("primary_slot_name"))
+    ]
     missing = sorted(set(physical) - {name.strip(' "') for name in listed.split(",")})
     problem = (
         "the target can get changes before a standby has them; after a failover to that standby "
@@ -129,27 +131,29 @@ def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
             "has failover: true, and its url lists one host",
             in_words("list all hosts in the url, with target_session_attrs=read-write"),
         )
-    for look in facts.standbys:
-        yield from _check_candidate(Place(facts.label, f"standby {look.host}"), look, facts.slot)
+    for standby in facts.standbys:
+        yield from _check_candidate(
+            Place(facts.label, f"standby {standby.host}"), standby, facts.slot
+        )
 
 
-def _check_candidate(place: Place, look: StandbyLook, slot: Slot | None) -> Iterable[Finding]:
+def _check_candidate(place: Place, standby: StandbyState, slot: Slot | None) -> Iterable[Finding]:
     """Whether a failover to this standby would keep the slot."""
-    if look.error is not None:
-        yield warning(place, f"cannot be looked at: {look.error}")
+    if standby.error is not None:
+        yield warning(place, f"cannot be looked at: {standby.error}")
         return
     for name, value, expected in (
         ("sync_replication_slots", "off", "on"),
         (FEEDBACK, "off", "on"),
         ("primary_slot_name", "", "the name of a physical slot on the primary"),
     ):
-        if look.settings.get(name, value) == value:
+        if standby.settings.get(name, value) == value:
             yield warning(
                 place,
                 f"{name} is {value or 'empty'}, so this standby gets no copy of the slot",
                 in_words(f"set it on the standby to {expected}"),
             )
-    copy = look.slot
+    copy = standby.slot
     if copy is not None and copy.invalidation is not None:
         yield error(place, f"its copy of the slot was invalidated: {copy.invalidation}")
     elif slot is not None and (copy is None or copy.is_temporary):

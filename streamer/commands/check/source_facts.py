@@ -35,9 +35,9 @@ from streamer.source.slot_and_publications.ownership import Found, read_found
 from streamer.source.slot_and_publications.publication import Publication, read_publications
 from streamer.source.slot_and_publications.slot import Slot, read_slot
 from streamer.source.slot_and_publications.standbys import (
-    StandbyLook,
-    look_at_standbys,
+    StandbyState,
     read_replication_settings,
+    read_standbys,
 )
 from streamer.source.synchronous_commit import LISTED_SQL
 from streamer.source.tables.bytewise_columns import read_bytewise
@@ -135,7 +135,7 @@ class SourceFacts:
     slot: Slot | None = None
     replication: dict[str, str] = field(default_factory=dict)
     """Settings that decide about slots on standbys."""
-    standbys: list[StandbyLook] = field(default_factory=list)
+    standbys: list[StandbyState] = field(default_factory=list)
     """The standby servers of the url, if a failover is to keep the slot."""
     primaries: list[Primary] = field(default_factory=list)
     """The hosts of the url that accept writes, if it lists several."""
@@ -229,7 +229,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.found = await read_found(plain, source)
         facts.replication = await read_replication_settings(plain)
         if source.failover and not server.in_recovery:
-            facts.standbys = await look_at_standbys(source)
+            facts.standbys = await read_standbys(source)
         facts.seen = [SeenTable(**row) for row in await fetch_all(plain, _SEEN_SQL)]
         facts.mappings, facts.mapping_findings = resolve_rules(source, facts.seen, target_namespace)
         await _read_relations(plain, facts)

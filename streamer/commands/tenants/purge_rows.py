@@ -44,7 +44,7 @@ from streamer.target.connection import (
     target_connection,
     transaction,
 )
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.failpoints import failpoint
 
 CHUNK_ROWS: Final = 5000
@@ -117,9 +117,9 @@ async def purge(
     try:
         await require_installed(bookkeeping)
         await _check_known(bookkeeping, database, sid)
-        if not isinstance(claim := await locks.acquire(source), Claim):
+        if not isinstance(fence := await locks.acquire(source), FencingToken):
             raise MappingError(
-                f'source "{label}" is streaming: {claim} runs it',
+                f'source "{label}" is streaming: {fence} runs it',
                 hint="remove it from the mapping of that process first",
             )
         async with (
@@ -127,10 +127,10 @@ async def purge(
             target_connection(address, "streamer purge") as target,
         ):
             await _write_as_workers_do(target)
-            await _purge_all(bookkeeping, target, claim, database, sid, report)
+            await _purge_all(bookkeeping, target, fence, database, sid, report)
             records = await _of(bookkeeping, database, sid)
-            async with _under(claim, target):
-                await remove_source(target, claim.source_id)
+            async with _under(fence, target):
+                await remove_source(target, fence.source_id)
         return records
     finally:
         await locks.close()
@@ -162,10 +162,10 @@ async def _write_as_workers_do(target: TargetConnection) -> None:
 
 
 @asynccontextmanager
-async def _under(claim: Claim, target: TargetConnection) -> AsyncIterator[None]:
+async def _under(fence: FencingToken, target: TargetConnection) -> AsyncIterator[None]:
     """Run a block in a transaction that only the holder of the source's lock may commit."""
     async with transaction(target):
-        if not await holds_lock(target, claim):
+        if not await holds_lock(target, fence):
             raise TargetFencedError("target: another process has the lock on this source")
         yield
 
@@ -173,7 +173,7 @@ async def _under(claim: Claim, target: TargetConnection) -> AsyncIterator[None]:
 async def _purge_all(
     bookkeeping: Bookkeeping,
     target: TargetConnection,
-    claim: Claim,
+    fence: FencingToken,
     database: str,
     sid: str,
     report: Report,
@@ -188,24 +188,24 @@ async def _purge_all(
             f'database "{writer[1]}" writes rows with sid "{sid}" to {writer[0]}, too',
             hint="delete the rows of the former source by hand",
         )
-    async with _under(claim, target):
+    async with _under(fence, target):
         await begin_purge(target, database, sid, relations)
-        await keep_columns(target, claim.source_id)
+        await keep_columns(target, fence.source_id)
         # From here on rows are missing: a source that returns needs a new copy.
-        await remove_relations(target, claim.source_id)
+        await remove_relations(target, fence.source_id)
         for record in records:  # tables that were dropped meanwhile
             if record.target not in relations:
                 await finish_purge(target, record)
     for record in await _of(bookkeeping, database, sid):
         if record.is_finished:
             continue
-        await _purge_table(bookkeeping, target, claim, record, relations[record.target], report)
+        await _purge_table(bookkeeping, target, fence, record, relations[record.target], report)
 
 
 async def _purge_table(
     bookkeeping: Bookkeeping,
     target: TargetConnection,
-    claim: Claim,
+    fence: FencingToken,
     record: PurgeRecord,
     relation: TargetRelation,
     report: Report,
@@ -221,7 +221,7 @@ async def _purge_table(
         blocks = sum(leaf.blocks for leaf in leaves)
         for step in steps(leaves, relation, record.sid, first):
             while True:
-                async with _under(claim, target):
+                async with _under(fence, target):
                     deleted = await target.execute(step.sql)
                     failpoint("purge.deleted")
                     is_last = not step.repeats or not deleted
@@ -232,7 +232,7 @@ async def _purge_table(
                 report(await _of(bookkeeping, record.database, record.sid))
                 if is_last:
                     break
-        async with _under(claim, target):
+        async with _under(fence, target):
             # A program may have moved a row to a finished block.
             if not await holds_rows(target, relation.name, record.sid):
                 await finish_purge(target, record)

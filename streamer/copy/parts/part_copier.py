@@ -40,7 +40,7 @@ from streamer.postgres.password_source import open_job_url
 from streamer.postgres.row_values import quoted_unless_known
 from streamer.postgres.sqlstate import is_transient
 from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
-from streamer.target.write_claim import PROOF_SQL
+from streamer.target.fencing_token import FENCE_SQL
 from streamer.util.failpoints import failpoint
 from streamer.util.owned_directory import read_private
 
@@ -69,8 +69,8 @@ class CopyEnds:
     application_name: str
     place: Place
     """The source's server: the snapshot is there."""
-    claim: tuple[int, int, int, str]
-    """The proof of the right to write, from `streamer.target.write_claim`."""
+    fence: tuple[int, int, int, str]
+    """The parameters of `streamer.target.fencing_token.FENCE_SQL`."""
     rows_per_second: float | None = None
     hash_keys: dict[str, str] = dataclasses.field(default_factory=dict)
     """The secret keys of hashed columns, by their checks (`key_check`)."""
@@ -80,7 +80,7 @@ class CopyEnds:
 
     @classmethod
     def from_json(cls, ends: dict[str, Any]) -> Self:
-        return cls(**ends | {"place": tuple(ends["place"]), "claim": tuple(ends["claim"])})
+        return cls(**ends | {"place": tuple(ends["place"]), "fence": tuple(ends["fence"])})
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def _describe(error: Exception) -> str:
 
 def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
     """Store for the round that a copy cannot go on: the result of the job comes late."""
-    source_and_token = ends.claim[1], ends.claim[3]
+    source_and_token = ends.fence[1], ends.fence[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
             FAIL_PART_SQL,
@@ -242,10 +242,10 @@ class PartCopier:
     ) -> None:
         self._source = source
         self._target = target
-        self._token = ends.claim[-1]
+        self._token = ends.fence[-1]
         self._hash_keys = ends.hash_keys
         self._pace = Pace(ends.rows_per_second)
-        prove(target, ends)
+        verify_fence(target, ends)
         # Without the privilege triggers and foreign keys of the target apply.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
@@ -534,14 +534,14 @@ def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
         raise NotCopiedError("elsewhere", difference)
 
 
-def prove(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
+def verify_fence(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Refuse a target where the source's lock is not held by the process that planned the copy.
 
-    A session stays on a server, so one proof is enough. Each part proves the token again, in the
+    A session stays on a server, so one check is enough. Each part checks the token again, in the
     transaction that writes: a second process may have taken the source over on this server.
     """
     try:
-        row = psycopg.RawCursor(target).execute(PROOF_SQL, ends.claim).fetchone()
+        row = psycopg.RawCursor(target).execute(FENCE_SQL, ends.fence).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
         row = None  # without the bookkeeping
     if row is None or not row[0]:

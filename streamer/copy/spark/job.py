@@ -79,7 +79,7 @@ SHIPPED: Final = (
     "streamer.source.reached_server",
     "streamer.source.wal_end",
     "streamer.target",
-    "streamer.target.write_claim",
+    "streamer.target.fencing_token",
     "streamer.util",
     "streamer.util.failpoints",
     "streamer.util.lsn",

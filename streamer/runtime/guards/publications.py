@@ -43,11 +43,11 @@ from streamer.util.lsn import EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class Reconciled:
     """The stored consequences for relations. Relations without a case continue."""
 
     cases: Mapping[MappedRelation, Case]
-    is_unsettled: bool = False
+    is_incomplete: bool = False
     """The next check has to judge some of the tables."""
     contention: SourceContentionError | None = None
     """A session blocked the change of publications; the next check decides on these tables."""
@@ -121,7 +121,7 @@ class Publishing:
         self.is_being_copied: Callable[[MappedRelation], bool] = lambda _: False
         self._lock = asyncio.Lock()
 
-    def know(self, record: RelationRecord) -> None:
+    def load(self, record: RelationRecord) -> None:
         """Read the stored facts of a relation."""
         if record.has_returned:
             self._returned.add(record.relation_id)
@@ -131,7 +131,7 @@ class Publishing:
         """Use new rules from now on."""
         self._source = source
 
-    def know_table(self, mapped: MappedRelation) -> None:
+    def bind(self, mapped: MappedRelation) -> None:
         """Bind *mapped*, whose changes are held for a copy, to the table that has its name now."""
         mapped.relid = self._roots.get(mapped.relation_id, mapped.relid)
 
@@ -139,7 +139,7 @@ class Publishing:
         """Ignore earlier gaps in the publication of *mapped*: a new copy is due."""
         self._renewed.discard(mapped)
 
-    async def settle(self, plain: Connection) -> Settled:
+    async def reconcile(self, plain: Connection) -> Reconciled:
         """Publish every relation as its identity allows; return the consequences for each.
 
         This method stores the consequences before it returns. Raises SourceDivergedError when a
@@ -159,7 +159,7 @@ class Publishing:
         plan: PublicationPlan,
         plain: Connection,
         relations: Mapping[RelationName, MappedRelation],
-    ) -> Settled:
+    ) -> Reconciled:
         """Store and publish as *plan* says, so that a crash in between loses no change.
 
         1. *The consequences come before the changes of publications.* Once a column list is
@@ -185,7 +185,7 @@ class Publishing:
             )
         except SourceContentionError as exc:
             await self._store(former, relations)  # no publication has changed
-            return self._settled(plan, relations, exc)
+            return self._reconciled(plan, relations, exc)
         if plan.wanted.relisted:
             failpoint("publication.relisted")
         staying = {table.name: relations[table.name] for table in plan.tables}
@@ -202,16 +202,16 @@ class Publishing:
         self._returned.clear()
         obstructed = {name for name, case in plan.cases.items() if case.error is not None}
         self._renewed.update(relations[name] for name in plan.wanted.fresh - obstructed)
-        return self._settled(plan, relations)
+        return self._reconciled(plan, relations)
 
-    def _settled(
+    def _reconciled(
         self,
         plan: PublicationPlan,
         relations: Mapping[RelationName, MappedRelation],
         contention: SourceContentionError | None = None,
-    ) -> Settled:
+    ) -> Reconciled:
         cases = {relations[name]: case for name, case in plan.cases.items()}
-        return Settled(cases, plan.is_unsettled or contention is not None, contention)
+        return Reconciled(cases, plan.is_incomplete or contention is not None, contention)
 
     # ---- facts ---------------------------------------------------------------------------------
 

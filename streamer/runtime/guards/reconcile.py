@@ -157,7 +157,7 @@ class PublicationPlan:
     """The tables whose fingerprint streamer itself changes with their column list."""
     memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
     """The facts to store once the publications are as wanted."""
-    is_unsettled: bool = False
+    is_incomplete: bool = False
     """Tables disappeared while streamer read the catalogs; the next plan decides."""
 
 
@@ -251,9 +251,9 @@ def reconcile(
         frozenset(relisted),
         frozenset(mark for mark in marks if mark is not None and state.captures),
     )
-    is_unsettled = any(case.successor is not None for case in away.values())
+    is_incomplete = any(case.successor is not None for case in away.values())
     return PublicationPlan(
-        cases, staying, state, members, unmarked=unmarked, is_unsettled=is_unsettled
+        cases, staying, state, members, unmarked=unmarked, is_incomplete=is_incomplete
     )
 
 
@@ -443,18 +443,18 @@ def conclude(
 
     *tables*: the current state of the plan's tables. *refused*: why publishing a table failed.
     """
-    settled = []
+    decided = []
     for table in tables:
         former_oid = plan.state.root(table.name)
         # A name that lost its table meanwhile needs a new plan: a different table may have the
         # name.
         if former_oid in (None, state.root(table.name)):
-            settled.append(table)
-    faults = find_faults(state, settled, plan.wanted.lists, source)
+            decided.append(table)
+    faults = find_faults(state, decided, plan.wanted.lists, source)
     refused = {**refused, **plan.wanted.lists.refused}
     cases = dict(plan.cases)
     memberships = {}
-    for table in settled:
+    for table in decided:
         identity = state.identities.get(table.name)
         case = cases.get(table.name)
         reason = _find_reason(table, state, identity, refused.get(table.name), faults)
@@ -468,7 +468,7 @@ def conclude(
         plan,
         cases=cases,
         memberships=memberships,
-        is_unsettled=plan.is_unsettled or len(settled) < len(plan.tables),
+        is_incomplete=plan.is_incomplete or len(decided) < len(plan.tables),
     )
 
 

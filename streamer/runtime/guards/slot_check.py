@@ -191,7 +191,7 @@ class SlotCheck:
         slot = await read_slot(plain, name)
         require_own(slot, self._source, self._server)
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
-        is_all_copied = not synced and not any(m.state.is_to_declare for m in self._relations)
+        is_all_copied = not synced and not any(m.state.is_to_mark_synced for m in self._relations)
         if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):
             # All tables get a new copy, so begin at the end of the WAL. Earlier WAL may be
             # unreadable, as after DROP PUBLICATION before PostgreSQL 18.

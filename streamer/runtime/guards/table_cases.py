@@ -23,7 +23,7 @@ from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rename_targets import Following, Obstacle, Renamed, rename_error
 from streamer.mapping.rule_options import OnTableDropped
 from streamer.runtime.guards.follow_renames import judge_renames
-from streamer.runtime.guards.publications import Publishing, Settled
+from streamer.runtime.guards.publications import Publishing, Reconciled
 from streamer.runtime.guards.reconcile import Case, Fate, stop_replaced
 from streamer.runtime.services import Services
 from streamer.runtime.tables.table_events import TableEvents
@@ -71,13 +71,13 @@ class TableCases:
         self._open: dict[MappedRelation, _Open] = {}
         self._coordinator: SyncCoordinator | None = None
         self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
-        self.is_unsettled = False
+        self.is_incomplete = False
         """A check has left tables to the next check."""
 
     @property
     def are_open(self) -> bool:
         """Whether a check has left tables to the next check."""
-        return self.is_unsettled or bool(self._open)
+        return self.is_incomplete or bool(self._open)
 
     @property
     def has_renamed(self) -> bool:
@@ -108,9 +108,9 @@ class TableCases:
 
     async def begin(self, plain: Connection) -> None:
         """Reconcile all tables before the stream starts. Raises SourceContentionError too."""
-        settled = await self.settle(plain)
-        if settled.contention is not None:
-            raise settled.contention
+        reconciled = await self.reconcile(plain)
+        if reconciled.contention is not None:
+            raise reconciled.contention
 
     async def publish(self, relations: Iterable[MappedRelation]) -> None:
         """Publish *relations*, which need a copy; begin the copies of the published relations."""
@@ -119,7 +119,7 @@ class TableCases:
             self._expect(mapped)
         async with connection(self._tables.source) as plain:
             await check_same_server_plainly(plain, self._server)
-            await self.settle(plain)
+            await self.reconcile(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
         """Record that the stream sends a different table as *mapped*; no change counts."""
@@ -148,7 +148,7 @@ class TableCases:
             dropped = [relation.mapping.source for relation in self._of(Fate.DROPPED)]
             if not await self._has_all(mapped, waiting, plain) or waiting.case.successor in dropped:
                 continue
-            self.is_unsettled = True
+            self.is_incomplete = True
             is_in_sync = mapped.skip_through_lsn != EVERYTHING
             if is_in_sync:  # not stopped, and no copy is requested
                 await self._go_over_to_successor(mapped)
@@ -176,7 +176,7 @@ class TableCases:
             if mapped.skip_through_lsn == EVERYTHING:
                 mapped.relid = None  # the next check finds the table that has the name
             self._expect(mapped)
-            self.is_unsettled = True
+            self.is_incomplete = True
 
     async def let_go(self, plain: Connection) -> None:
         """Delete the relations of dropped tables as soon as the target has all their changes."""
@@ -220,12 +220,12 @@ class TableCases:
 
     # ---- cases ---------------------------------------------------------------------------------
 
-    async def settle(self, plain: Connection) -> Settled:
+    async def reconcile(self, plain: Connection) -> Reconciled:
         """Reconcile all tables now. Raises StreamerError."""
-        settled = await self._publishing.settle(plain)
-        self.is_unsettled = settled.is_unsettled
-        named = self._keep_open(settled.cases)
-        cases = {**settled.cases, **await self._judge_renames(named)}
+        reconciled = await self._publishing.reconcile(plain)
+        self.is_incomplete = reconciled.is_incomplete
+        named = self._keep_open(reconciled.cases)
+        cases = {**reconciled.cases, **await self._judge_renames(named)}
         for mapped, case in cases.items():
             if case.fate is Fate.STOP and case.error is not None:
                 self._stop(mapped, case.error)
@@ -234,11 +234,13 @@ class TableCases:
                 self._log_copy(mapped, case.reason)
             if case.fate is Fate.COPY:
                 await self._copy_again(mapped, may_begin=case.error is None)
-        if settled.contention is not None:
-            log.warning("waiting", source=self._tables.source.label, reason=str(settled.contention))
+        if reconciled.contention is not None:
+            log.warning(
+                "waiting", source=self._tables.source.label, reason=str(reconciled.contention)
+            )
         else:
             await self._block(cases)
-        return settled
+        return reconciled
 
     def _keep_open(self, cases: Mapping[MappedRelation, Case]) -> list[MappedRelation]:
         """Store the cases that wait; return the tables that have regained their names."""
@@ -308,8 +310,8 @@ class TableCases:
             self._relations.become(mapped, state)
             return
         self._coordinator.give_up(mapped)
-        await self._relations.settle(mapped, state)
-        self._publishing.know_table(mapped)
+        await self._relations.reconcile(mapped, state)
+        self._publishing.bind(mapped)
         if not state.is_paused and may_begin:
             self._coordinator.request(mapped)
 

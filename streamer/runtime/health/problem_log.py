@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 10.0
+CHECK_SECONDS: Final = 10.0
 
 
 class ProblemLog:
@@ -31,7 +31,7 @@ class ProblemLog:
     async def run(self, bookkeeping: Bookkeeping, target: TargetHealth) -> None:
         """Check until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             if target.is_well:
                 await self.read(bookkeeping)
             self.tell(self._read_problems())

@@ -59,13 +59,13 @@ def source_facts(
 
 def _table(table: str, state: str, health: Health, stored: StoredFacts) -> ReportedTable:
     error, verified = health.table_errors.get(table), health.verifications.get(table)
-    braked = error is not None and error.code == MassDeleteError.code
+    is_mass_delete = error is not None and error.code == MassDeleteError.code
     return ReportedTable(
         table,
         state,
         error,
         health.table_waits.get(table),
-        is_braked=braked and state == State.PAUSED,
+        is_over_delete_limit=is_mass_delete and state == State.PAUSED,
         quarantined=health.quarantined.get(table, 0),
         identity=stored.identities.get(table),
         differing_rows=None if verified is None else verified.differing_rows,

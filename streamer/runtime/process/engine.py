@@ -66,7 +66,7 @@ from streamer.runtime.session.supervisor import Supervisor
 from streamer.runtime.slot_owner import SlotOwner
 from streamer.runtime.start_limit import Starts
 from streamer.runtime.tables.relations import resolve_at
-from streamer.runtime.target_health import TargetHealth, TargetWatch
+from streamer.runtime.target_health import TargetHealth, TargetMonitor
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.schema_changes.definition_builder import DefinitionBuilder
 from streamer.source.connection import connection
@@ -148,7 +148,7 @@ class Engine:
         self._guards: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
         self._problem_log = ProblemLog(self.problems)
         self._guarding: asyncio.TaskGroup | None = None
-        self._target_watch = TargetWatch(
+        self._target_monitor = TargetMonitor(
             self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
         )
         self.metrics.collect_with(self._gauge_facts, families)
@@ -160,7 +160,7 @@ class Engine:
 
     @property
     def target(self) -> TargetHealth:
-        return self._target_watch.health
+        return self._target_monitor.health
 
     @property
     def fleet(self) -> Fleet:
@@ -194,7 +194,7 @@ class Engine:
                 self._guarding = guarding
                 watching = [
                     guarding.create_task(
-                        enduring("looking at the target", self._target_watch.run), name="target"
+                        enduring("looking at the target", self._target_monitor.run), name="target"
                     ),
                     guarding.create_task(
                         enduring(
@@ -703,7 +703,7 @@ class Engine:
 
     def _pass_request(self, was_asked: bool) -> None:
         for supervisor in self.supervisors:
-            supervisor.look_for_requests(was_asked=was_asked)
+            supervisor.wake_for_requests(was_asked=was_asked)
 
     # ---- operators' views -----------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from streamer.runtime.session.supervisor import Supervisor
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 30.0
+CHECK_SECONDS: Final = 30.0
 """How often the process checks for tables that are due, and for results of commands."""
 BUSY_SECONDS: Final = 1.0
 """How long a table that is due waits for the next check while the source is busy."""
@@ -109,20 +109,20 @@ class Verification:
         """Verify until cancelled."""
         while True:
             now = datetime.now(UTC)
-            for table in sorted(await self._look(), key=lambda table: table.at):
+            for table in sorted(await self._find_due_tables(), key=lambda table: table.at):
                 if table.at <= now and self._is_quiet(table.source):
                     await self._verify(table)
-            await asyncio.sleep(self._pause(await self._look()))
+            await asyncio.sleep(self._pause(await self._find_due_tables()))
 
     def _pause(self, due: Iterable[DueTable]) -> float:
         """Return the seconds until the next check."""
         now = datetime.now(UTC)
         waits = [(table.at - now).total_seconds() for table in due]
-        return min([LOOK_SECONDS, *(max(BUSY_SECONDS, wait) for wait in waits)])
+        return min([CHECK_SECONDS, *(max(BUSY_SECONDS, wait) for wait in waits)])
 
     # ---- what is due ---------------------------------------------------------------------------
 
-    async def _look(self) -> list[DueTable]:
+    async def _find_due_tables(self) -> list[DueTable]:
         """Show the stored results, and return the tables with the time when each is due."""
         due: list[DueTable] = []
         try:

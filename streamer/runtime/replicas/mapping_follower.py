@@ -90,7 +90,7 @@ class MappingFollower:
             self._fingerprint = fingerprint(mapping)
         return self._fingerprint
 
-    def look(
+    def check(
         self, record: FleetRecord, number: int, now: float, joined_seconds: float
     ) -> str | None:
         """Return this process's fingerprint if its mapping has to become the newest.

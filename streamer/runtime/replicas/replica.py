@@ -47,10 +47,10 @@ from streamer.util.waiting import wait_for_event
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 FROZEN_SECONDS: Final = 10.0
 """A replica without a new beat for so long has died, is frozen or is cut off."""
-FROZEN_LOOKS: Final = 5
+FROZEN_CHECKS: Final = 5
 """So many checks of this process see no beat; a slow target allows no checks."""
 SETTLE_SECONDS: Final = 3.0
 """A replica gives sources back once no replica has joined or ended for so long."""
@@ -114,7 +114,7 @@ class _Beats:
 
     beat: int
     since: float
-    looks: int = 0
+    checks: int = 0
 
 
 @dataclass(slots=True)
@@ -191,13 +191,13 @@ class Replica:
         while True:
             self._woken.clear()
             try:
-                await self._look()
+                await self._check()
                 backoff = Backoff()
-                seconds = LOOK_SECONDS
+                seconds = CHECK_SECONDS
             except StreamerError as exc:
                 self._count_error(exc)
                 backoff.log(log, "sources cannot be shared now", exc)
-                seconds = min(LOOK_SECONDS, backoff.next_seconds())
+                seconds = min(CHECK_SECONDS, backoff.next_seconds())
             await wait_for_event(self._woken, seconds)
 
     async def stop(self) -> None:
@@ -229,7 +229,7 @@ class Replica:
 
     # ---- one look ------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         record = await self._locks.use(self._report)
         if frozen := self._find_frozen(record.replicas):
             for replica in frozen:
@@ -241,7 +241,7 @@ class Replica:
         if self._is_stopping:
             return
         now = time.monotonic()
-        newest = self._following.look(record, self._number, now, now - self._joined_at)
+        newest = self._following.check(record, self._number, now, now - self._joined_at)
         if newest is not None:
             current = record.mappings[0] if record.mappings else None
             await self._locks.use(partial(propose_mapping, fingerprint=newest, current=current))
@@ -315,9 +315,9 @@ class Replica:
             beats = self._beats.get(replica.number)
             if beats is None or beats.beat != replica.beat:
                 beats = _Beats(replica.beat, now)
-            beats.looks += 1
+            beats.checks += 1
             seen[replica.number] = beats
-            is_silent = now - beats.since >= FROZEN_SECONDS and beats.looks > FROZEN_LOOKS
+            is_silent = now - beats.since >= FROZEN_SECONDS and beats.checks > FROZEN_CHECKS
             if is_silent and replica.number != self._number:
                 frozen.append(replica)
         self._beats = seen

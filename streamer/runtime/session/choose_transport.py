@@ -79,14 +79,14 @@ async def choose_transport(
         chosen = ChosenTransport(TEXT, known_obstacle)
     else:
         present = [m for m in mappings if m.source in relations]
-        chosen = await _look_for_obstacles(source, server, bookkeeping, present, relations)
+        chosen = await _find_obstacles(source, server, bookkeeping, present, relations)
     if chosen.obstacle is not None:
         say = log.warning if source.transport is Transport.BINARY else log.info
         say("text transport instead of binary", source=source.label, because=chosen.obstacle)
     return chosen
 
 
-async def _look_for_obstacles(
+async def _find_obstacles(
     source: SourceMapping,
     server: SourceServer,
     bookkeeping: Bookkeeping,

@@ -33,7 +33,7 @@ from streamer.schema.definition_message import (
     as_made,
     with_dropped,
 )
-from streamer.source.history_check import HistoryCheck, Landmark
+from streamer.source.history_check import CommittedTransaction, HistoryCheck
 from streamer.util.lsn import EVERYTHING, Lsn
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Dispatcher:
 
     def _share_out(self, block: TransactionBlock) -> "dict[Lane, LaneBlock] | None":
         """Return the parts of a block; None if a transaction of the block is not plain."""
-        if not self.keeps_blocks or not self._history.is_settled:
+        if not self.keeps_blocks or not self._history.is_complete:
             return None
         if self._open_lanes or self.has_passed_stop:
             return None
@@ -214,7 +214,7 @@ class Dispatcher:
             first = min(changes.numbers[0] for changes in block.changes)
             last = max(changes.numbers[-1] for changes in block.changes)
             self._history.saw_transactions(
-                self._landmark(block, first), self._landmark(block, last)
+                self._committed_transaction(block, first), self._committed_transaction(block, last)
             )
         counted: set[int] = set()
         runs: list[tuple[LanePending, Run]] = []
@@ -234,8 +234,8 @@ class Dispatcher:
         block.changes = []  # a lane keeps its own changes only
         return Dispatched(max(block.commit_times), end_lsn, dict(parts))
 
-    def _landmark(self, block: TransactionBlock, number: int) -> Landmark:
-        return Landmark(
+    def _committed_transaction(self, block: TransactionBlock, number: int) -> CommittedTransaction:
+        return CommittedTransaction(
             Lsn(block.end_lsns[number]),
             block.xids[number],
             block.commit_times[number],
@@ -329,7 +329,7 @@ class Dispatcher:
             relation = Redefinition(message.relid, message.namespace, message.name, "d", ())
             mapped = self._lanes.find(relation)
             if mapped is not None and mapped.parts is not None:
-                mapped.knows(message.parts)
+                mapped.add_parts(message.parts)
             yield Changes(relation, [content])
             return
         for mapped in self._lanes:
@@ -343,10 +343,12 @@ class Dispatcher:
 
     def _check_history(self, piece: "TransactionPiece", end_lsn: Lsn) -> None:
         transaction = piece.transaction
-        landmark = Landmark(end_lsn, transaction.xid, transaction.commit_time, self._with_origins)
+        applied = CommittedTransaction(
+            end_lsn, transaction.xid, transaction.commit_time, self._with_origins
+        )
         # A source sends messages also for transactions without changes of mapped tables.
         has_changes = bool(piece.changes or piece.instructions or self._open_lanes)
-        if not self._history.saw_transaction(landmark, has_changes=has_changes):
+        if not self._history.saw_transaction(applied, has_changes=has_changes):
             raise AnotherHistory
 
     def _add(

@@ -103,7 +103,7 @@ class Requests:
         else:
             self._coordinator.give_up(mapped)
             # No change of the relation may be in flight when the copy begins.
-            await self._relations.settle(mapped, state.asked_for_rows(request.resync))
+            await self._relations.become_when_applied(mapped, state.asked_for_rows(request.resync))
             self._relations.lane(mapped).release(Hold.ERROR)
             await self._publish([mapped])
 

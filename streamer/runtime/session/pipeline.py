@@ -42,7 +42,7 @@ from streamer.runtime.session.operator_requests import Requests
 from streamer.runtime.session.reload_mapping import change_rules
 from streamer.runtime.session.sequence_follower import SequenceFollower
 from streamer.runtime.session.session import Attempt, Session, open_session
-from streamer.runtime.session.source_survey import look
+from streamer.runtime.session.source_checks import look
 from streamer.runtime.session.write_status import report_status
 from streamer.runtime.shutdown import endless, finishes_before
 from streamer.runtime.tables.table_events import TableEvents
@@ -51,7 +51,7 @@ from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
 from streamer.source.server.timeline import check_same_server_plainly
 from streamer.source.stream.large_rows import name_large_row
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.containment import END_SECONDS, ending
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
@@ -116,29 +116,29 @@ class Pipeline:
 
     async def run(self) -> None:
         """Stream until `stop` is set. Raises StreamerError for an error that ends this attempt."""
-        if (claim := await self._wait_for_lock()) is None:
+        if (fence := await self._wait_for_lock()) is None:
             return
         try:
             # From here on every connection to the target has to reach the server of the lock.
-            services = self._services.under(claim)
-            session = await finishes_before(self.stop, self._open(services, claim))
+            services = self._services.under(fence)
+            session = await finishes_before(self.stop, self._open(services, fence))
             if session is not None:
                 try:
                     await self._stream(session)
                 finally:
                     await self._close(session)
-            await set_source_state(services.bookkeeping, claim.source_id, "stopped")
+            await set_source_state(services.bookkeeping, fence.source_id, "stopped")
         finally:
-            await self._services.locks.release(claim)
+            await self._services.locks.release(fence)
 
-    async def _open(self, services: Services, claim: Claim) -> Session:
+    async def _open(self, services: Services, fence: FencingToken) -> Session:
         """Open a session when this source's turn to start has come."""
-        tables = TableEvents(self._source, claim, services, self.health, self.heartbeat, self._fail)
+        tables = TableEvents(self._source, fence, services, self.health, self.heartbeat, self._fail)
         async with services.starts.place() as leave:
             attempt = Attempt(
                 self._source,
                 services,
-                claim,
+                fence,
                 self._guard,
                 self.health,
                 self.heartbeat,
@@ -148,13 +148,13 @@ class Pipeline:
             )
             return await open_session(attempt, tables)
 
-    async def _wait_for_lock(self) -> Claim | None:
+    async def _wait_for_lock(self) -> FencingToken | None:
         """Take the source's lock; return None if asked to stop before."""
         is_logged = False
         while not self.stop.is_set():
             holder = await self._services.locks.acquire(self._source)
-            self.health.holder = None if isinstance(holder, Claim) else holder
-            if isinstance(holder, Claim):
+            self.health.holder = None if isinstance(holder, FencingToken) else holder
+            if isinstance(holder, FencingToken):
                 return holder
             waits = ErrorReport(_held_by(holder), SlotInUseError.code)
             self.health.state, self.health.error = "waiting", waits
@@ -226,7 +226,7 @@ class Pipeline:
         )
         services = session.services
         discovery = Discovery(tables, services.discovery_interval, services.tables_appeared)
-        timeline_watch = session.timeline_watch
+        timeline_monitor = session.timeline_monitor
         return {
             "reader": lambda: self._read(session),
             "progress": lambda: self._follow_progress(session),
@@ -237,7 +237,7 @@ class Pipeline:
                 session.services, record, tables.relations, tables.tracker, self.heartbeat
             ),
             "failure": self._await_failure,
-            "lock": lambda: services.locks.guard(session.claim),
+            "lock": lambda: services.locks.guard(session.fence),
             "watch": lambda: self._guard_source(session),
             "looking": lambda: look(
                 self._source,
@@ -253,7 +253,7 @@ class Pipeline:
                 discovery,
                 self._services.target,
             ),
-            **({} if timeline_watch is None else {"timeline": timeline_watch.run}),
+            **({} if timeline_monitor is None else {"timeline": timeline_monitor.run}),
         }
 
     async def _stop_in_order(self, session: Session, feedback: "asyncio.Task[None]") -> None:
@@ -278,8 +278,8 @@ class Pipeline:
             async with asyncio.timeout(CLOSE_SECONDS):
                 # First: while the target is away, the next steps take long.
                 await session.stream.close()
-                if session.timeline_watch is not None:
-                    await session.timeline_watch.close()
+                if session.timeline_monitor is not None:
+                    await session.timeline_monitor.close()
                 await session.coordinator.close()
                 await session.tables.close()
         except TimeoutError:
@@ -316,8 +316,8 @@ class Pipeline:
                 mappings = [mapped.mapping for mapped in tables.relations]
                 raise await name_large_row(self._source, mappings, exc) from exc
             count = len(burst.payloads)
-            if session.timeline_watch is not None and (count or burst.wal_end_lsn is not None):
-                await session.timeline_watch.look()  # before a position behind a fork counts
+            if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):
+                await session.timeline_monitor.look()  # before a position behind a fork counts
             try:
                 await self._dispatch(session, burst.payloads)
                 # frees the burst while libpq delivers the next large message

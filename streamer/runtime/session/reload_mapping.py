@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.registered_relations import (
-    brings_columns,
+    can_backfill,
     forget_relation,
     register_relations,
 )
@@ -43,7 +43,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         )
         is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have exchanged their names
         if is_captured or any(mapped.mapping.source not in definitions for mapped in relations):
-            await session.watch.cases.settle(plain)
+            await session.watch.cases.reconcile(plain)
         if session.watch.cases.has_renamed:
             return False  # the next start lets the relations follow
         by_name = {mapping.source: mapping for mapping in mappings}
@@ -105,7 +105,7 @@ def _stays(
 ) -> bool:
     """Whether *mapped* stays under *mapping* without a copy of all its rows."""
     relation = definitions.get(mapped.mapping.source)
-    alone = mapping is not None and relation is not None and brings_columns(mapping, relation)
+    alone = mapping is not None and relation is not None and can_backfill(mapping, relation)
     return mapped.fills_like(mapping, relation.column_names if relation and alone else None)
 
 

@@ -37,7 +37,7 @@ from streamer.runtime.session.dispatcher import ScriptsReached
 from streamer.runtime.tables.relations import Relations
 from streamer.source.script_at_source import place
 from streamer.target.connection import TargetAddress, TargetConnection
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_for_event
@@ -60,14 +60,14 @@ class Scripts:
     def __init__(
         self,
         source: SourceMapping,
-        claim: Claim,
+        fence: FencingToken,
         address: TargetAddress,
         bookkeeping: Bookkeeping,
         relations: Relations,
     ) -> None:
-        """*address*: under *claim*, so that a connection reaches the server of the lock."""
+        """*address*: under *fence*, so that a connection reaches the server of the lock."""
         self._source = source
-        self._claim = claim
+        self._fence = fence
         self._address = address
         self._bookkeeping = bookkeeping
         self._relations = relations
@@ -92,7 +92,7 @@ class Scripts:
         ids = [record.id for record in carried if record.side is ScriptSide.BOTH]
         if not ids:
             return False
-        records = await read_scripts(self._bookkeeping, self._claim.source_id)
+        records = await read_scripts(self._bookkeeping, self._fence.source_id)
         return any(script.id in ids and script.state is ScriptState.DONE for script in records)
 
     async def _find(self, reached: ScriptsReached) -> list[ScriptRecord]:
@@ -103,7 +103,7 @@ class Scripts:
         """
         scripts = {
             record.id: record
-            for record in await read_scripts(self._bookkeeping, self._claim.source_id)
+            for record in await read_scripts(self._bookkeeping, self._fence.source_id)
             if record.is_of(reached.xid)
         }
         ids = [script_id_of(message.content) for message in reached.messages] if scripts else [None]
@@ -132,7 +132,7 @@ class Scripts:
                 if obstacle is not None and not is_reported:
                     is_reported = True
                     await self._report(f'script "{record.id}" waits for {obstacle}')
-                source_id = self._claim.source_id
+                source_id = self._fence.source_id
                 now = await read_scripts(self._bookkeeping, source_id, record.id)
                 if not now or now[0].has_ended:
                     await self._report(None)
@@ -143,7 +143,7 @@ class Scripts:
 
     async def _report(self, waits: str | None) -> None:
         report = None if waits is None else ErrorReport(waits, ScriptError.code)
-        await set_source_state(self._bookkeeping, self._claim.source_id, "streaming", report)
+        await set_source_state(self._bookkeeping, self._fence.source_id, "streaming", report)
         if waits is not None:
             log.warning(waits, source=self._source.label)
 
@@ -155,7 +155,7 @@ class Scripts:
             await connection.execute(script_sql(record.target_script))
             await connection.execute(AFTER_SCRIPT_SQL)
             await connection.execute(_DURABLE_SQL)
-            if not await finish_script(connection, self._claim, record.id, lsn):
+            if not await finish_script(connection, self._fence, record.id, lsn):
                 raise TargetFencedError(
                     f'target: script "{record.id}" is no longer this process\'s to run'
                 )
@@ -167,7 +167,7 @@ class Scripts:
                 raise
             error = self._refused(record, exc)
             await set_script_error(
-                self._bookkeeping, self._claim.source_id, record.id, error.message
+                self._bookkeeping, self._fence.source_id, record.id, error.message
             )
             raise error from exc
         finally:

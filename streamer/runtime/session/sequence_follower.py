@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 3.0
+CHECK_SECONDS: Final = 3.0
 
 
 class SequenceFollower:
@@ -75,7 +75,7 @@ class SequenceFollower:
                 raise
             except (SourceContentionError, TargetError) as exc:
                 log.debug("sequences follow later", source=self._source.label, reason=str(exc))
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
     async def _follow(self, sequences: list[SourceSequence]) -> list[SequenceRecord]:
         mappings = [mapped.mapping for mapped in self._relations]

@@ -36,9 +36,9 @@ from streamer.postgres.credentials import awaited_password
 from streamer.runtime.guards.follow_renames import follow_renames
 from streamer.runtime.guards.publications import Publishing
 from streamer.runtime.guards.slot_check import SlotCheck
-from streamer.runtime.guards.source_watch import SourceWatch
+from streamer.runtime.guards.source_monitor import SourceMonitor
 from streamer.runtime.guards.table_cases import TableCases
-from streamer.runtime.guards.timeline_watch import TimelineWatch
+from streamer.runtime.guards.timeline_monitor import TimelineMonitor
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
 from streamer.runtime.session.choose_transport import ChosenTransport, choose_transport
@@ -69,7 +69,7 @@ from streamer.source.server.database_encoding import read_conversion
 from streamer.source.server.primaries_after_failover import prefer_newest, require_successor
 from streamer.source.server.primary_of_standby import writable
 from streamer.source.server.timeline import check_same_server_plainly, read_branch
-from streamer.source.server.wait_limits import set_lock_timeout, watched
+from streamer.source.server.wait_limits import reporting_blockers, set_lock_timeout
 from streamer.source.slot_and_publications.guard_query import measure
 from streamer.source.slot_and_publications.ownership import mark_publications, unproven_rows
 from streamer.source.slot_and_publications.slot import ExportedSnapshot
@@ -77,7 +77,7 @@ from streamer.source.source_database import require_same_database
 from streamer.source.stream.feedback import Feedback, FeedbackTimes
 from streamer.source.stream.replication_stream import ReplicationStream
 from streamer.source.timeline_branches import Branch
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import NOTHING, Lsn
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Attempt:
 
     source: SourceMapping
     services: Services
-    claim: Claim
+    fence: FencingToken
     guard: BacklogGuard
     health: Health
     heartbeat: Heartbeat
@@ -127,13 +127,13 @@ class Session:
     """An open stream of a source, with all objects that serve the stream."""
 
     services: Services
-    claim: Claim
+    fence: FencingToken
     record: "SourceRecord"
     server: SourceServer
     transport: StreamTransport
     tables: TableEvents
     publishing: Publishing
-    watch: SourceWatch
+    watch: SourceMonitor
     slot_check: SlotCheck
     stream: "ChangeStream"
     dispatcher: Dispatcher
@@ -145,7 +145,7 @@ class Session:
     """The snapshot of a slot that this attempt created."""
     turn: CopyTurn | None
     """The turn to copy for which this attempt has waited."""
-    timeline_watch: TimelineWatch | None
+    timeline_monitor: TimelineMonitor | None
     """Exists for the slot of a standby; the timeline of a primary never changes while it runs."""
 
     @property
@@ -185,7 +185,7 @@ class Session:
         for mapped in relations:
             if mapped not in self.relations:  # a session dropped or renamed the table meanwhile
                 continue
-            if mapped.state.is_to_declare:
+            if mapped.state.is_to_mark_synced:
                 mapped.end_lsn = self.tracker.newest_lsn
             if self.relations.awaits_copy(mapped) and self.watch.cases.may_be_copied(mapped):
                 self.coordinator.request(mapped, is_first=is_start)
@@ -218,7 +218,7 @@ class _Opening:
         self._source = attempt.source
         self._services = attempt.services
         self._bookkeeping = attempt.services.bookkeeping
-        self._source_id = attempt.claim.source_id
+        self._source_id = attempt.fence.source_id
         self._tables = tables
         self._turn: CopyTurn | None = None
         self._opened = contextlib.AsyncExitStack()
@@ -274,7 +274,7 @@ class _Opening:
         """Wait for the copy turn of a new source, if all its tables need a copy.
 
         The source has no slot yet. An earlier slot would keep WAL, and its snapshot old row
-        versions, until the turn comes. A free turn costs no query: `_settle` returns an unused
+        versions, until the turn comes. A free turn costs no query: `_reconcile` returns an unused
         turn.
         """
         source, services = self._source, self._services
@@ -313,17 +313,17 @@ class _Opening:
             await check_same_server_plainly(plain, server)
             await measure(plain, self._tables.relations.clock)
             await set_lock_timeout(plain)
-            settled = await watched(
+            reconciled = await reporting_blockers(
                 source,
                 server,
                 plain,
-                self._settle(plain, server, record, branch),
+                self._reconcile(plain, server, record, branch),
                 self._report_wait,
             )
         # A process that died may have left these waits behind.
         await self._tables.relations.tell_waiting(self._tables.relations, None)
         await set_source_state(self._bookkeeping, self._source_id, "starting")
-        return await self._start(server, branch, settled, replication)
+        return await self._start(server, branch, reconciled, replication)
 
     async def _report_wait(self, awaited: str, code: str = SourceContentionError.code) -> None:
         """Store the reason why the start waits: sessions of the source, or its password."""
@@ -332,15 +332,15 @@ class _Opening:
             self._bookkeeping, self._source_id, "starting", reason, waiting_for=awaited
         )
 
-    async def _settle(
+    async def _reconcile(
         self, plain: Connection, server: SourceServer, record: "SourceRecord", branch: Branch
-    ) -> "_Settled":
+    ) -> "_Reconciled":
         """Reconcile source and target. *branch*: the source's history."""
         source, bookkeeping, guard = self._source, self._bookkeeping, self._attempt.guard
         relations = self._tables.relations
         installation = await read_installation(bookkeeping)
         is_known = record.acknowledged_lsn != NOTHING
-        slot_claim = await guard.owner.claim(
+        owned_objects = await guard.owner.check_owner(
             plain,
             source,
             installation,
@@ -388,7 +388,7 @@ class _Opening:
             source, server, bookkeeping, relations, captures=ddl_token is not None
         )
         cases = TableCases(server, self._services, self._tables, publishing, unfollowed.refused)
-        watch = SourceWatch(server, self._services, self._tables, cases, self._attempt.health)
+        watch = SourceMonitor(server, self._services, self._tables, cases, self._attempt.health)
         relations.set_groups(await relations.read_groups(mappings))
         await _register(
             self._services,
@@ -400,15 +400,15 @@ class _Opening:
             definitions,
             may_resume=True,
         )
-        declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_declare]
+        declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
         # A journal has all changes since the slot was made.
         is_known = is_known or journal is not None
-        unproven = unproven_rows(slot_claim, source, installation, declared, is_known=is_known)
+        unproven = unproven_rows(owned_objects, source, installation, declared, is_known=is_known)
         if unproven is not None:
             raise unproven
         if any(
             relations.awaits_copy(mapped)
-            and not mapped.state.is_to_declare
+            and not mapped.state.is_to_mark_synced
             and not mapped.state.is_lost
             for mapped in relations
         ):
@@ -428,7 +428,7 @@ class _Opening:
         self._services.take_over.discard(source.label)
         if ddl_token is not None:
             await self._send_baseline(plain)
-        return _Settled(transport, publishing, watch, slot_check, start_lsn, snapshot, ddl_token)
+        return _Reconciled(transport, publishing, watch, slot_check, start_lsn, snapshot, ddl_token)
 
     async def _send_baseline(self, plain: Connection) -> None:
         """Request definitions that streamer does not know: of tables copied before capture began.
@@ -441,20 +441,20 @@ class _Opening:
             stored = await read_definitions(connection, list(by_id))
         for relation_id, definition in stored.items():
             mapped = by_id[relation_id]
-            mapped.knows(parts_of(definition, mapped.mapping.source.namespace))
+            mapped.add_parts(parts_of(definition, mapped.mapping.source.namespace))
         if unknown:
             names = {by_id[relation_id].mapping.source: None for relation_id in sorted(unknown)}
             async with writable(self._source, plain) as writing:
                 await send_baseline(writing, self._source, names)
 
-    async def _watch_timeline(
+    async def _monitor_timeline(
         self,
         server: SourceServer,
         branch: Branch,
-        settled: "_Settled",
+        reconciled: "_Reconciled",
         record: "SourceRecord",
         replication: Connection,
-    ) -> TimelineWatch | None:
+    ) -> TimelineMonitor | None:
         """Return the watch, which then owns *replication*; close *replication* without a watch.
 
         Raises SourceConnectionError if the timeline has changed meanwhile. The slot may be behind
@@ -463,17 +463,17 @@ class _Opening:
         if not server.in_recovery:
             await replication.close()
             return None
-        watch = TimelineWatch(
+        watch = TimelineMonitor(
             self._source,
             server,
             branch,
             replication,
             self._bookkeeping,
-            self._attempt.claim,
-            max(record.acknowledged_lsn, settled.slot_check.held_lsn),
+            self._attempt.fence,
+            max(record.acknowledged_lsn, reconciled.slot_check.held_lsn),
         )
         await watch.look()
-        if not settled.slot_check.reads_slot:  # the journal's writer watches the timeline
+        if not reconciled.slot_check.reads_slot:  # the journal's writer watches the timeline
             await watch.close()
             return None
         return watch
@@ -482,7 +482,7 @@ class _Opening:
         self,
         server: SourceServer,
         branch: Branch,
-        settled: "_Settled",
+        reconciled: "_Reconciled",
         replication: Connection,
     ) -> Session:
         """Start the stream, as the last step: from then on the source expects status updates.
@@ -491,19 +491,21 @@ class _Opening:
         """
         source, services, tables = self._source, self._services, self._tables
         record = await read_source_record(self._bookkeeping, self._source_id)
-        tables.tracker.keepalive(settled.start_lsn)
+        tables.tracker.keepalive(reconciled.start_lsn)
         history_check = HistoryCheck(
-            record.last_transaction, settled.start_lsn, with_origins=source.forward_origins
+            record.last_transaction, reconciled.start_lsn, with_origins=source.forward_origins
         )
         assembler = TransactionAssembler(
             lambda relation: tables.relations.find(relation) is not None,
             lambda xid: StreamedSpool(services.spools),
             piece_bytes_max=PIECE_BYTES_MAX,
             forward_origins=source.forward_origins,
-            messages=_table_messages(source, server) if settled.ddl_token is not None else None,
+            messages=_table_messages(source, server) if reconciled.ddl_token is not None else None,
         )
-        assembler.conversion = settled.transport.conversion
-        timeline_watch = await self._watch_timeline(server, branch, settled, record, replication)
+        assembler.conversion = reconciled.transport.conversion
+        timeline_monitor = await self._monitor_timeline(
+            server, branch, reconciled, record, replication
+        )
         coordinator = SyncCoordinator(
             CopyContext(
                 source,
@@ -519,8 +521,8 @@ class _Opening:
                 find_differences,
                 services.copy_turns,
                 services.later_turns,
-                captures=settled.ddl_token is not None,
-                look=None if timeline_watch is None else timeline_watch.look,
+                captures=reconciled.ddl_token is not None,
+                look=None if timeline_monitor is None else timeline_monitor.look,
             )
         )
         dispatcher = Dispatcher(
@@ -528,43 +530,43 @@ class _Opening:
             tables.relations,
             tables.tracker,
             history_check,
-            replaced=settled.watch.cases.replaced,
+            replaced=reconciled.watch.cases.replaced,
             with_origins=source.forward_origins,
             stop_lsn=self._attempt.stop_lsn,
-            ddl_token=settled.ddl_token,
+            ddl_token=reconciled.ddl_token,
         )
-        settled.watch.cases.follow(
+        reconciled.watch.cases.follow(
             coordinator,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
         position = StoredPosition(
             services.positions,
-            self._attempt.claim,
+            self._attempt.fence,
             record,
             tables.tracker,
             history_check,
             self._attempt.heartbeat,
         )
-        stream = await settled.slot_check.open_stream(
+        stream = await reconciled.slot_check.open_stream(
             services.sources,
-            settled.start_lsn,
-            binary=settled.transport.is_binary,
-            took=settled.watch.know_slot,
+            reconciled.start_lsn,
+            binary=reconciled.transport.is_binary,
+            took=reconciled.watch.report_slot,
         )
         return Session(
             services=services,
-            claim=self._attempt.claim,
+            fence=self._attempt.fence,
             record=record,
             server=server,
-            transport=settled.transport,
+            transport=reconciled.transport,
             tables=tables,
-            publishing=settled.publishing,
-            watch=settled.watch,
-            slot_check=settled.slot_check,
+            publishing=reconciled.publishing,
+            watch=reconciled.watch,
+            slot_check=reconciled.slot_check,
             stream=stream,
             dispatcher=dispatcher,
             scripts=Scripts(
-                source, tables.claim, services.address, services.bookkeeping, tables.relations
+                source, tables.fence, services.address, services.bookkeeping, tables.relations
             ),
             position=position,
             feedback=Feedback(
@@ -574,9 +576,9 @@ class _Opening:
                 lambda: services.budget.has_room(tables),
             ),
             coordinator=coordinator,
-            snapshot=settled.snapshot,
+            snapshot=reconciled.snapshot,
             turn=self._turn,
-            timeline_watch=timeline_watch,
+            timeline_monitor=timeline_monitor,
         )
 
 
@@ -589,12 +591,12 @@ def copies_all(mappings: Iterable[RelationMapping]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class _Reconciled:
     """The results of reconciling source and target."""
 
     transport: StreamTransport
     publishing: Publishing
-    watch: SourceWatch
+    watch: SourceMonitor
     slot_check: SlotCheck
     start_lsn: Lsn
     snapshot: ExportedSnapshot | None
@@ -650,17 +652,17 @@ async def _register(
                 tables.source,
                 definitions.get(mapping.source),
                 transport.chosen.types,
-                tables.claim,
+                tables.fence,
                 transport.conversion,
             ),
         )
         mapped.decided, mapped.outlives = record.brake, record.outlives
         if mapping.source in definitions:
             mapped.size_bytes = definitions[mapping.source].size_bytes
-        is_to_declare = mapping.rule.initial is Initial.NONE and not record.declared
-        tables.relations.add(mapped, record, is_to_declare=is_to_declare)
+        is_to_mark_synced = mapping.rule.initial is Initial.NONE and not record.declared
+        tables.relations.add(mapped, record, is_to_mark_synced=is_to_mark_synced)
         added.append(mapped)
-        publishing.know(record)
+        publishing.load(record)
     transports = {m.relation_id: transport.chosen.of(m.mapping.source) for m in added}
     await set_transports(services.bookkeeping, transports)
     return added

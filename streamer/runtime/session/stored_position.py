@@ -13,7 +13,7 @@ from streamer.bookkeeping.sources import SourceRecord
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history_check import HistoryCheck
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_for_event
@@ -44,7 +44,7 @@ class StoredPosition:
     def __init__(
         self,
         positions: AcknowledgedPositions,
-        claim: Claim,
+        fence: FencingToken,
         record: SourceRecord,
         tracker: ProgressTracker,
         history: HistoryCheck,
@@ -64,7 +64,7 @@ class StoredPosition:
         """Commits at the source wait for every position, see `streamer.source.synchronous_commit`.
         """
         self._positions = positions
-        self._claim = claim
+        self._fence = fence
         self._tracker = tracker
         self._history = history
         self._heartbeat = heartbeat
@@ -94,7 +94,7 @@ class StoredPosition:
                 self._history.newest_through(acknowledged_lsn),
                 self._heartbeat.arrived_seconds,
             )
-            await self._positions.acknowledge(self._claim, position)
+            await self._positions.acknowledge(self._fence, position)
             self._acknowledged_lsn = acknowledged_lsn
             self.stored_at = time.monotonic()
             self.is_wanted = False

@@ -249,7 +249,7 @@ class Supervisor:
         if self.pipeline is pipeline:
             self.begin_anew()
 
-    def look_for_requests(self, *, was_asked: bool) -> None:
+    def wake_for_requests(self, *, was_asked: bool) -> None:
         """Read operators' requests; *was_asked*: a request exists, for any of the sources."""
         if was_asked:
             self._requested.set()
@@ -291,7 +291,7 @@ class Supervisor:
                 self._binary_obstacle = str(exc)  # the log says so when the stream begins again
             except StreamerError as exc:
                 if isinstance(exc, TargetMovedError):
-                    self._services.locks.doubt()
+                    self._services.locks.report_moved_server()
                 await self._report(exc)
                 if time.monotonic() - began > STEADY_SECONDS:
                     backoff = Backoff()

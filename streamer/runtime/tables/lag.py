@@ -33,7 +33,7 @@ class Lag:
         if len(self._sights) == SIGHTS_MAX:
             self._sights = deque(list(self._sights)[::2])
         self._sights.append((lsn, moment))
-        self._settle()
+        self._pass_applied()
 
     def received(self, commit_time: int) -> None:
         """Record that the stream has delivered a commit, and all earlier commits."""
@@ -43,20 +43,20 @@ class Lag:
         if moment is not None:
             self._delivered_at = max(moment, self._delivered_at or moment)
 
-    def _settle(self) -> None:
+    def _pass_applied(self) -> None:
         while self._sights and self._sights[0][0] <= self._tracker.newest_lsn:
             self._delivered(self._sights.popleft()[1])
 
     @property
     def undelivered_since(self) -> float | None:
         """Since when the source has undelivered WAL; None without such WAL."""
-        self._settle()
+        self._pass_applied()
         return self._sights[0][1] if self._sights else None
 
     @property
     def visible_at(self) -> float | None:
         """Commits at the source before this moment are visible; None if unknown."""
-        self._settle()
+        self._pass_applied()
         oldest = self._tracker.oldest_time
         return self._delivered_at if oldest is None else self._clock.moment_of(oldest)
 

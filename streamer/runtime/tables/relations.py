@@ -31,8 +31,8 @@ from streamer.runtime.tables.lag import lane_lag_seconds
 from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
 from streamer.source.connection import Connection
 from streamer.source.server.source_clock import SourceClock
+from streamer.target.fencing_token import FencingToken
 from streamer.target.foreign_key_groups import Groups, read_groups
-from streamer.target.write_claim import Claim
 from streamer.util.lsn import EVERYTHING, Lsn
 
 
@@ -125,7 +125,7 @@ class Relations:
         """Whether every relation is in sync."""
         return all(mapped.state.shown is State.READY for mapped in self)
 
-    def in_step(self) -> list[MappedRelation]:
+    def in_sync(self) -> list[MappedRelation]:
         """Return the relations in state READY."""
         return [mapped for mapped in self if mapped.state.shown is State.READY]
 
@@ -150,14 +150,14 @@ class Relations:
             assert former_lane is not None
             self._followed[mapped] = (former_lane, self._tracker.newest_lsn)
         if reasons := holds(state) & ~Hold.POINT:
-            lane.keep(reasons)
+            lane.add_hold(reasons)
         self._hold_to_point(mapped)
         if former_lane is lane:
             self._release(lane, holds(former) & ~holds(state))
         elif former_lane is not None:
             self._release(former_lane, holds(former))
 
-    async def settle(self, mapped: MappedRelation, state: TableState) -> None:
+    async def become_when_applied(self, mapped: MappedRelation, state: TableState) -> None:
         """Give *state* to *mapped*; wait until no earlier change is in flight."""
         former_lane, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
         self.become(mapped, state)
@@ -222,13 +222,13 @@ class Relations:
         return [mapped for mapped, home in self._lanes.items() if home is lane]
 
     def add(
-        self, mapped: MappedRelation, record: RelationRecord, *, is_to_declare: bool = False
+        self, mapped: MappedRelation, record: RelationRecord, *, is_to_mark_synced: bool = False
     ) -> None:
         """Add a relation in the state of its record, and hold its lane as the state says."""
         self._by_id[mapped.relation_id] = mapped
         self._by_name[mapped.mapping.source] = mapped
         self._by_relid.clear()
-        state = replace(record.table_state, is_to_declare=is_to_declare)
+        state = replace(record.table_state, is_to_mark_synced=is_to_mark_synced)
         mapped.quarantine.forget(record.quarantined)
         self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
         self.become(mapped, state)
@@ -236,11 +236,11 @@ class Relations:
             return
         lane = self._lanes[mapped]
         if record.quarantined:
-            lane.keep(Hold.QUARANTINE)
+            lane.add_hold(Hold.QUARANTINE)
         if state.shown is State.ERROR:
-            lane.keep(Hold.ERROR, record.error and record.error.text)
+            lane.add_hold(Hold.ERROR, record.error and record.error.text)
         elif state.shown is State.CATCHING_UP:
-            lane.keep(Hold.BUSY)  # drained at once, and ready
+            lane.add_hold(Hold.BUSY)  # drained at once, and ready
 
     def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
         """Apply *mapped* by a new rule from the next plan on; source and target stay the same."""
@@ -320,7 +320,7 @@ class Relations:
         self._health.quarantined[str(mapped.mapping.source)] = mapped.quarantine.count
         for affected in {lane, self._home_lane(mapped)}:
             if any(relation.quarantine.count for relation in self.in_lane(affected)):
-                affected.keep(Hold.QUARANTINE)
+                affected.add_hold(Hold.QUARANTINE)
             else:
                 affected.release(Hold.QUARANTINE)
 
@@ -329,7 +329,7 @@ class Relations:
         for mapped in self.in_lane(lane):
             home = self._home_lane(mapped)
             if home is not lane and Hold.QUARANTINE in lane.hold:
-                home.keep(Hold.QUARANTINE)
+                home.add_hold(Hold.QUARANTINE)
                 lane.release(Hold.QUARANTINE)
 
     def go_home(self, lane: Lane) -> None:
@@ -425,9 +425,9 @@ def relation_source(
     source: SourceMapping,
     relation: SourceRelation | None,
     binary_types: frozenset[int],
-    claim: Claim,
+    fence: FencingToken,
     conversion: TextConversion | None = None,
 ) -> RelationSource:
     """Return the facts that applying a relation needs; few, if the source lacks the relation."""
-    facts = RelationSource(source.database, source.sid, claim, binary_types, conversion=conversion)
+    facts = RelationSource(source.database, source.sid, fence, binary_types, conversion=conversion)
     return facts if relation is None else facts.with_definition(relation)

@@ -15,10 +15,10 @@ import structlog
 from streamer.apply.lanes.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lanes.lane_transaction import LaneTransaction
 from streamer.apply.write.commit_counts import count_shares
-from streamer.apply.write.conflicts import Conflict, note_conflicts
+from streamer.apply.write.conflicts import Conflict, store_conflicts
 from streamer.bookkeeping.relation_states import (
+    pause_before_mass_delete,
     request_still_unfilled,
-    set_brake,
     set_streaming_state,
 )
 from streamer.control.chunked_copy import ChunkedCopy
@@ -44,7 +44,7 @@ from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.lag import Lag
 from streamer.runtime.tables.relations import Relations
 from streamer.target.connection import transaction
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.backoff import Backoff
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
@@ -61,15 +61,15 @@ class TableEvents:
     def __init__(
         self,
         source: SourceMapping,
-        claim: Claim,
+        fence: FencingToken,
         services: Services,
         health: Health,
         heartbeat: Heartbeat,
         fail: Callable[[StreamerError], None],
     ) -> None:
-        """*services*: for the holder of *claim*. *fail* ends the attempt."""
+        """*services*: for the holder of *fence*. *fail* ends the attempt."""
         self.source = source
-        self.claim = claim
+        self.fence = fence
         self.tracker = ProgressTracker(NOTHING)
         self.relations = Relations(source.label, services, self, health, self.tracker)
         self.lag = Lag(self.tracker, self.relations.clock)
@@ -141,7 +141,7 @@ class TableEvents:
         assert last.end_lsn is not None
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
         self.relations.moved_on(lane)
-        self._heartbeat.look(self.tracker)
+        self._heartbeat.check_arrival(self.tracker)
         count_shares(self._services.metrics, self.source, shares)
         lane.changed.set()
         self.has_progress = True
@@ -175,7 +175,7 @@ class TableEvents:
         async def store() -> None:
             async with self._services.bookkeeping.connection() as target, transaction(target):
                 limit = self._services.conflicts_kept
-                await note_conflicts(target, mapped.relation_id, [conflict], limit)
+                await store_conflicts(target, mapped.relation_id, [conflict], limit)
 
         await self._store(store)
 
@@ -185,16 +185,16 @@ class TableEvents:
         with contextlib.suppress(TargetError):  # a full disk may refuse this statement, too
             await self.relations.tell_waiting(self.relations.in_lane(lane), wait)
 
-    def has_brake(self, lane: Lane) -> bool:
+    def has_delete_limit(self, lane: Lane) -> bool:
         relations = self.relations.in_lane(lane)
         return any(mapped.mapping.rule.max_deleted_rows is not None for mapped in relations)
 
-    async def lane_braked(
+    async def delete_limit_reached(
         self, lane: Lane, mapped: MappedRelation, mass_delete: MassDelete
     ) -> None:
         error = _mass_delete_error(mapped, mass_delete)
         report = ErrorReport.of(error)
-        lane.keep(Hold.PAUSED)  # perhaps a lane that the relation has left
+        lane.add_hold(Hold.PAUSED)  # perhaps a lane that the relation has left
         self.relations.become(mapped, mapped.state.paused(report))
         log.error(
             "table paused before a mass delete",
@@ -205,9 +205,11 @@ class TableEvents:
             **error.log_fields,
         )
         bookkeeping = self._services.bookkeeping
-        failpoint("brake.found")
-        await self._store(lambda: set_brake(bookkeeping, mapped.relation_id, mass_delete, report))
-        failpoint("brake.stored")
+        failpoint("delete_limit.found")
+        await self._store(
+            lambda: pause_before_mass_delete(bookkeeping, mapped.relation_id, mass_delete, report)
+        )
+        failpoint("delete_limit.stored")
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
@@ -353,7 +355,7 @@ class TableEvents:
             self.relations.become(mapped, mapped.state.snapshot_passes(lsn))
         for mapped in self.relations:
             state = mapped.state
-            has_copy = state.need is Need.ROWS and not state.is_to_declare
+            has_copy = state.need is Need.ROWS and not state.is_to_mark_synced
             if has_copy and mapped.skip_through_lsn == EVERYTHING:
                 self.tracker.durable(self.relations.lane(mapped).pending, lsn)
         self.has_progress = True
@@ -369,7 +371,7 @@ class TableEvents:
         self.advanced.set()
 
     async def copy_begins_again(self, mapped: MappedRelation) -> None:
-        await self.relations.settle(mapped, mapped.state.to_copy_again())
+        await self.relations.become_when_applied(mapped, mapped.state.to_copy_again())
         self.relations.lane(mapped).release(Hold.ERROR)
 
     async def copies_wait(

@@ -56,7 +56,7 @@ class Obstacles:
         self._relations.become(mapped, mapped.state.drained())
         await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)
 
-    async def look_at_target(self, unlogged: Unlogged) -> None:
+    async def check_target(self, unlogged: Unlogged) -> None:
         """Stop tables whose target is *unlogged*; continue tables whose target is logged again."""
         for mapped in list(self._unlogged):
             if mapped.mapping.target not in unlogged:

@@ -187,7 +187,7 @@ class BacklogGuard:
     async def run(self) -> None:
         """Guard until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for name, run in (("journaling", self.journaling.run), ("backlog", self._watch)):
+            for name, run in (("journaling", self.journaling.run), ("backlog", self._monitor)):
                 work = f"{name} {self.source.label}"
                 group.create_task(enduring(work, run), name=work)
 
@@ -198,7 +198,7 @@ class BacklogGuard:
         has_limit = self.source.max_retained_wal_bytes is not None and not is_elsewhere
         return has_limit or self.journaling.journal is not None
 
-    async def _watch(self) -> None:
+    async def _monitor(self) -> None:
         backoff = Backoff(first=MEASURE_SECONDS)
         while True:
             self._changed.clear()
@@ -258,7 +258,7 @@ class BacklogGuard:
     async def _is_ours(self, plain: Connection) -> bool:
         """Prove that the slot belongs to this installation; log a reason against it once."""
         try:
-            await self.owner.prove(plain, self.source)
+            await self.owner.verify(plain, self.source)
         except SourceTakenError as exc:
             report = ErrorReport.of(exc)
             if self.obstacle != report:

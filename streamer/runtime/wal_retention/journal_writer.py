@@ -35,10 +35,10 @@ class Journaler:
         *,
         label: str,
         wal_sender_timeout_seconds: float,
-        look: Callable[[], Awaitable[None]] | None,
+        check_timeline: Callable[[], Awaitable[None]] | None,
     ) -> None:
-        """*look* raises an error if the source's timeline has changed."""
-        self._look = look
+        """*check_timeline* raises an error if the source's timeline has changed."""
+        self._check_timeline = check_timeline
         self._journal = journal
         self._stream = stream
         self._gatherer = gatherer
@@ -66,8 +66,10 @@ class Journaler:
         stream, gatherer = self._stream, self._gatherer
         while True:
             burst = stream.read()
-            if self._look is not None and (burst.payloads or burst.wal_end_lsn is not None):
-                await self._look()
+            if self._check_timeline is not None and (
+                burst.payloads or burst.wal_end_lsn is not None
+            ):
+                await self._check_timeline()
             is_same = gatherer.feed(burst.payloads)
             if burst.wal_end_lsn is not None:
                 if gatherer.is_between_transactions:

@@ -3,8 +3,8 @@
 A journal begins at the slot's position (`begin`). From then on a reader fills the journal from the
 slot, with or without a target. The pipeline reads from the journal while the journal exists. When
 the target has caught up, writing stops (`stop_writing`), and the pipeline reads to the end and
-restarts. `settle` then sees that the target has the whole journal. The journal is deleted, and the
-pipeline reads the slot.
+restarts. `choose_journal` then sees that the target has the whole journal. The journal is deleted,
+and the pipeline reads the slot.
 
 After a crash, `judge` decides. streamer continues a journal only if it has all changes between the
 target's position and the position that the source may have discarded. Only this check proves the
@@ -209,13 +209,16 @@ class Journaling:
         await self._write_from(server, branch, None)
 
     async def _write_from(
-        self, server: SourceServer, branch: Branch, look: Callable[[], Awaitable[None]] | None
+        self,
+        server: SourceServer,
+        branch: Branch,
+        check_timeline: Callable[[], Awaitable[None]] | None,
     ) -> None:
         source = self.source
         async with connection(source) as plain:
             await check_same_server_plainly(plain, server)
             await self._until_free(plain)
-            await self._owner.prove(plain, source)
+            await self._owner.verify(plain, source)
             start_lsn = await self._check(plain, server, branch)
             if self.journal is not None:
                 await in_thread(self.journal.rewind)
@@ -237,7 +240,7 @@ class Journaling:
                     await self._create(server, branch, start_lsn)
                 else:
                     await in_thread(self.journal.turn, branch)
-                await self._run(stream, server, start_lsn, look)
+                await self._run(stream, server, start_lsn, check_timeline)
             finally:
                 await stream.close()
 
@@ -292,7 +295,7 @@ class Journaling:
         stream: ReplicationStream,
         server: SourceServer,
         start_lsn: Lsn,
-        look: Callable[[], Awaitable[None]] | None,
+        check_timeline: Callable[[], Awaitable[None]] | None,
     ) -> None:
         journal = self.journal
         assert journal is not None
@@ -304,13 +307,13 @@ class Journaling:
             Gatherer(journal.end_lsn, journal.last, start_lsn),
             label=self.source.label,
             wal_sender_timeout_seconds=server.wal_sender_timeout_seconds,
-            look=look,
+            check_timeline=check_timeline,
         )
         await journaler.run()
 
     # ---- for the pipeline -----------------------------------------------------------------------
 
-    async def settle(
+    async def choose_journal(
         self, plain: Connection, server: SourceServer, branch: Branch, acknowledged_lsn: Lsn
     ) -> Journal | None:
         """Return the journal to read from, if a journal exists and the target needs it.

@@ -13,7 +13,7 @@ from typing import Final
 
 from streamer.decode import pgoutput
 from streamer.errors.error_classes import ProtocolError
-from streamer.source.history_check import HistoryCheck, Landmark
+from streamer.source.history_check import CommittedTransaction, HistoryCheck
 from streamer.source.journal.journal_records import Kind, Record, pack
 from streamer.util.lsn import Lsn
 
@@ -38,7 +38,7 @@ class NewSegment:
 class Gatherer:
     """Takes the messages of one START_REPLICATION. ``end_lsn``: all changes up to there arrived."""
 
-    def __init__(self, end_lsn: Lsn, last: Landmark | None, start_lsn: Lsn) -> None:
+    def __init__(self, end_lsn: Lsn, last: CommittedTransaction | None, start_lsn: Lsn) -> None:
         """The journal ends at *end_lsn*, behind the transaction *last*; the stream begins at
         *start_lsn*, not behind that.
         """
@@ -110,15 +110,15 @@ class Gatherer:
                 f"that was to commit at {begin.final_lsn}"
             )
         self._transaction = None
-        landmark = Landmark(commit.end_lsn, begin.xid, begin.commit_time)
-        if not self._history.saw_transaction(landmark):
+        transaction = CommittedTransaction(commit.end_lsn, begin.xid, begin.commit_time)
+        if not self._history.saw_transaction(transaction):
             return False
         if self._is_known:
             return True
         self._messages.append(payload)
         self._message_bytes += len(payload)
         self.size += len(payload)
-        self.end_lsn, self._last = commit.end_lsn, landmark
+        self.end_lsn, self._last = commit.end_lsn, transaction
         self._relations |= self._newer_relations
         self._newer_relations.clear()
         self._complete_count = len(self._messages)

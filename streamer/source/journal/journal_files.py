@@ -24,7 +24,7 @@ from typing import Final, Self
 
 from streamer.decode.large_values import LARGE_BYTES
 from streamer.errors.error_classes import JournalError, SpoolError
-from streamer.source.history_check import Landmark
+from streamer.source.history_check import CommittedTransaction
 from streamer.source.journal.gather_records import NewSegment
 from streamer.source.journal.journal_records import (
     PREFIX_SIZE,
@@ -90,7 +90,7 @@ class Journal:
         self._descriptor = -1
         self.end_lsn: Lsn
         """All changes up to here are on disk; streamer may acknowledge this position."""
-        self.last: Landmark | None = None
+        self.last: CommittedTransaction | None = None
         """The last transaction in the journal."""
         self.end: tuple[int, int] = (0, 0)
         """The end for readers: number of the segment, bytes in the segment."""
@@ -169,7 +169,7 @@ class Journal:
 
     def _follow(self, record: Record) -> None:
         if record.kind is Kind.COMMITS:
-            self.last = Landmark(record.lsn, record.xid, record.commit_time)
+            self.last = CommittedTransaction(record.lsn, record.xid, record.commit_time)
         if record.kind in (Kind.COMMITS, Kind.POSITION):
             self.end_lsn = max(self.end_lsn, record.lsn)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from streamer.decode.large_values import as_message
-from streamer.source.history_check import Landmark
+from streamer.source.history_check import CommittedTransaction
 from streamer.source.timeline_branches import Branch
 from streamer.util.lsn import NOTHING, Lsn
 
@@ -134,7 +134,7 @@ class Header:
 
     identity: JournalIdentity
     number: int
-    last: Landmark | None
+    last: CommittedTransaction | None
     branch: Branch
 
     def encode(self) -> bytes:
@@ -156,6 +156,6 @@ class Header:
         if fields["format"] != FORMAT:
             return None
         identity = JournalIdentity(fields["system_identifier"], fields["slot"])
-        last = None if fields["last"] is None else Landmark.from_json(fields["last"])
+        last = None if fields["last"] is None else CommittedTransaction.from_json(fields["last"])
         branch = Branch.parse(fields["timeline"], fields["history"])
         return cls(identity, fields["number"], last, branch)

@@ -61,11 +61,11 @@ async def read_primaries(source: SourceMapping) -> list[Primary]:
     url = source.url.reveal()
     if parse_conninfo(url).get("target_session_attrs", "any") not in _WRITABLE:
         return []
-    looks = await asyncio.gather(*(_look(source, host) for host in hosts_of(url)))
-    return [look for look in looks if look is not None]
+    primaries = await asyncio.gather(*(_read_primary(source, host) for host in hosts_of(url)))
+    return [primary for primary in primaries if primary is not None]
 
 
-async def _look(source: SourceMapping, host: tuple[str, str]) -> Primary | None:
+async def _read_primary(source: SourceMapping, host: tuple[str, str]) -> Primary | None:
     at = {"host": host[0], "port": host[1], "connect_timeout": HOST_SECONDS}
     try:
         async with connection(source, replication=True, at=at) as replication:

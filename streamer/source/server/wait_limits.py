@@ -19,7 +19,7 @@ from streamer.source.server.timeline import check_same_server_plainly
 
 T = TypeVar("T")
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 10
 """How long a statement waits for a lock before streamer cancels it and tries again later."""
 
@@ -68,21 +68,23 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
     return {row["subject"]: row["sessions"] for row in rows}
 
 
-async def _watch(source: SourceMapping, server: SourceServer, pid: int, tell: Tell) -> None:
+async def _report_blockers(
+    source: SourceMapping, server: SourceServer, pid: int, tell: Tell
+) -> None:
     """Report the sessions that the backend *pid* waits for, for as long as this runs.
 
     The watch opens a separate connection, after a moment: most work waits for no session.
     """
-    await asyncio.sleep(LOOK_SECONDS)
+    await asyncio.sleep(CHECK_SECONDS)
     async with connection(source) as plain:
         await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
         while True:
             if awaited := await read_blockers(plain, pid):
                 await tell(awaited)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
 
-async def watched(
+async def reporting_blockers(
     source: SourceMapping,
     server: SourceServer,
     plain: Connection,
@@ -99,7 +101,9 @@ async def watched(
         told[:] = [awaited]
         await tell(awaited)
 
-    watching = asyncio.ensure_future(_watch(source, server, plain.info.backend_pid, remember))
+    watching = asyncio.ensure_future(
+        _report_blockers(source, server, plain.info.backend_pid, remember)
+    )
     try:
         with translating(source.label):
             return await work

@@ -38,7 +38,7 @@ from streamer.source.server.timeline import check_same_server, check_same_server
 from streamer.source.server.wait_limits import Tell, read_blockers
 from streamer.util.lsn import NOTHING, Lsn
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 900.0
 """How long the making of a slot may wait for transactions to end."""
 
@@ -438,7 +438,7 @@ async def _watched(
     A walsender that waits for a transaction does not notice a disconnected client.
     """
     # A new slot on a standby always waits.
-    moment = LOOK_SECONDS / 10 if server.in_recovery else LOOK_SECONDS
+    moment = CHECK_SECONDS / 10 if server.in_recovery else CHECK_SECONDS
     done, _ = await asyncio.wait([creating], timeout=moment)
     if done:
         return creating.result()
@@ -460,7 +460,7 @@ async def _watched(
                     if awaited and awaited != told:
                         told = awaited
                         await tell(awaited)
-                    await asyncio.wait([creating], timeout=LOOK_SECONDS)
+                    await asyncio.wait([creating], timeout=CHECK_SECONDS)
         except BaseException as exc:
             await asyncio.shield(_terminate(plain, pid))
             if not isinstance(exc, TimeoutError):

@@ -34,7 +34,7 @@ where s.slot_name = %s and a.wait_event = 'WaitForStandbyConfirmation'
 
 
 @dataclass(frozen=True, slots=True)
-class StandbyLook:
+class StandbyState:
     """The state of a standby. ``error``: why streamer cannot read the state."""
 
     host: str
@@ -48,9 +48,9 @@ async def read_replication_settings(connection: Connection) -> dict[str, str]:
     return {row["name"]: row["setting"] for row in await fetch_all(connection, _SETTINGS_SQL)}
 
 
-async def look_at_standbys(source: SourceMapping) -> list[StandbyLook]:
+async def read_standbys(source: SourceMapping) -> list[StandbyState]:
     """Look at each host of the url that is a standby now."""
-    looks = []
+    states = []
     for host, port in hosts_of(source.url.reveal()):
         name = host_name(host, port)
         at = {
@@ -63,10 +63,10 @@ async def look_at_standbys(source: SourceMapping) -> list[StandbyLook]:
             async with connection(source, at=at) as plain:
                 if is_standby(plain):
                     slot = await read_slot(plain, source.slot)
-                    looks.append(StandbyLook(name, slot, await read_replication_settings(plain)))
+                    states.append(StandbyState(name, slot, await read_replication_settings(plain)))
         except SourceError as exc:
-            looks.append(StandbyLook(name, error=exc.message))
-    return looks
+            states.append(StandbyState(name, error=exc.message))
+    return states
 
 
 async def find_standby_wait(plain: Connection, source: SourceMapping) -> StandbyWaitError | None:

@@ -147,7 +147,7 @@ async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
     return int(row["pages"])
 
 
-async def brought_rows(connection: Connection, leaf: Leaf) -> bool | None:
+async def had_rows(connection: Connection, leaf: Leaf) -> bool | None:
     """Return whether the partition held rows when it was attached, or None if it is locked, renamed
     or gone.
 

@@ -4,8 +4,8 @@ While a standby streams, it can follow a new primary or become a primary, and it
 The target then gets changes from behind the fork. The next start would treat these as commits that
 the source has lost, so the bookkeeping needs the new timeline before.
 
-The connection of the watch proves the server's identity when the attempt begins, and lives as long
-as the attempt. So a single run of the server sends all changes of the attempt. A run replays a
+The connection of the monitor checks the server's identity when the attempt begins, and lives as
+long as the attempt. So a single run of the server sends all changes of the attempt. A run replays a
 single history, and never goes back behind a fork.
 
 The reader checks the timeline after it has received changes, and before it passes them on. A
@@ -33,16 +33,16 @@ from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, translating
 from streamer.source.server.timeline import read_branch, read_timeline
 from streamer.source.timeline_branches import Branch, common_end
-from streamer.target.write_claim import Claim
+from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 2.0
 LAST_LOOK_SECONDS: Final = 2.0
 
 
-class TimelineWatch:
+class TimelineMonitor:
     """Checks the timeline of a standby during one attempt to stream the standby."""
 
     def __init__(
@@ -52,7 +52,7 @@ class TimelineWatch:
         branch: Branch,
         connection: Connection,
         bookkeeping: Bookkeeping,
-        claim: Claim,
+        fence: FencingToken,
         held_lsn: Lsn,
     ) -> None:
         """*connection*: the replication connection that read *server*. *held_lsn*: the newest
@@ -63,9 +63,9 @@ class TimelineWatch:
         self._branch = branch
         self._connection = connection
         self._bookkeeping = bookkeeping
-        self._claim = claim
+        self._fence = fence
         self._held_lsn = held_lsn
-        self._looking = asyncio.Lock()
+        self._checking = asyncio.Lock()
         self._change: str | None = None
         """The message about a new timeline that a check has found."""
 
@@ -76,21 +76,21 @@ class TimelineWatch:
         """
         while True:
             try:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(CHECK_SECONDS)
             except asyncio.CancelledError:
                 with contextlib.suppress(StreamerError, TimeoutError):
                     async with asyncio.timeout(LAST_LOOK_SECONDS):
-                        await self.look()
+                        await self.check()
                 raise
-            await self.look()
+            await self.check()
 
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.close()
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Store a changed timeline. Raises SourceConnectionError then."""
-        async with self._looking:
+        async with self._checking:
             if self._change is None:
                 self._change = await self._find_change()
         if self._change is not None:
@@ -105,6 +105,6 @@ class TimelineWatch:
             now = await read_branch(self._connection, replace(self._server, timeline=timeline))
         fork_lsn = common_end(self._branch, now)
         if fork_lsn is not None and self._held_lsn <= fork_lsn:
-            await follow_timeline(self._bookkeeping, self._claim, former, timeline, now.text)
+            await follow_timeline(self._bookkeeping, self._fence, former, timeline, now.text)
             log.info("the standby follows another timeline", source=label, timeline=timeline)
         return f'source "{label}": the server went over from timeline {former} to {timeline}'

@@ -9,7 +9,7 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 
 
 @dataclass(frozen=True, slots=True)
-class NotedConflict:
+class StoredConflict:
     """A row of streamer.conflict. ``key``, ``existing``: JSON."""
 
     id: int
@@ -25,7 +25,7 @@ class NotedConflict:
     noted_at: datetime
 
 
-CONFLICTS: Final = BookkeepingTable("conflict", "c", NotedConflict)
+CONFLICTS: Final = BookkeepingTable("conflict", "c", StoredConflict)
 _INSERT_SQL: Final = """
 insert into streamer.conflict
     (relation_id, kind, resolution, operation, key, lsn, commit_time, xid, existing)
@@ -53,6 +53,6 @@ async def add_conflicts(
 
 async def read_newest_conflicts(
     session: Executor, relation_ids: Sequence[int], limit: int
-) -> list[NotedConflict]:
+) -> list[StoredConflict]:
     condition = "where relation_id = any ($1::int8[]) order by id desc limit $2"
     return await CONFLICTS.read(session, condition, relation_ids, limit)

@@ -2,7 +2,7 @@
 rows, and the backlog's size.
 
 The checks may wait for a lock of a user's session, though not for long. No guard waits with them,
-see `streamer.runtime.guards.source_watch`.
+see `streamer.runtime.guards.source_monitor`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from streamer.bookkeeping.relation_definitions import read_definitions
 from streamer.bookkeeping.sources import SourceRecord
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.copy.attached_rows import AttachedRows
-from streamer.copy.gap_reports import look_at_leaves
+from streamer.copy.gap_reports import report_partition_gaps
 from streamer.errors.error_classes import SourceContentionError
 from streamer.mapping.rule_options import DdlCapture, DdlKind, OnDdl
 from streamer.mapping.rules import SourceMapping
@@ -35,12 +35,12 @@ from streamer.source.synchronous_commit import LISTED_SQL
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 5.0
 _PATIENCE_SQL: Final = "set lock_timeout = '1s'"
 _COMMITS_WAIT_SQL: Final = f"select {LISTED_SQL} as is_listed"
 
 
-async def look(
+async def check_source(
     source: SourceMapping,
     server: SourceServer,
     record: SourceRecord,
@@ -66,17 +66,17 @@ async def look(
             attached = AttachedRows()
             obstacles = Obstacles(source, bookkeeping, relations)
             while True:
-                await obstacles.look_at_target(target.unlogged)
-                await _look_at_partitions(plain, source, bookkeeping, relations, attached)
-                await _settle_doubts(plain, source, bookkeeping, relations)
+                await obstacles.check_target(target.unlogged)
+                await _check_partitions(plain, source, bookkeeping, relations, attached)
+                await _request_unclear_definitions(plain, source, bookkeeping, relations)
                 await guard.store(bookkeeping, record.source_id)
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
                 position.is_awaited = bool(waits)
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(CHECK_SECONDS)
 
 
-async def _look_at_partitions(
+async def _check_partitions(
     plain: Connection,
     source: SourceMapping,
     bookkeeping: Bookkeeping,
@@ -89,18 +89,18 @@ async def _look_at_partitions(
                 (await read_capture(plain, source)).token is not None
             )
             brings = captures and source.on_ddl[DdlKind.ATTACH_PARTITION] is OnDdl.APPLY
-            await look_at_leaves(
+            await report_partition_gaps(
                 bookkeeping,
                 plain,
-                relations.in_step(),
+                relations.in_sync(),
                 columns_too=not captures,
                 attached=attached if brings else None,
             )
     except SourceContentionError as exc:
-        log.debug("the next survey looks at partitions", source=source.label, reason=str(exc))
+        log.debug("the next check reads the partitions", source=source.label, reason=str(exc))
 
 
-async def _settle_doubts(
+async def _request_unclear_definitions(
     plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
 ) -> None:
     """Request the definitions that are in doubt.

@@ -29,8 +29,8 @@ from streamer.apply.write.conflicts import (
     Key,
     find_changes,
     missing_rows,
-    note_conflicts,
     operation_of,
+    store_conflicts,
 )
 from streamer.apply.write.staged_rows import OrderedRun, numbered_keys
 from streamer.apply.write.target_transaction import TargetTransaction
@@ -44,21 +44,23 @@ OriginOf = Callable[[int], tuple[Transaction, int] | None]
 """Returns the transaction and the message kind of a change in exact order."""
 
 
-class ConflictNotes:
+class TransactionConflicts:
     """The conflicts in *transaction*."""
 
     def __init__(self, transaction: TargetTransaction) -> None:
         self._transaction = transaction
 
-    async def note(self, mapped: MappedRelation, conflicts: list[Conflict]) -> None:
+    async def add(self, mapped: MappedRelation, conflicts: list[Conflict]) -> None:
         kept_max = self._transaction.conflicts_kept
-        await note_conflicts(self._transaction.target, mapped.relation_id, conflicts, kept_max)
+        await store_conflicts(self._transaction.target, mapped.relation_id, conflicts, kept_max)
 
     # ---- sets ----------------------------------------------------------------------------------
 
-    async def look_for(self, window: LaneWindow, mapped: MappedRelation, change: Change) -> None:
+    async def find_missing_rows(
+        self, window: LaneWindow, mapped: MappedRelation, change: Change
+    ) -> None:
         """Note rows that *change* needs and the target lacks, if the table is watched."""
-        if not (change.is_noted and mapped.conflict_watch):
+        if not (change.is_recorded and mapped.conflict_watch):
             return
         mapped.conflict_watch -= 1
         statements, plan, keys = change.statements, change.statements.plan, list(change.keys)
@@ -71,23 +73,23 @@ class ConflictNotes:
         mapped.conflict_watch = WATCHED_WINDOWS
         missing = [(keys[row["seq"]], _key_of(plan, row["key"])) for row in rows]
         changes = find_changes(window, mapped, plan, [key for key, _ in missing])
-        await self.note(mapped, missing_rows(missing, changes, deletes=is_delete))
+        await self.add(mapped, missing_rows(missing, changes, deletes=is_delete))
 
     def count_missing(self, mapped: MappedRelation, change: Change, missing: int) -> None:
         """Count the rows that *change* did not find.
 
-        Raises ConflictsFound if rows are missing without a check by `look_for`.
+        Raises ConflictsFound if rows are missing without a check by `find_missing_rows`.
         """
         if change.conflict is None or not missing:
             return
-        if change.is_noted and not mapped.conflict_watch:
+        if change.is_recorded and not mapped.conflict_watch:
             mapped.conflict_watch = WATCHED_WINDOWS
             raise ConflictsFound
         self._transaction.count_conflict(mapped, change.conflict, missing)
 
     # ---- exact order ---------------------------------------------------------------------------
 
-    def are_noted(self, mapped: MappedRelation) -> bool:
+    def are_recorded(self, mapped: MappedRelation) -> bool:
         """Whether the next block in exact order notes missing rows, or ends at a missing row."""
         if not mapped.conflict_watch:
             return False
@@ -116,9 +118,9 @@ class ConflictNotes:
         cascades = target.checks_foreign_keys
         await target.execute(statements.ordered(partial=is_partial, notes=notes, cascades=cascades))
         if notes:
-            await self.note_in_order(mapped, statements.plan, origin_of)
+            await self.add_in_order(mapped, statements.plan, origin_of)
 
-    async def note_in_order(
+    async def add_in_order(
         self, mapped: MappedRelation, plan: ApplyPlan, origin_of: OriginOf
     ) -> None:
         """Count and note the conflicts that a block in exact order listed."""
@@ -133,7 +135,7 @@ class ConflictNotes:
                 name, key, (transaction, kind) = row["kind"], _key_of(plan, row["key"]), origin
                 operation = operation_of(kind)
                 conflicts.append(Conflict(name, RESOLUTIONS[name], operation, key, transaction))
-        await self.note(mapped, conflicts)
+        await self.add(mapped, conflicts)
 
 
 def refusal(error: StreamerError, run: OrderedRun) -> Conflict | None:

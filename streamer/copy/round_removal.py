@@ -27,12 +27,12 @@ from streamer.util.backoff import Backoff
 
 log = structlog.get_logger()
 
-LOOK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 0.5
 
 T = TypeVar("T")
 
 
-class Leaving:
+class RoundRemoval:
     """See the module. For all rounds of a source."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Leaving:
         """Use *tasks* for the relations that leave."""
         self._tasks = tasks
 
-    def leave(
+    def remove(
         self,
         mapped: MappedRelation,
         again: str | None = None,
@@ -68,10 +68,10 @@ class Leaving:
         if batch is not None:
             assert self._tasks is not None, "rounds run in the same group"
             self._tasks.create_task(
-                self._leave(mapped, batch, again, then), name=f"leaving {mapped.mapping.source}"
+                self._remove(mapped, batch, again, then), name=f"leaving {mapped.mapping.source}"
             )
 
-    async def _leave(
+    async def _remove(
         self,
         mapped: MappedRelation,
         batch: list[MappedRelation],
@@ -109,7 +109,7 @@ class Leaving:
         while self._queue.is_taken(mapped, batch):
             if await _persist(partial(withdraw_parts, books, mapped.relation_id)):
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
 
 
 async def _persist(action: Callable[[], Awaitable[T]]) -> T:

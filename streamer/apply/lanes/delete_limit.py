@@ -1,6 +1,6 @@
-"""The brake of a lane: finds source transactions that delete more than `max_deleted_rows` allows.
+"""The delete limit of a lane: finds source transactions beyond `max_deleted_rows`.
 
-The brake counts changes on arrival, so the count of a transaction is complete before a worker
+The limit counts changes on arrival, so the count of a transaction is complete before a worker
 applies the first change. A lane with such a transaction is held, and the drainer stops before the
 transaction until an operator decides. Pure.
 """
@@ -28,7 +28,7 @@ class _Removed:
     truncates: int = 0
 
 
-class Brake:
+class DeleteLimit:
     """See the module."""
 
     __slots__ = ("_counts", "_found")

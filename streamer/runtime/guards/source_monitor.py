@@ -2,7 +2,7 @@
 
 The guard has its own connection, reads only catalogs and waits for no lock on a user's table. Mere
 observations (partitions, heartbeats) use a second connection and a second task, see
-`streamer.runtime.session.source_survey`. So a locked table cannot hide a lost slot.
+`streamer.runtime.session.source_checks`. So a locked table cannot hide a lost slot.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ PAUSE_TIMES: Final = 20
 _TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
 
 
-class SourceWatch:
+class SourceMonitor:
     """The guard of one attempt to stream a source."""
 
     def __init__(
@@ -52,11 +52,11 @@ class SourceWatch:
         self._tables = tables
         self._health = health
         self._standby_wait: ErrorReport | None = None
-        self._knows_slot = False
+        self._has_reported_slot = False
 
-    def know_slot(self, slot: Slot) -> None:
+    def report_slot(self, slot: Slot) -> None:
         """Report the slot, which a task of this source has just read and checked."""
-        self._knows_slot = True
+        self._has_reported_slot = True
         self._health.restart_lsn, self._health.safe_wal_bytes = (
             slot.restart_lsn,
             slot.safe_wal_bytes,
@@ -69,7 +69,7 @@ class SourceWatch:
         """
         digest: str | None = None
         source, relations, cases = self._tables.source, self._tables.relations, self.cases
-        if self._knows_slot and not cases.are_open:
+        if self._has_reported_slot and not cases.are_open:
             await asyncio.sleep(GUARD_SECONDS)  # the start has just checked all facts
         async with connection(source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
@@ -86,8 +86,8 @@ class SourceWatch:
                     await self._tell_standby_wait(plain)
                     await cases.leave_replaced(plain)
                     cases.expect_missing()
-                    if seen.digest != digest or cases.is_unsettled:
-                        await cases.settle(plain)
+                    if seen.digest != digest or cases.is_incomplete:
+                        await cases.reconcile(plain)
                         digest = seen.digest  # read before: the next check sees later changes
                     await cases.let_go(plain)
                 looked()
@@ -97,7 +97,7 @@ class SourceWatch:
         self._health.wal_end_lsn = max(self._health.wal_end_lsn, seen.flush_lsn)
         check_slot(seen.slot, self._tables.source.slot, self._server.database)
         assert seen.slot is not None
-        self.know_slot(seen.slot)
+        self.report_slot(seen.slot)
 
     async def _tell_standby_wait(self, plain: Connection) -> None:
         """Show that the source holds changes back until its standbys have them."""
@@ -113,4 +113,4 @@ class SourceWatch:
         self._health.state, self._health.error = state, report
         if error is not None:
             log.warning(str(error), source=source.label, **error.log_fields)
-        await set_source_state(self._bookkeeping, self._tables.claim.source_id, state, report)
+        await set_source_state(self._bookkeeping, self._tables.fence.source_id, state, report)

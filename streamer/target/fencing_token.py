@@ -1,12 +1,12 @@
-"""The right to write changes of a source, and the proof that a session has the right.
+"""Fencing tokens: only sessions of the process with a source's lock write the source's changes.
 
 The holder of a source's advisory lock stores a token in ``streamer.source``. A further session is
 on the same server if and only if it sees that token, and that lock held by that backend. A promoted
 standby may have the token, but never the lock; a restored server has neither. Any role can see
 both, on every version and on managed servers. That is not true of system identifier and timeline.
 
-A session that proves a claim takes a shared lock, which marks it as a session of the process that
-made the claim. If that process freezes, a different process ends these sessions
+A session that checks a token takes a shared lock, which marks it as a session of the process that
+stored the token. If that process freezes, a different process ends these sessions
 (`streamer.bookkeeping.replicas`).
 """
 
@@ -34,7 +34,7 @@ def signed(lock_class: int) -> int:
     return lock_class - (1 << 32) if lock_class >= 1 << 31 else lock_class
 
 
-PROOF_SQL: Final = f"""
+FENCE_SQL: Final = f"""
 select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
   and exists (select from {LOCKS_SQL} l where l.class = $1 and l.id = $2 and l.pid = $3)
   and exists (select from streamer.source s where s.id = $2 and s.lock_token = $4)
@@ -42,7 +42,7 @@ select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class FencingToken:
     """The lock and token of an attempt to stream a source."""
 
     source_id: int
@@ -50,6 +50,6 @@ class Claim:
     backend_pid: int
 
     @property
-    def proof(self) -> tuple[int, int, int, str]:
-        """The parameters of `PROOF_SQL`."""
+    def parameters(self) -> tuple[int, int, int, str]:
+        """The parameters of `FENCE_SQL`."""
         return LOCK_CLASS, self.source_id, self.backend_pid, self.token
