@@ -81,7 +81,7 @@ async def idle() -> dict[str, float]:
         supervisors=supervisors, metrics=Metrics(), target=TargetHealth(), bookkeeping=None
     )
     events = Events(engine, TargetAddress.parse(Secret("host=127.0.0.1")), list)
-    events._seen = events._look()
+    events._seen = events._read_state()
     series, clock = Series(), 1_800_000_000
     values = events.history._read(float(clock))
 
@@ -91,7 +91,7 @@ async def idle() -> dict[str, float]:
         series.add(clock, values)
 
     return {
-        "look at 20,000 tables, each second": spent(events._look),
+        "look at 20,000 tables, each second": spent(events._read_state),
         "sample of 200 sources, each 10 s": spent(lambda: events.history._read(float(clock)))
         + spent(add),
     }
@@ -102,7 +102,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "survey of 20,000 tables": spent(lambda: fleet_overview.survey(sources)),
+                "survey of 20,000 tables": spent(lambda: fleet_overview.fleet_overview_of(sources)),
                 "answers": asyncio.run(pages()),
                 "idle": asyncio.run(idle()),
             },

@@ -142,7 +142,7 @@ PURE = {
     "source.history_check",
     "copy.copy_query",
     "copy.copy_queue",
-    "copy.exchange_rows",
+    "copy.swap_rows",
     "copy.parts.ctid_ranges",
     "copy.turn_waits",
     "postgres.quoting",

@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from streamer.admin.api.router import install_api
 from streamer.admin.live.events import Events
 from streamer.admin.live.status_reader import StatusReader
-from streamer.admin.mapping.admin_store import WATCH_SECONDS
+from streamer.admin.mapping.admin_store import CHECK_SECONDS
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.page.page_routes import install_page
 from streamer.admin.page.render_templates import load
@@ -60,9 +60,9 @@ class AdminServer:
         address = TargetAddress.parse(settings.target.url)
         events = Events(engine, address, self._service.labels)
         self._service.engine = engine
-        self._service.find_lost = lambda: engine.mapping_trouble
+        self._service.find_lost = lambda: engine.mapping_problem
         self._service.on_change = events.publish
-        engine.metrics.mapping_error.set_function(lambda: float(self._service.trouble is not None))
+        engine.metrics.mapping_error.set_function(lambda: float(self._service.problem is not None))
         events.start()
         return events
 
@@ -83,15 +83,15 @@ class AdminServer:
         """Whether every request needs credentials."""
         return not self._access.is_open
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Return the fault of the mapping as a whole."""
-        trouble = self._service.trouble
-        return None if trouble is None else trouble.error
+        problem = self._service.problem
+        return None if problem is None else problem.error
 
     def reasons(self) -> list[Reason]:
         """Return why this process is not ready, apart from the sources."""
-        trouble = self._service.store.trouble
-        return [] if trouble is None else [reason_of(of_mapping(trouble.report))]
+        problem = self._service.store.problem
+        return [] if problem is None else [reason_of(of_mapping(problem.report))]
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
         """Switch to the last applied revision, or in static mode to *mapping*. Raises
@@ -112,12 +112,12 @@ async def take_over_users(service: AdminService, access: Access) -> None:
     access.set_stored([UserSettings(**row) for row in await service.store.users()])
 
 
-async def _watch(service: AdminService, access: Access) -> None:
+async def _check_periodically(service: AdminService, access: Access) -> None:
     """Check the file and the users of the mapping database periodically."""
     failure = None
     while True:
-        await asyncio.sleep(WATCH_SECONDS)
-        await service.store.watch()
+        await asyncio.sleep(CHECK_SECONDS)
+        await service.store.check_file()
         try:
             await take_over_users(service, access)
             failure = None
@@ -147,7 +147,7 @@ async def opened_admin(
     with suppress(StoreError):  # the watch reports this error
         await service.store.content()  # shown and exported if the file is damaged later
         await service.store.prune_audit()
-    watching = asyncio.create_task(_watch(service, access), name="mapping database")
+    watching = asyncio.create_task(_check_periodically(service, access), name="mapping database")
     try:
         yield AdminServer(service, access)
     finally:

@@ -58,7 +58,7 @@ async def begin_copies(
 
 
 @dataclass(frozen=True, slots=True)
-class HandedOver:
+class FinishedCopy:
     """A relation whose copy is in the target: the stream has its changes from ``lsn`` on.
 
     ``definition``, ``storage``: those of the source's table at ``lsn``. Without ``attempt`` there
@@ -104,7 +104,7 @@ class HandedOver:
         """Return the columns to store in *copy*; None if *copy* has a newer attempt."""
         if self.attempt not in (None, copy.attempt) or copy.needs_resync:
             return None
-        state = copy.table_state.handed_over(self.scope.chunks, self.lsn)
+        state = copy.table_state.switched_to_stream(self.scope.chunks, self.lsn)
         moved = {**shown(state), "waiting_for": None, "end_lsn": self.lsn}
         if (chunks := self.scope.chunks) is not None:
             is_next = (copy.chunks is None) == (chunks.count == 1)
@@ -150,7 +150,7 @@ class HandedOver:
         return {"columns": dict(self.columns), "definition": self.definition}
 
 
-async def hand_over(connection: TargetConnection, copies: Sequence[HandedOver]) -> None:
+async def switch_to_stream(connection: TargetConnection, copies: Sequence[FinishedCopy]) -> None:
     """Switch the relations of *copies* to the stream.
 
     Raises TargetFencedError if a copy has begun again meanwhile.
@@ -172,7 +172,7 @@ async def hand_over(connection: TargetConnection, copies: Sequence[HandedOver]) 
             raise TargetFencedError("a request or another process has begun this copy again")
 
 
-async def is_handed_over(connection: TargetConnection, copy: HandedOver) -> bool:
+async def is_switched(connection: TargetConnection, copy: FinishedCopy) -> bool:
     """Whether a switch to the stream with an unknown outcome was committed."""
     record = await COPIES.find(connection, "where r.id = $1", copy.relation_id)
     return record is not None and copy.is_stored(record)

@@ -15,7 +15,7 @@ async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict
     return blockers_of(await bookkeeping.fetch(_BLOCKERS_SQL, list(pids)))
 
 
-async def ask_for_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:
+async def request_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:
     """Ask the process that streams to store its positions as soon as they move."""
     payload = WAITING_FOR_TABLES if of_tables else WAITING
     await bookkeeping.execute(f"notify {CHANNEL}, '{payload}'")

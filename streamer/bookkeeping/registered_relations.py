@@ -80,12 +80,12 @@ async def register_relations(
 
 def _mapped(mapping: RelationMapping) -> dict[str, Any]:
     names = {"source": mapping.source, "target": mapping.target}
-    return names | {"type": mapping.type, "expressions": mapping.rule.expressions_mark}
+    return names | {"type": mapping.type, "expressions": mapping.rule.expressions_fingerprint}
 
 
 def _is_as_mapped(record: RelationRecord, mapping: RelationMapping) -> bool:
     stored = (record.type, record.expressions)
-    return stored == (mapping.type.value, mapping.rule.expressions_mark)
+    return stored == (mapping.type.value, mapping.rule.expressions_fingerprint)
 
 
 async def _follow_mappings(
@@ -173,8 +173,10 @@ async def _request_recomputed(
         return False
     if (changed := recomputed(record.expressions, mapping, relation.column_names)) is None:
         return False
-    mark = mapping.rule.expressions_mark
-    await connection.execute(_RECOMPUTED_SQL, record.relation_id, mark, list(changed.sources))
+    fingerprint = mapping.rule.expressions_fingerprint
+    await connection.execute(
+        _RECOMPUTED_SQL, record.relation_id, fingerprint, list(changed.sources)
+    )
     if changed.columns:
         await request_unfilled(connection, record.relation_id, changed.columns)
     return True

@@ -114,8 +114,8 @@ class LockSession:
     async def give_up(self, label: str) -> None:
         """Release the lock of a reserved source: now, or at the end of its attempt."""
         source_id = self._reserved.pop(label, None)
-        is_claimed = any(fence.source_id == source_id for fence in self._held)
-        if source_id is not None and not is_claimed:
+        is_held = any(fence.source_id == source_id for fence in self._held)
+        if source_id is not None and not is_held:
             await self._unlock_source(source_id)
 
     @_alone

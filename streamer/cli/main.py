@@ -54,7 +54,7 @@ from streamer.commands import status_output
 from streamer.commands import teardown as teardown_command
 from streamer.commands import wait as wait_command
 from streamer.commands.command_scope import Scope
-from streamer.commands.status_problems import only_problems, troubled
+from streamer.commands.status_problems import only_problems, with_problems
 from streamer.commands.table_requests import command_actor
 from streamer.compiled import choice
 from streamer.config import static_mapping
@@ -389,7 +389,7 @@ def wait(
     scope = Scope((*(tables or ()), *(named or ())), database, sid)
 
     async def wait_for_scope() -> str | None:
-        meant = await troubled(address, mapping, scope) if problems else scope
+        meant = await with_problems(address, mapping, scope) if problems else scope
         return await wait_command.wait(address, mapping, timeout, meant)
 
     missing = run_to_end(wait_for_scope())

@@ -43,12 +43,12 @@ def list_quarantine(
     show(quarantine_command.LISTING, rows, as_json=as_json)
 
 
-def _ask_quarantine(
+def _request_action(
     action: str, choice: quarantine_command.Choice, *, no_wait: bool, as_json: bool
 ) -> None:
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)
-    asked = run_to_end(quarantine_command.ask(address, action, choice))
+    asked = run_to_end(quarantine_command.request_action(address, action, choice))
     if not asked and not as_json:
         typer.echo("no changes are in quarantine")
     tables = [{"table": name, "rows": count} for name, count in asked.values()]
@@ -71,7 +71,7 @@ def retry_quarantine(
     Changes that the target rejects again stay in quarantine.
     """
     choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _ask_quarantine("retry", choice, no_wait=no_wait, as_json=as_json)
+    _request_action("retry", choice, no_wait=no_wait, as_json=as_json)
 
 
 @quarantine.command("drop", epilog=example("streamer quarantine drop --id 17 --yes"))
@@ -93,4 +93,4 @@ def drop_quarantine(
     if not yes:
         fail("the target never receives dropped changes; add --yes to confirm", 2)
     choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _ask_quarantine("drop", choice, no_wait=no_wait, as_json=as_json)
+    _request_action("drop", choice, no_wait=no_wait, as_json=as_json)

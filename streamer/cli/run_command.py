@@ -180,7 +180,7 @@ async def _served(
     app = make_app(
         render,
         lambda: [*admin.reasons(), *engine.readiness()],
-        admin.trouble,
+        admin.problem,
         engine.other_problems,
         admin.is_known,
     )

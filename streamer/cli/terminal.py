@@ -133,8 +133,8 @@ def load_to_show() -> tuple[Any, Mapping, MappingState]:
         return settings, mapping, MappingState()
     from streamer.admin.mapping.applied_mapping import read_applied
 
-    mapping, trouble = run_to_end(read_applied(settings))
-    return settings, mapping, MappingState(trouble, None if path.exists() else path)
+    mapping, problem = run_to_end(read_applied(settings))
+    return settings, mapping, MappingState(problem, None if path.exists() else path)
 
 
 def load(*, needs_sources: bool = False) -> Any:

@@ -13,8 +13,8 @@ from streamer.indexes.foreign_key_indexes import (
     MissingIndex,
     build,
     drop_leftovers,
-    survey,
-    survey_source,
+    find_missing_indexes,
+    read_foreign_key_facts,
 )
 from streamer.mapping.rules import Mapping
 from streamer.target.connection import TargetAddress
@@ -29,7 +29,7 @@ async def missing_fk(
     """
     bookkeeping = Bookkeeping(address, "streamer indexes")
     try:
-        listed = await _survey(address, mapping, target_namespace, bookkeeping)
+        listed = await _find_missing(address, mapping, target_namespace, bookkeeping)
         if not apply:
             return listed
         with suppress(TargetContentionError):  # the next build removes the remains
@@ -37,7 +37,7 @@ async def missing_fk(
         results = []
         for missing in listed:
             # Building takes time: a further table may have begun to lag since the survey.
-            now = await _survey(address, mapping, target_namespace, bookkeeping)
+            now = await _find_missing(address, mapping, target_namespace, bookkeeping)
             current = next((m for m in now if m.name == missing.name), None)
             results.append(
                 await _make(address, bookkeeping, current or replace(missing, state="built"))
@@ -47,13 +47,14 @@ async def missing_fk(
         await bookkeeping.close()
 
 
-async def _survey(
+async def _find_missing(
     address: TargetAddress, mapping: Mapping, target_namespace: str, bookkeeping: Bookkeeping
 ) -> list[MissingIndex]:
     sources = [
-        await survey_source(source, bookkeeping, target_namespace) for source in mapping.sources
+        await read_foreign_key_facts(source, bookkeeping, target_namespace)
+        for source in mapping.sources
     ]
-    return await survey(address, bookkeeping, sources)
+    return await find_missing_indexes(address, bookkeeping, sources)
 
 
 async def _make(

@@ -107,7 +107,7 @@ def _quarantined_row(
     )
 
 
-async def ask(
+async def request_action(
     address: TargetAddress, action: str, choice: Choice, actor: str | None = None
 ) -> dict[int, tuple[str, int]]:
     """Request *retry* or *drop* for the chosen changes; return the table and the number of changes

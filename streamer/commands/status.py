@@ -29,7 +29,7 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.error_reports import ErrorReport, TableWait, error_fields, runbook_address
 from streamer.errors.remedies import Remedy
-from streamer.mapping.lost_mapping import MappingTrouble, find_lost_mapping
+from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
@@ -208,7 +208,7 @@ class StatusReport:
 
     target: TargetHealth
     sources: list[SourceStatus]
-    mapping: MappingTrouble | None = None
+    mapping: MappingProblem | None = None
     fleet: Fleet = field(default_factory=Fleet)
     """The processes that share the sources, and the processes that hold the locks of sources."""
     fine: int = 0
@@ -270,7 +270,7 @@ class StatusReport:
 class MappingState:
     """The mapping as known before the target answers."""
 
-    trouble: MappingTrouble | None = None
+    problem: MappingProblem | None = None
     missing: Path | None = None
     """The path of the mapping database, if missing: before the first start there is no file."""
 
@@ -295,10 +295,10 @@ async def read_report(
         try:
             books = await _read_bookkeeping(bookkeeping)
             statuses = await _read_statuses(books, mapping, connection)
-            trouble = state.trouble
-            if trouble is None and is_empty:
-                trouble = find_lost_mapping(0, list(books.sources), state.missing)
-            return StatusReport(target, _only_tables(statuses, scope), trouble, books.fleet)
+            problem = state.problem
+            if problem is None and is_empty:
+                problem = find_lost_mapping(0, list(books.sources), state.missing)
+            return StatusReport(target, _only_tables(statuses, scope), problem, books.fleet)
         except TargetError as exc:
             target.judge(exc, address)
         finally:
@@ -315,7 +315,7 @@ async def read_report(
         for source in mapping.sources
     ]
     await _add_all_positions(statuses, mapping, _Bookkeeping(), connection)
-    return StatusReport(target, statuses, state.trouble)
+    return StatusReport(target, statuses, state.problem)
 
 
 def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatus]:
@@ -498,8 +498,8 @@ async def _add_positions(
         return
     stored = None if record is None else record.backlog
     if (backlog := Backlog.of(source, retained, stored)) is not None:
-        troubles = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
-        status.backlog = backlog.to_json() | troubles
+        warnings = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
+        status.backlog = backlog.to_json() | warnings
     # A crashed process could not report the end. Only the lock tells whether the process runs.
     has_ended = status.state in ("starting", "waiting") and status.process is None
     has_ended = has_ended and not is_vacant

@@ -32,7 +32,7 @@ def only_problems(report: StatusReport) -> StatusReport:
     return replace(report, sources=shown, fine=report.fine + len(report.sources) - len(shown))
 
 
-async def troubled(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:
+async def with_problems(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:
     """Return the sources of *scope* that have a problem now."""
     report = only_problems(await read_report(address, mapping, scope=scope))
     return replace(scope, labels=frozenset(status.label for status in report.sources))

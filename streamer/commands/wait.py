@@ -14,7 +14,7 @@ from typing import Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import is_installed
-from streamer.bookkeeping.lagging_tables import ask_for_positions
+from streamer.bookkeeping.lagging_tables import request_positions
 from streamer.bookkeeping.planned_definitions import read_definitions
 from streamer.bookkeeping.positions import RelationPosition, SourcePosition, read_positions
 from streamer.bookkeeping.server_of_run import connection_of_run
@@ -152,12 +152,12 @@ class _Waiting:
                 await self._bookkeeping.close()
                 self._is_installed, connected_at = False, time.monotonic()
             try:
-                obstacles = await self._look()
+                obstacles = await self._find_obstacles()
                 now = time.monotonic()
                 if obstacles and now - asked_at >= NOTIFY_SECONDS:
                     asked_at = now
                     of_tables = bool(self._scope.tables)
-                    await ask_for_positions(self._bookkeeping, of_tables=of_tables)
+                    await request_positions(self._bookkeeping, of_tables=of_tables)
             except MappingError:
                 raise
             except StreamerError as exc:  # the target may restart; there is time
@@ -169,7 +169,7 @@ class _Waiting:
             await asyncio.sleep(pause)
             pause = min(POLL_SECONDS_MAX, pause * POLL_GROWTH)
 
-    async def _look(self) -> list[str]:
+    async def _find_obstacles(self) -> list[str]:
         """Return the present obstacles, at most one line for each source."""
         bookkeeping = self._bookkeeping
         if not self._is_installed:

@@ -34,7 +34,7 @@ from streamer.bookkeeping.server_of_run import connection_of_run
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.bookkeeping.verifications import VerificationRecord, store_verifications
 from streamer.compare.build_compared_table import TableFacts, build_table
-from streamer.compare.change_marks import tables_sql
+from streamer.compare.change_counters import tables_sql
 from streamer.compare.compared_table import ComparedTable
 from streamer.compare.cut_ranges import (
     count_buckets,

@@ -7,7 +7,7 @@ rows: no row is read twice. The readings are as in every comparison
 
 Where both sides do not sort keys alike, statements read ranges of pages. Rows fall into buckets by
 a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the differing
-buckets have equal texts on both sides, in equal numbers. So an exchange of the differing buckets
+buckets have equal texts on both sides, in equal numbers. So a swap of the differing buckets
 makes the tables equal, even if a type calls two texts of a key equal.
 
 A session of another program that writes to the target meanwhile can hide a difference.

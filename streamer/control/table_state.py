@@ -304,7 +304,7 @@ class TableState:
         """streamer cannot tell whether a change is of a row in a former chunk."""
         return replace(self, chunks_obstacle=reason)
 
-    def handed_over(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
+    def switched_to_stream(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
         """The target has all rows, or those of *chunks*, as of *consistent_point*."""
         state = replace(self, error=None, point=None, through_lsn=consistent_point)
         if chunks is not None:

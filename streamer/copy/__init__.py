@@ -1,1 +1,1 @@
-"""The bulk copy of tables, beside the stream: snapshot, Spark job, hand-over."""
+"""The bulk copy of tables, beside the stream: snapshot, Spark job, switch to streaming."""

@@ -71,8 +71,8 @@ class SyncEvents(Protocol):
         """Apply the changes of *mapped* that commit before *point*.
 
         Returns when all these changes are durable. Once a snapshot has begun, *point* is the
-        consistent point, and the lane keeps later changes until `handed_over` or `copy_failed`.
-        *mapped* is held to a point. Raises SyncError if the point cannot be reached.
+        consistent point, and the lane keeps later changes until `switched_to_stream` or
+        `copy_failed`. *mapped* is held to a point. Raises SyncError if the point cannot be reached.
         """
         ...
 
@@ -96,7 +96,7 @@ class SyncEvents(Protocol):
         """
         ...
 
-    def handed_over(
+    def switched_to_stream(
         self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
     ) -> None:
         """Apply later changes of the copied rows of *mapped*: of all rows, or of *chunks*."""

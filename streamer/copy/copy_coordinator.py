@@ -1,4 +1,4 @@
-"""Copies the relations of one source that need a copy, and hands each over to the stream.
+"""Copies the relations of one source that need a copy, and switches each to streaming.
 
 Relations that need a copy are held (`streamer.apply.lanes.lane`): the stream continues for all
 tables, and keeps the changes of held relations on disk. The coordinator copies all waiting
@@ -27,7 +27,7 @@ from streamer.control.table_state import TableState
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.copy_round import Round
-from streamer.copy.hand_over import Finisher
+from streamer.copy.finish_copies import Finisher
 from streamer.copy.round_removal import RoundRemoval
 from streamer.copy.source_turns import CopyTurn
 from streamer.copy.staging_tables import drop_leftover_stages, find_leftover_stages
@@ -74,13 +74,13 @@ class SyncCoordinator:
             self._first.add(mapped)
         self._wanted.set()
 
-    def ask_again(self, mapped: MappedRelation) -> None:
+    def request_again(self, mapped: MappedRelation) -> None:
         """Record an operator's request for a copy of *mapped* that waits or is under way."""
-        self._queue.ask_again(mapped)
+        self._queue.request_again(mapped)
 
-    def ask_no_more(self, mapped: MappedRelation) -> None:
+    def cancel_request(self, mapped: MappedRelation) -> None:
         """Cancel the second copy of *mapped*, which an operator pauses."""
-        self._queue.ask_no_more(mapped)
+        self._queue.cancel_request(mapped)
 
     def give_up(self, mapped: MappedRelation) -> None:
         """End the waiting or running copy of *mapped*, without an error."""

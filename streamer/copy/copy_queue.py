@@ -24,7 +24,7 @@ class CopyQueue:
         self._free = free
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
-        """Relations of a round that are neither handed over nor in error."""
+        """Relations of a round that neither stream nor are in error."""
         self._taken: dict[MappedRelation, list[MappedRelation]] = {}
         """Of rounds that run, unless the copy is complete, with the batch of the round."""
         self._attempts: dict[MappedRelation, int] = {}
@@ -80,7 +80,7 @@ class CopyQueue:
             if self._taken.get(mapped) is batch:  # else a later round has the relation by now
                 self._let_go(mapped)
 
-    def ask_again(self, mapped: "MappedRelation") -> None:
+    def request_again(self, mapped: "MappedRelation") -> None:
         """Repeat a failing copy of *mapped*, which an operator requested again during the round.
 
         The operator may have removed the cause of the failure, behind the snapshot of the round.
@@ -88,7 +88,7 @@ class CopyQueue:
         if mapped in self._copying:
             self._asked_again.add(mapped)
 
-    def ask_no_more(self, mapped: "MappedRelation") -> None:
+    def cancel_request(self, mapped: "MappedRelation") -> None:
         """Cancel the second copy of *mapped*."""
         self._asked_again.discard(mapped)
 

@@ -9,7 +9,8 @@
    (`streamer.copy.plan_copies`);
 4. Spark copies the parts (`streamer.copy.parts.part_copier`). A table that the application rewrote
    in several rounds is copied under a lock (`streamer.copy.copy_under_lock`);
-5. after a relation's last part, the round hands the relation over (`streamer.copy.hand_over`).
+5. after a relation's last part, the round switches the relation to streaming
+(`streamer.copy.finish_copies`).
 """
 
 import asyncio
@@ -31,9 +32,9 @@ from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.copy_snapshot import HeldSnapshot
 from streamer.copy.copy_under_lock import LockedTable
 from streamer.copy.copy_waits import CopyWaits
+from streamer.copy.finish_copies import Finisher
 from streamer.copy.gap_reports import store_present_partitions
-from streamer.copy.hand_over import Finisher
-from streamer.copy.parallel_hand_over import Finishing
+from streamer.copy.parallel_finish import Finishing
 from streamer.copy.parts.ctid_ranges import CopyPart, group
 from streamer.copy.plan_copies import CopyPlanner, find_unfinished, read_ends
 from streamer.copy.prepare_copy import TOGETHER, Pair, Preparation, TableCopy
@@ -173,7 +174,7 @@ class Round:
     def _is_of_another(self, mapped: MappedRelation, relation: SourceRelation) -> bool:
         """Whether *relation* has the name of *mapped*, but is not the published table.
 
-        Tables may exchange names, and the publication identifies tables by OIDs.
+        Tables may swap names, and the publication identifies tables by OIDs.
         """
         return self._context.captures and mapped.relid not in (None, relation.oid)
 

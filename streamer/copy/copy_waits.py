@@ -156,7 +156,7 @@ class CopyWaits:
         }
 
     def _keep(self, reasons: dict[MappedRelation, TableWait]) -> dict[MappedRelation, TableWait]:
-        """Keep showing the reason of an exchange that the round will soon try again."""
+        """Keep showing why a swap of rows failed that the round will soon try again."""
         now = time.monotonic()
         again = {copy.mapped for copy in self.copies if not copy.is_done and copy.not_before > now}
         return {m: reason for m, reason in self._told.items() if m in again} | reasons

@@ -35,8 +35,8 @@ from streamer.copy.copy_snapshot import (
     read_table_seen,
     read_tables_seen,
 )
+from streamer.copy.finish_copies import Finisher
 from streamer.copy.gap_reports import read_present, store_present_partitions
-from streamer.copy.hand_over import Finisher
 from streamer.copy.parts.ctid_ranges import cut, task_rate
 from streamer.copy.parts.part_copier import CopyEnds
 from streamer.copy.prepare_copy import TOGETHER, TableCopy, store_parts

@@ -47,7 +47,6 @@ from streamer.copy.copy_obstacles import (
 )
 from streamer.copy.copy_query import CopyOrder
 from streamer.copy.copy_snapshot import HeldSnapshot, TableSeen
-from streamer.copy.exchange_rows import Exchange, WriteMode
 from streamer.copy.parts.ctid_ranges import CopyPart
 from streamer.copy.resync_scope import (
     check_conditions,
@@ -56,6 +55,7 @@ from streamer.copy.resync_scope import (
     unchanged_columns,
 )
 from streamer.copy.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
+from streamer.copy.swap_rows import RowSwap, WriteMode
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.remedies import Remedy, run
 from streamer.mapping.expressions import ExpressionFacts
@@ -132,7 +132,7 @@ class TableCopy:
     is_done: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
-    """When to try again to exchange the rows."""
+    """When to try again to swap the rows."""
 
     @property
     def name(self) -> str:
@@ -602,12 +602,12 @@ def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     return WriteMode.KEEP if is_append else WriteMode.DIFFERENCE
 
 
-def exchange_of(copy: TableCopy) -> Exchange:
+def swap_of(copy: TableCopy) -> RowSwap:
     """Return how the staged rows of *copy* get into the target table."""
     plan = copy.plan
     assert plan is not None, "only declared relations have none"
     is_history = copy.mapped.mapping.type is TableType.HISTORY
-    # If keys are not unique, the exchange deletes surplus rows, which no key identifies. A history
+    # If keys are not unique, the swap deletes surplus rows, which no key identifies. A history
     # has one open version of each key.
     is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
@@ -618,7 +618,7 @@ def exchange_of(copy: TableCopy) -> Exchange:
         within = target_condition(copy.rows, conditions, copy.unchanged)
         if not key and plan.identity is Identity.KEY:
             within = f"({within} or {_is_staged(copy, plan)})"
-    return Exchange(
+    return RowSwap(
         table=copy.table,
         rows=copy.target.rows,
         stage=copy.destination,

@@ -2,7 +2,7 @@
 transaction that exchanges the rows.
 
 A staging table is no unlogged table: a crash must not empty the table while the ledger keeps the
-parts. A staging table exists from the beginning of a copy to the commit of the exchange. The next
+parts. A staging table exists from the beginning of a copy to the commit of the swap. The next
 process drops the tables that a crash leaves.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from streamer.bookkeeping.copies import read_leftover_stages
-from streamer.copy.exchange_rows import Exchange, WriteMode
+from streamer.copy.swap_rows import RowSwap, WriteMode
 from streamer.errors.error_classes import ConflictError, SyncAgainError, TargetRejectedError
 from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.postgres.session_settings import memory_sql
 from streamer.target.connection import TargetConnection
 
 LOCK_SECONDS: Final = 5
-"""Seconds that an exchange waits for row locks of other sessions before it gives up and retries
+"""Seconds that a swap waits for row locks of other sessions before it gives up and retries
 later.
 """
 
@@ -82,8 +82,8 @@ async def rest_triggers(target: TargetConnection) -> bool:
     return True
 
 
-async def exchange_rows(
-    target: TargetConnection, exchange: Exchange, mode: WriteMode, *, is_referenced: bool
+async def swap_rows(
+    target: TargetConnection, swap: RowSwap, mode: WriteMode, *, is_referenced: bool
 ) -> None:
     """Write the staged rows to the target table, in the transaction that has just begun.
 
@@ -93,28 +93,28 @@ async def exchange_rows(
     # One snapshot for all statements: a row must keep the ctid that an earlier statement read.
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-    # Before the snapshot, so that the catalogs have the types of the exchange.
-    await target.execute(f"lock table {exchange.rows} in access share mode")
+    # Before the snapshot, so that the catalogs have the types of the swap.
+    await target.execute(f"lock table {swap.rows} in access share mode")
     await target.fetch(_ENOUGH_MEMORY_SQL)
-    column = await target.fetch_value(_OTHER_TYPES_SQL, exchange.stage, exchange.table)
+    column = await target.fetch_value(_OTHER_TYPES_SQL, swap.stage, swap.table)
     if column is not None:
         raise SyncAgainError(
-            f'column "{column}" of target table {exchange.table} got another type during the copy'
+            f'column "{column}" of target table {swap.table} got another type during the copy'
         )
     may_rest = await rest_triggers(target)
-    await target.execute(f"analyze {exchange.stage}")
+    await target.execute(f"analyze {swap.stage}")
     may_delete = may_rest or not is_referenced
     if mode is WriteMode.REPLACE and not may_delete:
         # Foreign keys would refuse the deletion, or delete or change the referring rows.
         mode = WriteMode.DIFFERENCE
-    await target.execute("savepoint exchange")
+    await target.execute("savepoint swap")
     try:
-        await _run(target, exchange.statements(mode))
+        await _run(target, swap.statements(mode))
     except ConflictError:
         if not may_delete:
             raise
-        await target.execute("rollback to savepoint exchange")
-        await _run(target, exchange.statements(mode, by_update=False))
+        await target.execute("rollback to savepoint swap")
+        await _run(target, swap.statements(mode, by_update=False))
 
 
 async def _run(target: TargetConnection, statements: list[str]) -> None:

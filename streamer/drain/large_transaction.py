@@ -103,7 +103,7 @@ class LargeShare:
             await writer.begin()
             while True:
                 self._tried.add([piece])
-                async with self._looking_ahead(piece, touched) as ahead:
+                async with self._reading_ahead(piece, touched) as ahead:
                     written = await self._write_piece(piece, window, immediate=immediate)
                     for mapped, changes in written:
                         counts = touched.setdefault(mapped, Counts())
@@ -154,7 +154,7 @@ class LargeShare:
             count_changes(self._metrics, mapped, counts)
 
     @contextlib.asynccontextmanager
-    async def _looking_ahead(
+    async def _reading_ahead(
         self, piece: LaneTransaction, touched: dict[MappedRelation, Counts]
     ) -> AsyncIterator["asyncio.Task[tuple[list[LaneTransaction], LaneWindow | None]] | None"]:
         """Read the piece after *piece*, if any, while the server writes *piece*.
@@ -164,15 +164,15 @@ class LargeShare:
         if piece.end_lsn is not None:
             yield None
             return
-        looking = self._look_ahead(piece.transaction, touched)
-        task = asyncio.create_task(looking, name=f"next of {self._lane.name}")
+        reading = self._read_ahead(piece.transaction, touched)
+        task = asyncio.create_task(reading, name=f"next of {self._lane.name}")
         try:
             yield task
         finally:
             task.cancel()
             await asyncio.wait([task])
 
-    async def _look_ahead(
+    async def _read_ahead(
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
     ) -> tuple[list[LaneTransaction], LaneWindow | None]:
         """Return the next shares, and the window of the first if known in advance."""

@@ -485,7 +485,7 @@ class SharedTargetError(TargetSchemaError):
 
 
 class ColumnsRenamedError(TargetSchemaError):
-    """Columns of a source table exchanged names, so values may be in wrong columns."""
+    """Columns of a source table swapped names, so values may be in wrong columns."""
 
     code = "columns_renamed"
     advice = "Run the `streamer resync` in the message."

@@ -13,7 +13,8 @@ Builds are CONCURRENTLY, in turn, on tables whose sources are all ready and do n
 fails or dies leaves an invalid index. The index's name marks streamer's indexes, and the next build
 drops an invalid one. A session lock of the building backend marks a build in progress.
 
-The choice of indexes and their SQL are pure; `survey` and `build` access the databases.
+The choice of indexes and their SQL are pure; `find_missing_indexes` and `build` access the
+databases.
 """
 
 import hashlib
@@ -171,7 +172,7 @@ where k.contype = 'f' and k.conparentid = 0
 
 
 @dataclass(frozen=True, slots=True)
-class SourceSurvey:
+class ForeignKeyFacts:
     """The facts of a source: its mapped tables, their foreign keys, its lag."""
 
     label: str
@@ -181,9 +182,9 @@ class SourceSurvey:
     sid: str | None
 
 
-async def survey_source(
+async def read_foreign_key_facts(
     source: SourceMapping, bookkeeping: Bookkeeping, target_namespace: str
-) -> SourceSurvey:
+) -> ForeignKeyFacts:
     """Read the facts of *source*, at the server of `run`. Raises SourceError, MappingError."""
     acknowledged = None
     if await is_installed(bookkeeping):
@@ -199,7 +200,7 @@ async def survey_source(
             [mapping.source.name for mapping in mappings],
         )
         end = await read_flush_lsn(plain)
-    return SourceSurvey(
+    return ForeignKeyFacts(
         source.label,
         tuple(mappings),
         tuple(
@@ -211,8 +212,8 @@ async def survey_source(
     )
 
 
-async def survey(
-    address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[SourceSurvey]
+async def find_missing_indexes(
+    address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[ForeignKeyFacts]
 ) -> list[MissingIndex]:
     """Return the missing indexes of the target, and for each whether its build can begin now."""
     sources = list(sources)
@@ -273,7 +274,7 @@ async def _target_keys(target: TargetConnection, names: list[RelationName]) -> l
 
 
 def _source_keys(
-    source: SourceSurvey, tables: dict[RelationName, TargetRelation]
+    source: ForeignKeyFacts, tables: dict[RelationName, TargetRelation]
 ) -> list[ForeignKey]:
     """Return a source's foreign keys in target names, as far as the target has the columns."""
     by_name = {mapping.source: mapping for mapping in source.mappings}
@@ -295,7 +296,7 @@ def _source_keys(
 async def _obstacles(
     address: TargetAddress,
     bookkeeping: Bookkeeping,
-    sources: list[SourceSurvey],
+    sources: list[ForeignKeyFacts],
     tables: dict[RelationName, TargetRelation],
 ) -> dict[RelationName, str]:
     """Return the reason for each table that must not get an index now."""

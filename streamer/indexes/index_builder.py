@@ -13,12 +13,12 @@ import structlog
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.errors.error_classes import Retry, StreamerError
 from streamer.indexes.foreign_key_indexes import (
+    ForeignKeyFacts,
     MissingIndex,
-    SourceSurvey,
     build,
     drop_leftovers,
-    survey,
-    survey_source,
+    find_missing_indexes,
+    read_foreign_key_facts,
 )
 from streamer.mapping.rules import Mapping
 from streamer.observability.metrics import Metrics
@@ -60,7 +60,7 @@ class IndexBuilder:
                 try:
                     while (missing := await self._next()) is not None:
                         await self._build(missing)
-                    if not await self._survey():
+                    if not await self._find_missing():
                         seconds = CONTENT_SECONDS
                 except StreamerError as exc:
                     self._report(exc)
@@ -70,7 +70,7 @@ class IndexBuilder:
 
     async def _next(self) -> MissingIndex | None:
         """Return an index to build now that has not failed before."""
-        indexes = await self._survey()
+        indexes = await self._find_missing()
         if not self._is_tidy:
             tables = {table for missing in indexes for table, _ in missing.statements}
             await drop_leftovers(self._address, tables)
@@ -80,17 +80,17 @@ class IndexBuilder:
                 return missing
         return None
 
-    async def _survey(self) -> list[MissingIndex]:
-        sources: list[SourceSurvey] = []
+    async def _find_missing(self) -> list[MissingIndex]:
+        sources: list[ForeignKeyFacts] = []
         for source in self._read_mapping().sources:
             try:
                 sources.append(
-                    await survey_source(source, self._bookkeeping, self._target_namespace)
+                    await read_foreign_key_facts(source, self._bookkeeping, self._target_namespace)
                 )
             # the tables of further sources do not depend on this source
             except StreamerError as exc:
                 self._report(exc)
-        return await survey(self._address, self._bookkeeping, sources)
+        return await find_missing_indexes(self._address, self._bookkeeping, sources)
 
     async def _build(self, missing: MissingIndex) -> None:
         log.info("building an index", table=str(missing.target), index=missing.name)

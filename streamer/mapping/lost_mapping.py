@@ -16,7 +16,7 @@ _SAVE_FIRST: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class MappingTrouble:
+class MappingProblem:
     """A fault of the mapping as a whole, and the operator's next step."""
 
     error: str
@@ -36,7 +36,7 @@ class MappingTrouble:
 
 def find_lost_mapping(
     mapped: int, labels: Sequence[str], missing: Path | None = None
-) -> MappingTrouble | None:
+) -> MappingProblem | None:
     """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds.
 
     *missing*: the mapping database, if the file does not exist.
@@ -47,7 +47,7 @@ def find_lost_mapping(
     more = f" and {len(labels) - _NAMES_MAX} more" if len(labels) > _NAMES_MAX else ""
     state = "the mapping is empty" if missing is None else f"there is no {missing}"
     first = "" if missing is None else _SAVE_FIRST
-    return MappingTrouble(
+    return MappingProblem(
         f"{state}, but the target holds the progress of {names}{more}; "
         "streamer keeps it and the slots, and streams nothing",
         Remedy.of(

@@ -23,11 +23,11 @@ def recomputed(
 ) -> Recomputed | None:
     """Return the columns that the rule of *mapping* computes differently than *former* says.
 
-    *former*: `TableRule.expressions_mark` of the rule that filled the rows. *names*: the source's
-    columns. None if the filters differ: then different rows belong to the target. None if the
-    hashes differ, too: no server can compute a hash.
+    *former*: `TableRule.expressions_fingerprint` of the rule that filled the rows. *names*: the
+    source's columns. None if the filters differ: then different rows belong to the target. None if
+    the hashes differ, too: no server can compute a hash.
     """
-    old, new = _read(former), _read(mapping.rule.expressions_mark)
+    old, new = _read(former), _read(mapping.rule.expressions_fingerprint)
     if old["filter"] != new["filter"] or old.get("hash") != new.get("hash"):
         return None
     removed = old["set"].keys() - new["set"].keys()

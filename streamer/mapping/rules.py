@@ -130,7 +130,7 @@ class TableRule:
         return (*filters, *((f"set {name}", expression) for name, expression in self.set))
 
     @property
-    def expressions_mark(self) -> str | None:
+    def expressions_fingerprint(self) -> str | None:
         """Changes when `filter`, `set` or a hash key changes; rows then need a new copy."""
         if not self.expressions and not self.hashes:
             return None

@@ -53,7 +53,7 @@ class BoundedConnection(H11Protocol):
             self.transport.close()
         super().on_response_complete()
 
-    def look(self) -> int:
+    def wait_kind(self) -> int:
         """Return the kind of the present wait, one of the constants above."""
         cycle = self.cycle
         unsent = self.transport.get_write_buffer_size()
@@ -91,7 +91,7 @@ class Crowd:
         if len(self.connections) <= min(CONNECTIONS_MAX, soft // DESCRIPTORS_SHARE):
             return
         for kind in SECONDS:
-            if first := next((c for c in older if c.look() == kind), None):
+            if first := next((c for c in older if c.wait_kind() == kind), None):
                 first.end()
                 return
         new.end()
@@ -99,17 +99,17 @@ class Crowd:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """End connections whose clients take too long, for the length of a block."""
-        task = asyncio.create_task(self._watch(), name="connections")
+        task = asyncio.create_task(self._close_slow(), name="connections")
         try:
             yield
         finally:
             task.cancel()
 
-    async def _watch(self) -> None:
+    async def _close_slow(self) -> None:
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             now = asyncio.get_running_loop().time()
             for connection in list(self.connections):
-                seconds = SECONDS.get(connection.look())
+                seconds = SECONDS.get(connection.wait_kind())
                 if seconds is not None and now - connection.since > seconds:
                     connection.end()

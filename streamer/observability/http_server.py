@@ -23,7 +23,7 @@ Readiness = Callable[[], list[dict[str, str]]]
 def make_app(
     render_metrics: RenderMetrics,
     readiness: Readiness,
-    mapping_trouble: Callable[[], str | None] = lambda: None,
+    mapping_problem: Callable[[], str | None] = lambda: None,
     other_problems: Readiness = list,
     may_see_values: Callable[[Request], bool] = lambda request: False,
 ) -> FastAPI:
@@ -42,8 +42,8 @@ def make_app(
         # An answer proves that the event loop works; a failed task would have ended the process. A
         # restart does not restore a mapping, so the status stays 200 for supervisors that would
         # restart the process.
-        trouble = mapping_trouble()
-        return {"status": "ok"} if trouble is None else {"status": "ok", "mapping": trouble}
+        problem = mapping_problem()
+        return {"status": "ok"} if problem is None else {"status": "ok", "mapping": problem}
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(request: Request) -> Response:

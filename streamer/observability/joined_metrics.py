@@ -34,7 +34,7 @@ class _LocalConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def ask_process(path: Path, resource: str) -> bytes | None:
+def query_process(path: Path, resource: str) -> bytes | None:
     """Return the answer of the process at *path*; None without an answer."""
     connection = _LocalConnection(path)
     try:
@@ -56,7 +56,7 @@ async def render_all(
 ) -> bytes:
     """Return the metrics of process *answering* and of its *siblings*."""
     paths = siblings()
-    asking = [asyncio.to_thread(ask_process, path, "/metrics") for path in paths.values()]
+    asking = [asyncio.to_thread(query_process, path, "/metrics") for path in paths.values()]
     rendered, answers = await asyncio.gather(render(), asyncio.gather(*asking))
     texts = {answering: rendered.decode()}
     for number, answer in zip(paths, answers, strict=True):

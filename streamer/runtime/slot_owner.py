@@ -16,7 +16,7 @@ from streamer.source.slot_and_publications.ownership import (
     Found,
     check_owner,
     read_found,
-    take_over_hint,
+    takeover_remedy,
 )
 
 _UNKNOWN_HINT: Final = (
@@ -66,7 +66,7 @@ class SlotOwner:
             is_foreign = self._installation.id is not None and objects.installations
             raise SourceTakenError(
                 f'source "{source.label}": {problem}',
-                hint=take_over_hint(source) if is_foreign else _UNKNOWN_HINT,
+                hint=takeover_remedy(source) if is_foreign else _UNKNOWN_HINT,
             )
 
 

@@ -142,7 +142,7 @@ class NoAnswerError(TargetConnectionError):
     """The target does not answer on an open connection, so a new connection would not help."""
 
 
-async def ask(connection: TargetConnection) -> None:
+async def check_writable(connection: TargetConnection) -> None:
     """Raise TargetError unless the target answers in time and accepts writes."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -160,7 +160,7 @@ async def check_once(address: TargetAddress, application_name: str) -> TargetHea
     try:
         connection = await _connect(address, application_name)
         try:
-            await ask(connection)
+            await check_writable(connection)
         finally:
             await connection.close(ANSWER_SECONDS)
         health.confirm()
@@ -251,7 +251,7 @@ class TargetMonitor:
             # cause.
             self._connection.on_lost(self._woken.set)
             await self._connection.listen(self._channel, self._notified)
-            await ask(self._connection)
+            await check_writable(self._connection)
 
     def _notified(self, payload: str) -> None:
         if self._is_request(payload):
@@ -266,7 +266,7 @@ class TargetMonitor:
             await connection.close()
             return False
         try:
-            await ask(connection)
+            await check_writable(connection)
         except NoAnswerError:
             raise
         except TargetConnectionError:

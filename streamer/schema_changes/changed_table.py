@@ -11,10 +11,10 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.schema.definition_message import DefinitionMessage
 from streamer.schema.source_definition import SourceDefinition
 from streamer.target.connection import TargetConnection
-from streamer.target.missing_types import AskTypes
+from streamer.target.missing_types import ReadTypes
 from streamer.util.lsn import Lsn
 
-AskPresent = Callable[[], Awaitable[SourceDefinition | None]]
+ReadPresent = Callable[[], Awaitable[SourceDefinition | None]]
 """Asks a source for the present definition of a table."""
 
 
@@ -29,15 +29,15 @@ class Tables(Protocol):
 class ChangedTable:
     """A table whose definition changes, in the transaction of a session of the target.
 
-    ``tables``: of the source. ``ask_types``, ``ask_present``: ask the source.
+    ``tables``: of the source. ``read_types``, ``read_present``: ask the source.
     """
 
     session: TargetConnection
     source: SourceMapping
     tables: Tables
     mapped: MappedRelation
-    ask_types: AskTypes
-    ask_present: AskPresent
+    read_types: ReadTypes
+    read_present: ReadPresent
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,8 +222,8 @@ class ChangedDefinitions:
             self._source,
             self._events,
             mapped,
-            ask_types=partial(read_named_types, source),
-            ask_present=partial(_present, source, mapped.mapping.source),
+            read_types=partial(read_named_types, source),
+            read_present=partial(_present, source, mapped.mapping.source),
         )
         change = None
         try:

@@ -40,7 +40,7 @@ async def way_past(
         target = await read_relation(session, mapped.mapping.target)
         if target is None or not target.has_sid:
             return None
-        now = await table.ask_present()
+        now = await table.read_present()
         stored = await read_definition(session, mapped.relation_id)
         if now is None or stored is None:
             return None

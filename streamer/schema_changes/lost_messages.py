@@ -140,8 +140,8 @@ async def _explain(
         owner.source,
         owner,
         mapped,
-        ask_types=partial(planner.describe_types, mapped),
-        ask_present=partial(planner.describe_present, mapped),
+        read_types=partial(planner.describe_types, mapped),
+        read_present=partial(planner.describe_present, mapped),
     )
     command = SourceCommand(
         DdlPlace(mapped.relation_id, first.final_lsn, 0),

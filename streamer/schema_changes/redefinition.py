@@ -118,8 +118,8 @@ class Definitions:
                 owner.source,
                 owner,
                 mapped,
-                ask_types=partial(self._planner.describe_types, mapped),
-                ask_present=partial(self._planner.describe_present, mapped),
+                read_types=partial(self._planner.describe_types, mapped),
+                read_present=partial(self._planner.describe_present, mapped),
             )
             command = SourceCommand(place, message, definition, at)
             change = self._change = TableChange(table, command)

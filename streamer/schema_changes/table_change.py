@@ -232,7 +232,7 @@ class TableChange:
     ) -> None:
         """Run the statements, and store the plans."""
         await refuse_types_of_extensions(
-            self._target, translation.needed_types, self._table.ask_types
+            self._target, translation.needed_types, self._table.read_types
         )
         # The last of several tenants drops the former column, with its indexes and constraints.
         may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)

@@ -2,9 +2,9 @@
 
 The round reads the source's definitions after the snapshot, and stores the statements in the
 bookkeeping (`plan_definitions`). Only the copy writes to a table that it fills directly. So the
-definitions of such a table, except foreign keys, are created before the hand-over. All remaining
-definitions are created beside the stream, without long locks (`make_online`): indexes concurrently,
-foreign keys NOT VALID at first.
+definitions of such a table, except foreign keys, are created before the switch to streaming. All
+remaining definitions are created beside the stream, without long locks (`make_online`): indexes
+concurrently, foreign keys NOT VALID at first.
 
 A definition that the target refuses stops no table: the reason and the SQL stay in the bookkeeping.
 Each attempt first checks for the parts of an earlier attempt. An interrupted build leaves an
@@ -270,7 +270,7 @@ def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
     return None  # a sequence of the column, whose statements streamer writes
 
 
-async def make_before_hand_over(target: TargetConnection, relation_id: int) -> None:
+async def make_before_switch(target: TargetConnection, relation_id: int) -> None:
     """Create all definitions of a relation but foreign keys, if only the copy writes the table.
 
     Raises TargetError if the target is lost; a refused definition stays in the bookkeeping.

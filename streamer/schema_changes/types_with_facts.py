@@ -66,7 +66,7 @@ async def _newest(table: ChangedTable, changes: Sequence[TypeChange]) -> list[Ty
     """Return *changes* with new types as the source has the types now."""
     if not any(change.kind is DdlKind.CREATE_TYPE for change in changes):
         return list(changes)
-    now = await table.ask_present()
+    now = await table.read_present()
     present = {type_.oid: type_ for type_ in (now and now.types) or ()}
     return [
         replace(c, after=present.get(c.after.oid, c.after)) if c.kind is DdlKind.CREATE_TYPE else c

@@ -29,7 +29,7 @@ from streamer.target.connection import (
     target_connection,
     transaction,
 )
-from streamer.target.missing_types import AskTypes, refuse_types_of_extensions
+from streamer.target.missing_types import ReadTypes, refuse_types_of_extensions
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ LOCK_SECONDS: Final = 3
 TypeKey = tuple[int, int]
 """OID and modifier of a type."""
 
-AskSource = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
+ReadTypeNames = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
 """Asks the source of a database and sid for the names of types."""
 
 _TYPE_NAMES_SQL: Final = """
@@ -76,9 +76,9 @@ async def add_columns(
     address: TargetAddress,
     target: RelationName,
     columns: Sequence[DefinedColumn],
-    ask: AskTypes,
+    read: ReadTypes,
 ) -> None:
-    """Add *columns* to *target*; a column that exists by now is fine. *ask*: about their types.
+    """Add *columns* to *target*; a column that exists by now is fine. *read*: about their types.
 
     It uses its own connection and has committed when it returns, because other tasks may fill the
     table at this moment. Raises TargetContentionError if the table stays locked, TargetSchemaError
@@ -87,7 +87,7 @@ async def add_columns(
     quoted = quote_qualified(target.namespace, target.name)
     statements = add_columns_sql(quoted, columns, if_not_exists=True)
     async with target_connection(address, "streamer columns") as connection:
-        await refuse_types_of_extensions(connection, {base_type(c.type) for c in columns}, ask)
+        await refuse_types_of_extensions(connection, {base_type(c.type) for c in columns}, read)
         try:
             async with transaction(connection):
                 await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")

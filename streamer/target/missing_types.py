@@ -11,7 +11,7 @@ from streamer.postgres.quoting import quote_identifier
 from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.target.connection import TargetConnection
 
-AskTypes = Callable[[Sequence[str]], Awaitable[Sequence[DefinedType]]]
+ReadTypes = Callable[[Sequence[str]], Awaitable[Sequence[DefinedType]]]
 """Asks a source about types by their names, as ``format_type`` writes these."""
 
 _ABSENT_SQL = """
@@ -64,7 +64,7 @@ async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
 
 
 async def refuse_types_of_extensions(
-    target: TargetConnection, names: Collection[str], ask: AskTypes
+    target: TargetConnection, names: Collection[str], read: ReadTypes
 ) -> None:
     """Raise TargetSchemaError if the target lacks one of these types, and an extension brings it.
 
@@ -73,5 +73,5 @@ async def refuse_types_of_extensions(
     # The names of PostgreSQL's own types have no schema. An empty name is an error up to 15.
     qualified = sorted(name for name in names if "." in name)
     if qualified and (rows := await target.fetch(_ABSENT_SQL, qualified)):
-        for kind in await ask([row["name"] for row in rows]):
+        for kind in await read([row["name"] for row in rows]):
             await refuse_missing(target, kind)

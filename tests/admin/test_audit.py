@@ -13,7 +13,7 @@ from streamer.admin.service.access import FAILURES_MAX
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
 from streamer.bookkeeping.requests import KEPT_DAYS, begin_act, read_acts
-from streamer.commands.quarantined_rows import Choice, ask
+from streamer.commands.quarantined_rows import Choice, request_action
 from streamer.commands.table_requests import command_actor, request
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
@@ -47,7 +47,7 @@ async def test_acts_of_page_api_and_command_line_are_in_one_audit(
             " (relation_id, operation, definition, lsn, commit_time, xid, error)"
             " values (1, 'insert', '{}', '0/1', now(), 1, 'refused')"
         )
-        await ask(address, "retry", Choice("t"))
+        await request_action(address, "retry", Choice("t"))
 
         answer = (await client.get("/api/audit")).json()
         acts = [entry for entry in answer["items"] if entry["label"] == "shop:eu public.t"]

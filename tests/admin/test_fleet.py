@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from streamer.admin.live.fleet_overview import LineFilter, choose, groups, survey
+from streamer.admin.live.fleet_overview import LineFilter, choose, fleet_overview_of, groups
 from streamer.admin.live.status_view import source_view
 from streamer.admin.page.overview_page import SOURCES_PER_PAGE
 from streamer.admin.page.render_templates import environment
@@ -76,7 +76,7 @@ async def test_two_hundred_sources_with_20000_tables_are_one_small_page(
 
 def test_a_survey_of_20000_tables_costs_a_request_nothing_but_lines() -> None:
     fleet = large_fleet()
-    seen = survey(fleet)
+    seen = fleet_overview_of(fleet)
     for source in fleet:
         source["tables"] = None  # a choice that reads tables fails
     for sort in ("need", "name", "lag", "wal"):
@@ -89,7 +89,7 @@ def test_a_survey_of_20000_tables_costs_a_request_nothing_but_lines() -> None:
 def test_health_and_queue_show_trouble_and_copies() -> None:
     copying = {"state": "copying", "rows_copied": 5, "bytes_copied": 10, "bytes_total": 100,
                "rows_per_second": 1.0}  # fmt: skip
-    seen = survey(
+    seen = fleet_overview_of(
         [
             a_source("a", None, a_table("t")),
             a_source("b", None, a_table("t", **copying), a_table("u", state="error", error="no")),
@@ -104,7 +104,7 @@ def test_health_and_queue_show_trouble_and_copies() -> None:
     assert [row["label"] for row in seen.queue] == ["b", "e", "c"]
     assert seen.queue[1]["seconds_left"] == 45.0
     assert not seen.is_shared
-    shared = survey([a_source("a", None, process="x"), a_source("b", None, process="y")])
+    shared = fleet_overview_of([a_source("a", None, process="x"), a_source("b", None, process="y")])
     assert shared.is_shared
     assert [line.label for line in choose(shared, LineFilter("y"))] == ["b"]
 

@@ -104,27 +104,27 @@ async def test_damage_in_place_refuses_changes_and_keeps_the_last_reading(
     intact = path.read_bytes()
     store = await open_store(path, keyring)
     content, latest = await store.content(), await store.latest()
-    await store.watch()
-    assert store.trouble is None
+    await store.check_file()
+    assert store.problem is None
 
     damage(path)
-    await store.watch()
-    assert store.trouble is not None
-    assert "is damaged" in store.trouble.error
-    assert "streamer export > backup.yaml" in store.trouble.hint
+    await store.check_file()
+    assert store.problem is not None
+    assert "is damaged" in store.problem.error
+    assert "streamer export > backup.yaml" in store.problem.hint
     with pytest.raises(StoreError, match="is damaged"):
         await store.create("database", database("other"), "test")
     assert (await store.content(), await store.latest()) == (content, latest)
 
     # Only a restart ends it: connections of this process may have read either state.
     path.write_bytes(intact)
-    await store.watch()
-    assert store.trouble is not None
+    await store.check_file()
+    assert store.problem is not None
     await store.close()
     path.write_bytes(intact)
     store = await open_store(path, keyring)
-    await store.watch()
-    assert store.trouble is None
+    await store.check_file()
+    assert store.problem is None
     assert await store.content() == content
     await store.close()
 

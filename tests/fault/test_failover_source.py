@@ -15,7 +15,7 @@ from streamer.commands.check.capture_findings import check_capture
 from streamer.commands.check.check import examine
 from streamer.commands.check.source_facts import read_source
 from streamer.config import static_mapping
-from streamer.copy.hand_over import _with_resume
+from streamer.copy.finish_copies import _with_resume
 from streamer.errors.error_classes import (
     SlotWaitError,
     SourceRejectedError,

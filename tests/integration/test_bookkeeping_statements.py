@@ -262,7 +262,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         assert await copied_parts.withdraw_parts(target, relation_id)
         assert await copied_parts.read_copy_speed(target) is None
         await copied_parts.remove_parts(target, [relation_id])
-        handed = copies.HandedOver(
+        finished = copies.FinishedCopy(
             relation_id,
             CopyScope(Need.ROWS),
             Lsn(64),
@@ -274,9 +274,9 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
             DEFINITION,
             {9: Storage(0, 7, None)},
         )
-        assert not await copies.is_handed_over(target, handed)
-        await copies.hand_over(target, [handed])
-        assert await copies.is_handed_over(target, handed)
+        assert not await copies.is_switched(target, finished)
+        await copies.switch_to_stream(target, [finished])
+        assert await copies.is_switched(target, finished)
         assert await copies.read_leftover_stages(target, source_id) == []
     (record,) = await relation_records.read_relation_records(books)
     assert (record.state, record.rows_copied, record.quarantined) == ("catching_up", 5, 0)
@@ -290,8 +290,8 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         await relation_states.demand_again(books, relation_id, Need.PART, resync)
         async with books.transaction() as target:
             begun = (await copies.begin_copies(target, [relation_id], Need.PART))[relation_id]
-            handed = replace(
-                handed,
+            finished = replace(
+                finished,
                 scope=CopyScope(Need.PART, resync),
                 attempt=begun.attempt,
                 lsn=Lsn(lsn),
@@ -300,8 +300,8 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
                 storage=storage,
             )
             with pytest.raises(TargetFencedError):
-                await copies.hand_over(target, [replace(handed, end_lsn=Lsn(before - 1))])
-            await copies.hand_over(target, [handed])
+                await copies.switch_to_stream(target, [replace(finished, end_lsn=Lsn(before - 1))])
+            await copies.switch_to_stream(target, [finished])
             assert await quarantined_changes.count_quarantined(target, relation_id) == left
     assert await relation_columns.read_storage(books, [relation_id]) == {relation_id: storage}
 
@@ -309,16 +309,16 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
     async with books.transaction() as target:
         begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
         scope = CopyScope(Need.ROWS, chunks=CHUNKS)
-        chunk = replace(handed, scope=scope, attempt=begun.attempt, lsn=Lsn(112))
-        await copies.hand_over(target, [chunk])
-        assert await copies.is_handed_over(target, chunk)
+        chunk = replace(finished, scope=scope, attempt=begun.attempt, lsn=Lsn(112))
+        await copies.switch_to_stream(target, [chunk])
+        assert await copies.is_switched(target, chunk)
         with pytest.raises(TargetFencedError):
-            await copies.hand_over(target, [chunk])
+            await copies.switch_to_stream(target, [chunk])
         begun = (await copies.begin_copies(target, [relation_id], Need.CHUNKS))[relation_id]
         assert (begun.chunks, begun.chunk_attempt) == (CHUNKS, begun.attempt - 1)
         await quarantined_changes.add_quarantined(target, relation_id, [change])
-        last = replace(handed, scope=CopyScope(Need.CHUNKS), attempt=begun.attempt, lsn=Lsn(128))
-        await copies.hand_over(target, [last])
+        last = replace(finished, scope=CopyScope(Need.CHUNKS), attempt=begun.attempt, lsn=Lsn(128))
+        await copies.switch_to_stream(target, [last])
         assert await quarantined_changes.count_quarantined(target, relation_id) == 1
     (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.chunks, record.rows_copied, record.rows_total) == (None, 10, 10)
@@ -362,10 +362,10 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
     async with books.transaction() as target:
         begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
         scope = CopyScope(Need.ROWS, chunks=CHUNKS)
-        chunk = copies.HandedOver(
+        chunk = copies.FinishedCopy(
             relation_id, scope, Lsn(32), begun.attempt, 1, 2, True, {"v": 1}, DEFINITION
         )
-        await copies.hand_over(target, [chunk])
+        await copies.switch_to_stream(target, [chunk])
     await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
     (record,) = await relation_records.read_relation_records(books, source_id)
     assert (record.state, record.brake, record.error) == ("paused", brake, ERROR)

@@ -125,14 +125,14 @@ async def test_run_builds_them_once_tables_are_in_step_and_never_while_they_lag(
         assert ours(target) == [], "nobody asked for them"
     monkeypatch.setenv("STREAMER_TARGET__CREATE_FK_INDEXES", "true")
     rounds = 0
-    read_once = fk_indexes.survey
+    read_once = fk_indexes.find_missing_indexes
 
-    async def survey(*arguments: Any) -> Any:
+    async def find_missing_indexes(*arguments: Any) -> Any:
         nonlocal rounds
         rounds += 1
         return await read_once(*arguments)
 
-    monkeypatch.setattr(index_builder, "survey", survey)
+    monkeypatch.setattr(index_builder, "find_missing_indexes", find_missing_indexes)
     source.execute(
         "insert into people select g, repeat('x', 500) from generate_series(101, 1000) g"
     )

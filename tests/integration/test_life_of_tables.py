@@ -270,7 +270,7 @@ async def test_sources_come_and_go(
         assert target.execute("select sid from streamer.source") == [("eu",)]
 
 
-@pytest.mark.follows("copy.hand_over:_with_resume")
+@pytest.mark.follows("copy.finish_copies:_with_resume")
 @streams("{a: {}}", source="create table a (v int); create table b (v int)")
 async def test_a_transaction_from_before_is_waited_for_and_named(
     shared: Shared, monkeypatch: pytest.MonkeyPatch

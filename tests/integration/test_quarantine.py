@@ -45,7 +45,7 @@ async def short(target: Database) -> list[tuple[str, Any]]:
 
 async def ask(streamer: Streamer, target: Database, action: str, *ids: int) -> None:
     """Ask, and wait until it is done."""
-    await command.ask(address(target), action, Choice(f"{target.schema}.*", ids=ids))
+    await command.request_action(address(target), action, Choice(f"{target.schema}.*", ids=ids))
 
     async def is_done() -> bool:
         return target.value("select count(*) from streamer.request where ended_at is null") == 0
@@ -621,7 +621,7 @@ async def test_killed_between(
 
     # A retry that an operator requests while no process runs, and that is killed in the middle.
     target.execute(f"{MEND}; alter table keyless drop constraint positive")
-    assert len(await command.ask(address(target), "retry", Choice())) == 2
+    assert len(await command.request_action(address(target), "retry", Choice())) == 2
     kills.die(failpoint)
     async with stream(rules, settings=QUARANTINE) as streamer:
 
@@ -714,7 +714,7 @@ async def test_a_retry_that_another_process_fulfils_meanwhile_applies_nothing_tw
         assert len(await rows(target)) == 1
         target.execute("alter table log drop constraint fits")
         await streamer.ask("pause", "public.log")
-        await command.ask(address(target), "retry", Choice(f"{target.schema}.*"))
+        await command.request_action(address(target), "retry", Choice(f"{target.schema}.*"))
         with target.connect() as other:
             # GIVEN another process that has fulfilled the request, up to its COMMIT
             other.execute("begin")

@@ -118,7 +118,7 @@ async def test_a_new_column_waits_for_the_extension_of_its_type(
 
 
 @pytest.mark.follows("target.missing_types:refuse_missing")
-@pytest.mark.follows("copy.hand_over:_with_resume")
+@pytest.mark.follows("copy.finish_copies:_with_resume")
 @pytest.mark.follows("schema_changes.create_tables:create_tables")
 @pytest.mark.follows("target.add_columns:add_columns")
 async def test_rights_at_the_target_let_each_table_go_on(

@@ -333,7 +333,7 @@ async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
             killed.set()
             raise asyncio.CancelledError
 
-    modules = ("copy.hand_over", "copy.plan_copies", "copy.copy_round")
+    modules = ("copy.finish_copies", "copy.plan_copies", "copy.copy_round")
     for module in (*modules, "runtime.session.operator_requests"):
         monkeypatch.setattr(f"streamer.{module}.failpoint", fail, raising=False)
     async with stream("keyed:\nhist: {type: history}") as streamer:

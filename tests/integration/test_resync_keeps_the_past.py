@@ -316,7 +316,7 @@ async def test_another_filter_costs_no_version(
         assert versions(target) == list(range(13))
 
 
-@pytest.mark.follows("copy.hand_over:_with_resume")
+@pytest.mark.follows("copy.finish_copies:_with_resume")
 @pytest.mark.parametrize("by", ["start", "resume"])
 async def test_a_failed_copy_for_another_filter_is_made_by_the_next_try(
     source: Database, target: Database, stream: MakeStreamer, by: str

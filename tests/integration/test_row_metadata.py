@@ -175,7 +175,9 @@ async def test_all_ways_to_write_a_row_bring_its_facts(shared: Shared) -> None:
     assert target.execute(held) == [(2, False)]
     target.execute("alter table checked drop constraint checked_v_check")
     address = TargetAddress.parse(shared.settings.target.url)
-    await quarantined_rows.ask(address, "retry", quarantined_rows.Choice(shared.own("checked")))
+    await quarantined_rows.request_action(
+        address, "retry", quarantined_rows.Choice(shared.own("checked"))
+    )
 
     async def is_retried() -> bool:
         return target.execute("select v, _op, _at from checked where id = 2") == [

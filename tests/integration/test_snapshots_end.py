@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamer.bookkeeping import deferred_indexes
-from streamer.copy import hand_over, reach_point
+from streamer.copy import finish_copies, reach_point
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -46,7 +46,7 @@ async def test_the_snapshot_ends_before_indexes_are_built_at_the_target(
         await may_go_on.wait()
         await restore(*arguments, **options)
 
-    monkeypatch.setattr(hand_over, "restore_indexes", restore_late)
+    monkeypatch.setattr(finish_copies, "restore_indexes", restore_late)
     async with stream("t:") as streamer:
         await asyncio.wait_for(begun.wait(), 60)
         await streamer.eventually(lambda: is_released(source))

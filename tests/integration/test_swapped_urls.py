@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamer.admin.live.problem_view import attention
+from streamer.admin.live.problem_view import problems_for_operator
 from streamer.bookkeeping.scripts import ScriptSide
 from streamer.commands.check.check import check
 from streamer.commands.execute_script import Script, execute
@@ -56,7 +56,7 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
                 (ProblemKind.SOURCE, text) for text in told
             }
             assert {str(each.remedy) for each in problems} == {"correct the url"}
-            items = attention([status.to_json() for status in report.sources])
+            items = problems_for_operator([status.to_json() for status in report.sources])
             assert [item["steps"] + item["actions"] for item in items] == [[], []]
             assert {reason["error"] for reason in streamer.engine.readiness()} == {
                 f"{text}; correct the url" for text in told

@@ -14,7 +14,7 @@ from streamer.commands.table_requests import request
 from streamer.compare import compared_table, cut_ranges, differences_at_point
 from streamer.compare.compared_table import ALL_PAGES, ComparedTable, Pages
 from streamer.compare.local_launcher import LocalProcess
-from streamer.copy import hand_over
+from streamer.copy import finish_copies
 from streamer.copy.copy_snapshot import HeldSnapshot
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.errors.error_classes import ComparisonError
@@ -564,7 +564,7 @@ async def test_an_exchange_whose_commit_was_not_heard_of_is_not_made_twice(
                 connection.terminate()
                 await connection.fetch_value("select 1")
 
-        monkeypatch.setattr(hand_over, "transaction", lose)
+        monkeypatch.setattr(finish_copies, "transaction", lose)
         source.execute("insert into t values (2)")
         await resync(streamer)
         assert lost
@@ -586,7 +586,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
             killed.set()
             raise asyncio.CancelledError
 
-    for module in ("hand_over", "plan_copies", "copy_round", "prepare_copy", "staging_tables"):
+    for module in ("finish_copies", "plan_copies", "copy_round", "prepare_copy", "staging_tables"):
         monkeypatch.setattr(f"streamer.copy.{module}.failpoint", fail, raising=False)
     async with stream("t:") as streamer:
         await streamer.caught_up()

@@ -107,7 +107,7 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
         await streamer.eventually(others_go_on, 60)
         source.execute(f"update good set w = '{good}!' where id = 8")
         address = TargetAddress.parse(streamer.settings.target.url)
-        await quarantined_rows.ask(address, "retry", quarantined_rows.Choice())
+        await quarantined_rows.request_action(address, "retry", quarantined_rows.Choice())
 
         async def is_retried() -> bool:
             asked = target.value("select count(*) from streamer.request where state = 'queued'")

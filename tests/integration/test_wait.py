@@ -7,7 +7,7 @@ import pytest
 
 from streamer.commands.command_scope import Scope
 from streamer.commands.status import read_report
-from streamer.commands.status_problems import troubled
+from streamer.commands.status_problems import with_problems
 from streamer.commands.table_requests import request
 from streamer.commands.wait import wait
 from streamer.target.connection import TargetAddress
@@ -76,10 +76,12 @@ async def test_wait_can_be_limited_and_waits_for_absent_sources_and_for_requests
         source_proxy.leave()
 
         async def only_crm_has_a_problem() -> bool:
-            return (await troubled(address, streamer.mapping, Scope())).labels == frozenset({"crm"})
+            return (await with_problems(address, streamer.mapping, Scope())).labels == frozenset(
+                {"crm"}
+            )
 
         await until(only_crm_has_a_problem, seconds=40)
-        scope = await troubled(address, streamer.mapping, Scope())
+        scope = await with_problems(address, streamer.mapping, Scope())
         late = await wait(address, streamer.mapping, 4, scope)
         assert 'source "crm"' in (late or "")
         late = await missing(4)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamer.copy import hand_over
+from streamer.copy import finish_copies
 from streamer.copy.prepare_copy import TableCopy
 from streamer.errors.error_classes import MappingError
 from streamer.report.problem_facts import source_of_row
@@ -235,13 +235,13 @@ async def test_a_copy_goes_on_without_the_lock_timeout_of_its_role(
     """It would begin again after a short wait for a lock."""
     source.execute("create table t (id int primary key, v text); create index on t (v)")
     target.execute(f"alter database {target.name} set lock_timeout = '1234ms'")
-    analyze, found = hand_over._analyze, list[Any]()
+    analyze, found = finish_copies._analyze, list[Any]()
 
     async def look(connection: TargetConnection, copy: TableCopy) -> None:
         found.append(await connection.fetch_value("show lock_timeout"))
         await analyze(connection, copy)
 
-    monkeypatch.setattr(hand_over, "_analyze", look)
+    monkeypatch.setattr(finish_copies, "_analyze", look)
     async with stream("t: {create: all}") as streamer:
         await streamer.caught_up()
     assert target.value("select to_regclass('t_v_idx') is not null"), "made before the end"

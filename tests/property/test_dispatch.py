@@ -323,8 +323,8 @@ class Dispatching(Transactions):
             return
         self.begin_copy(relid, 0)
         point = Lsn(self.copied_through.pop(relid))
-        mapped.handed_over(None, point)
-        self.relations.become(mapped, mapped.state.handed_over(None, point))
+        mapped.switched_to_stream(None, point)
+        self.relations.become(mapped, mapped.state.switched_to_stream(None, point))
 
     @rule(relid=st.sampled_from(TABLES))
     def replace(self, relid: int) -> None:

@@ -5,11 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from streamer.compare.change_marks import Extent, Marks, ServerMark, TableMark, extent_of, late_sql
+from streamer.compare.change_counters import (
+    ChangeCounters,
+    Extent,
+    ServerCounters,
+    TableCounters,
+    extent_of,
+    late_sql,
+)
 
-SERVER = ServerMark("2026-01-01", 700, "never", "types")
-TABLE = TableMark("rule", "0/10", ("d", "d"), ("c", "c"))
-BEFORE = Marks(SERVER, SERVER, {"public.t": TABLE})
+SERVER = ServerCounters("2026-01-01", 700, "never", "types")
+TABLE = TableCounters("rule", "0/10", ("d", "d"), ("c", "c"))
+BEFORE = ChangeCounters(SERVER, SERVER, {"public.t": TABLE})
 LATER = replace(SERVER, horizon=800)
 
 
@@ -39,8 +46,8 @@ def test_any_sign_of_a_change_makes_it_read_the_changes(changed: dict[str, objec
 
 def test_statistics_that_prove_nothing_twice_still_prove_nothing() -> None:
     old = replace(SERVER, counts_since=None)
-    marks = Marks(old, SERVER, {"public.t": TABLE})
-    assert extent_of("public.t", marks, marks) is Extent.CHANGES
+    counters = ChangeCounters(old, SERVER, {"public.t": TABLE})
+    assert extent_of("public.t", counters, counters) is Extent.CHANGES
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def test_a_table_that_the_check_did_not_know_is_read_as_a_whole() -> None:
 
 
 def test_marks_come_back_from_the_bookkeeping() -> None:
-    assert Marks.from_json(json.loads(json.dumps(BEFORE.to_json()))) == BEFORE
+    assert ChangeCounters.from_json(json.loads(json.dumps(BEFORE.to_json()))) == BEFORE
 
 
 def test_only_sessions_from_before_the_stop_can_be_late() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from streamer.control.resync_options import Resync
 from streamer.control.table_state import Need, State, TableState
-from streamer.copy import hand_over
+from streamer.copy import finish_copies
 from streamer.copy.copy_queue import LOCK_AFTER_ROUNDS, CopyQueue
-from streamer.copy.hand_over import Finisher
+from streamer.copy.finish_copies import Finisher
 from streamer.errors.error_reports import ErrorReport
 from tests.unit.build import mapped_relation
 
@@ -62,18 +62,18 @@ def test_copies_that_are_done_or_given_up_are_not_requested_again() -> None:
 def test_a_copy_that_an_operator_asked_for_again_is_repeated_if_it_fails() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
-    queue.ask_again(mapped)
+    queue.request_again(mapped)
     batch = queue.take()
     assert not queue.failed(mapped), "the round began after the operator asked"
     queue.end(batch)
     queue.request(mapped)
     batch = queue.take()
-    queue.ask_again(mapped)
+    queue.request_again(mapped)
     assert queue.failed(mapped)
     queue.end(batch)
     assert queue.take() == [mapped]
-    queue.ask_again(mapped)
-    queue.ask_no_more(mapped)
+    queue.request_again(mapped)
+    queue.cancel_request(mapped)
     assert not queue.failed(mapped)
     assert queue.is_empty
 
@@ -224,9 +224,9 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     async def is_copy_due(*_: object) -> bool:
         return False
 
-    monkeypatch.setattr(hand_over, "fail_copy", fail_copy)
-    monkeypatch.setattr(hand_over, "demand_again", demand_again)
-    monkeypatch.setattr(hand_over, "is_copy_due", is_copy_due)
+    monkeypatch.setattr(finish_copies, "fail_copy", fail_copy)
+    monkeypatch.setattr(finish_copies, "demand_again", demand_again)
+    monkeypatch.setattr(finish_copies, "is_copy_due", is_copy_due)
     events = SimpleNamespace(copy_failed=lambda mapped, _: failed.append(mapped))
     source = SimpleNamespace(label="shop")
     context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None, source=source)
@@ -237,7 +237,7 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     batch = queue.take()
     queue.began(part, 7)
     if comes_first:
-        queue.ask_again(part)
+        queue.request_again(part)
     await finisher._store_failure(part, ErrorReport("the target refuses a change", "sync"))
     queue.end(batch)
     meanwhile = ["failure", "request"] if is_stored else ["failure"]

@@ -229,11 +229,11 @@ def test_another_key_is_another_rule_and_its_rows_need_a_copy(tmp_path: Path) ->
     settings, first = load(config(tmp_path, f"{{{HASHED}}}"))
     _, second = load(config(tmp_path, f"{{{HASHED}}}", key=OTHER))
     rules = [mapping.sources[0].rules[0] for mapping in (first, second)]
-    assert rules[0].expressions_mark != rules[1].expressions_mark
+    assert rules[0].expressions_fingerprint != rules[1].expressions_fingerprint
     assert fingerprint(first) != fingerprint(second)
-    assert KEY not in repr(first) + repr(settings) + str(rules[0].expressions_mark)
+    assert KEY not in repr(first) + repr(settings) + str(rules[0].expressions_fingerprint)
     made = next(iter(resolved(second)))
-    assert recomputed(rules[0].expressions_mark, made, ["id", "email"]) is None
+    assert recomputed(rules[0].expressions_fingerprint, made, ["id", "email"]) is None
     assert recomputed(None, made, ["id", "email"]) is None
     assert key_check(KEY) != key_check(OTHER)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.admin.live.problem_view import attention
+from streamer.admin.live.problem_view import problems_for_operator
 from streamer.admin.live.status_view import is_queued, rule_of, source_view, summary, with_own_state
 from streamer.admin.mapping import api_models
 from streamer.admin.page import number_text, settings_forms
@@ -174,7 +174,7 @@ def test_a_source_with_many_tables_shows_those_first_that_need_somebody() -> Non
     assert (len(names) < 100, shown["table_count"]) == (True, 1000)
     assert {each["progress"] for each in shown["tables"]} == {None, 0.5}
     assert len(source_view(source, is_whole=True)["tables"]) == 1000
-    assert [item["place"] for item in attention([source])] == [
+    assert [item["place"] for item in problems_for_operator([source])] == [
         "shop", "shop public.t0700", "shop public.t0900",
     ]  # fmt: skip
 
@@ -203,7 +203,7 @@ DOWN: dict[str, Any] = {"state": "unreachable", "error": "target: refused", "hin
 def test_a_target_that_is_down_is_the_headline_and_the_first_problem() -> None:
     source = SHOP
     assert summary([source], DOWN).startswith("The target is unreachable")
-    first = attention([source], DOWN)[0]
+    first = problems_for_operator([source], DOWN)[0]
     assert (first["place"], first["what"]) == ("Target", "target: refused; start it")
     assert not source_view(source, target=DOWN)["is_confirmed"]
     assert source_view(source, target=DOWN | {"error": None})["are_tables_confirmed"]
@@ -215,11 +215,11 @@ def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> N
     held = ErrorReport("held by host:1; run on host: kill 1", "slot_in_use")
     known = {("shop", None): ("waiting", held)}
     (shown,) = with_own_state([source], known)
-    (item,) = attention([shown])
+    (item,) = problems_for_operator([shown])
     assert item["what"] == "this process is waiting: held by host:1; run on host: kill 1"
     assert item["runbook"] == "/help/runbooks/second-installation"
     (shown,) = with_own_state([source], {("shop", None): ("streaming", None)})
-    assert attention([shown]) == []
+    assert problems_for_operator([shown]) == []
 
 
 def test_every_problem_links_to_a_page_of_the_documentation() -> None:
@@ -240,6 +240,6 @@ def test_a_copy_that_fails_again_and_again_needs_attention() -> None:
         "source": "public.t", "state": "copying", "error": "no Java", "rows_copied": 0,
         "quarantined": 0,
     }  # fmt: skip
-    (item,) = attention([SHOP | {"tables": [table]}])
+    (item,) = problems_for_operator([SHOP | {"tables": [table]}])
     assert (item["what"], item["kind"]) == ("no Java", "warning")
     assert not is_queued(table)

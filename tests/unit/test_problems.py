@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamer.admin.live import fleet_overview
-from streamer.admin.live.problem_view import attention
+from streamer.admin.live.problem_view import problems_for_operator
 from streamer.bookkeeping.followed_sequences import SequenceRecord
 from streamer.bookkeeping.planned_definitions import DefinitionRecord
 from streamer.bookkeeping.verifications import VerificationRecord
@@ -307,14 +307,14 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
 
     # AND the page and its wall, with the remedy as lines to paste,
     row = shown.sources[0].to_json()
-    items = attention([row])
+    items = problems_for_operator([row])
     assert [item["what"] for item in items] == ([problem.sentence] if is_shown else [])
     if is_shown:
         assert [step["line"].replace(";\n", "; ").rstrip(";") for step in items[0]["steps"]] == [
             str(step) for step in fact.remedy
         ]
         assert items[0]["kind"] == ("bad" if fact.severity is Severity.ERROR else "warning")
-    (line,) = fleet_overview.survey([row]).lines
+    (line,) = fleet_overview.fleet_overview_of([row]).lines
     assert line.row["problem_count"] == int(is_shown)
 
     # AND doctor,
@@ -354,7 +354,7 @@ def test_a_target_that_is_away_is_the_first_problem_of_every_view() -> None:
     assert first.remedy is not None
     assert first.remedy.steps == reach_hint(URL).steps
     assert first.sentence in "\n".join(line.plain for line in render_lines(shown))
-    assert attention([], target.to_json())[0]["what"] == first.sentence
+    assert problems_for_operator([], target.to_json())[0]["what"] == first.sentence
     assert shown.failure == first.sentence
     assert reason_of(own)["error"] == first.sentence
 
@@ -365,7 +365,7 @@ def _url() -> Any:
 
 def test_the_page_offers_no_copy_because_of_a_name() -> None:
     row = FACTS['a table named "resync"'].status().to_json()
-    (item,) = attention([row])
+    (item,) = problems_for_operator([row])
     assert [action["do"] for action in item["actions"]] == ["resume", "resync"]
     assert item["command"] is None  # the table continues after the SQL
 
@@ -377,7 +377,7 @@ def test_a_table_whose_changes_are_lost_gets_a_copy_and_no_resume() -> None:
         in_error(error, again),
         replace(in_error(StreamerError("gone")), table={"state": "error", "needs_resync": True}),
     ):
-        (item,) = attention([fact.status().to_json()])
+        (item,) = problems_for_operator([fact.status().to_json()])
         assert [action["do"] for action in item["actions"]] == ["resync"]
         assert item["command"] == str(again)
 

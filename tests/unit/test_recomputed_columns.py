@@ -19,7 +19,7 @@ def mapping(condition: str | None = None, **values: str) -> RelationMapping:
 
 
 def mark(condition: str | None = None, **values: str) -> str | None:
-    return mapping(condition, **values).rule.expressions_mark
+    return mapping(condition, **values).rule.expressions_fingerprint
 
 
 def test_a_new_and_a_changed_expression_bring_their_columns() -> None:
@@ -27,7 +27,7 @@ def test_a_new_and_a_changed_expression_bring_their_columns() -> None:
     assert recomputed(None, now, COLUMNS) == Recomputed(("email", "extra"), ())
     before = mark(email="email", extra="upper(name)")
     assert recomputed(before, now, COLUMNS) == Recomputed(("email",), ())
-    assert recomputed(now.rule.expressions_mark, now, COLUMNS) == Recomputed((), ())
+    assert recomputed(now.rule.expressions_fingerprint, now, COLUMNS) == Recomputed((), ())
 
 
 def test_a_removed_one_brings_the_sources_column_if_there_is_one() -> None:

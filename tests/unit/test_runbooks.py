@@ -3,7 +3,7 @@
 import json
 
 from streamer.admin.api.error_answers import error_answer
-from streamer.admin.live.problem_view import attention
+from streamer.admin.live.problem_view import problems_for_operator
 from streamer.commands.check.findings import from_problem
 from streamer.commands.status import SourceStatus, TableStatus
 from streamer.errors.error_classes import StreamerError, ThrottledError
@@ -42,7 +42,7 @@ def test_every_view_of_an_error_names_the_runbook_of_its_code() -> None:
 
         status = shown(kind.code).to_json()
         assert [status["runbook"], status["tables"][0]["runbook"]] == [runbook, runbook]
-        assert {item["runbook"] for item in attention([status])} == {runbook}
+        assert {item["runbook"] for item in problems_for_operator([status])} == {runbook}
         problems = shown(kind.code).problems
         assert {problem.runbook for problem in problems} == {runbook}
         assert {from_problem(problem).runbook for problem in problems} == {runbook}

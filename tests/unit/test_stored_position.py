@@ -77,7 +77,7 @@ async def test_a_position_that_somebody_waits_for_is_stored_at_once(storing: Sto
 async def test_positions_are_stored_as_long_as_a_client_asks_for_them(storing: Storing) -> None:
     """The one that it waits for can be the second to come."""
     assert not storing.position.is_due_soon
-    storing.position.ask()
+    storing.position.store_soon()
     for lsn in (200, 300):
         assert storing.position.is_due_soon
         assert await storing.moves_to(START + lsn)

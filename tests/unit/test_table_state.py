@@ -68,12 +68,12 @@ def events(state: TableState) -> Iterator[tuple[str, TableState]]:
         possible["block"] = lambda before: before.blocked(ERROR)
         possible["unblock"] = lambda before: before.unblocked()
     if (state.point is not None and state.need is Need.ROWS) or state.need is Need.CHUNK:
-        possible["copy a chunk"] = lambda before: before.handed_over(CHUNKS, POINT)
+        possible["copy a chunk"] = lambda before: before.switched_to_stream(CHUNKS, POINT)
     if state.need is Need.CHUNKS:
         possible["begin a chunk"] = lambda before: before.chunk_begins()
         possible["meet an unknown row"] = lambda before: before.unfit_for_chunks("a reason")
     if state.point is not None and state.need in (Need.ROWS, *TO_POINT):
-        possible["finish the copy"] = lambda before: before.handed_over(None, POINT)
+        possible["finish the copy"] = lambda before: before.switched_to_stream(None, POINT)
     for name, event in possible.items():
         yield name, event(state)
 
@@ -193,7 +193,7 @@ def test_from_each_state_an_operator_gets_a_table_in_sync(states: frozenset[Tabl
         if after.need is Need.CHUNKS:
             after = after.chunk_begins()
         if after.need is not Need.NOTHING:
-            after = after.snapshot_begins().copy_began(LATER).handed_over(None, LATER)
+            after = after.snapshot_begins().copy_began(LATER).switched_to_stream(None, LATER)
             after = after.snapshot_ended().drained()
         assert (after.shown, after.need, after.error) == (State.READY, Need.NOTHING, None), state
         assert holds(after) is Hold.NONE
@@ -220,7 +220,7 @@ def test_a_store_decided_by_a_process_that_knows_less_undoes_no_pause(
             stored.lost(ERROR),
             stored.to_copy_again(),
             stored.copy_begins(),
-            stored.handed_over(None, POINT),
+            stored.switched_to_stream(None, POINT),
             stored.delayed(ERROR),
             stored.lacks_rows(ERROR),
         ):

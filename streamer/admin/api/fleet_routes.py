@@ -26,11 +26,11 @@ def add_fleet(
     router: APIRouter, service: AdminService, events: Events, status: StatusReader
 ) -> None:
     """Add the routes about many sources."""
-    _add_looks(router, service, events, status)
+    _add_views(router, service, events, status)
     _add_actions(router, service, status)
 
 
-def _add_looks(
+def _add_views(
     router: APIRouter, service: AdminService, events: Events, status: StatusReader
 ) -> None:
     @router.get("/sources", tags=["servers"], response_model=api_models.FleetPage)

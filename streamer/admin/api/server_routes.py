@@ -16,13 +16,13 @@ from streamer.commands.quarantined_rows import Choice
 
 def add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:
     """Add the routes about the running sources."""
-    _add_looks(router, service)
+    _add_views(router, service)
     _add_actions(router, service)
     _add_quarantine(router, service)
     _add_events(router, access, events)
 
 
-def _add_looks(router: APIRouter, service: AdminService) -> None:
+def _add_views(router: APIRouter, service: AdminService) -> None:
     @router.get("/status", tags=["servers"])
     async def status() -> dict[str, Any]:
         """Return the output of `streamer status --json`."""
@@ -98,7 +98,7 @@ def _add_quarantine(router: APIRouter, service: AdminService) -> None:
     def add_quarantine_action(action: str, summary: str) -> None:
         async def act(request: Request, values: api_models.QuarantineBody) -> dict[str, Any]:
             choice = Choice(values.table, values.database, values.sid, tuple(values.ids))
-            asked = await service.ask_quarantine(action, choice, actor_of(request))
+            asked = await service.request_quarantine_action(action, choice, actor_of(request))
             return {"action": action, "tables": asked}
 
         router.add_api_route(

@@ -76,11 +76,11 @@ def _new(
 async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
     bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer events")
     try:
-        earlier = await _look(bookkeeping)
+        earlier = await _read_state(bookkeeping)
         yield "snapshot", {"states": [as_state(*item) for item in earlier.states.items()]}
         for _ in range(LOOKS):
             await asyncio.sleep(CHECK_SECONDS)
-            now = await _look(bookkeeping)
+            now = await _read_state(bookkeeping)
             for event in changes_between(earlier, now):
                 yield event
             earlier = now
@@ -88,7 +88,7 @@ async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
         await bookkeeping.close()
 
 
-async def _look(bookkeeping: Bookkeeping) -> SeenState:
+async def _read_state(bookkeeping: Bookkeeping) -> SeenState:
     seen = SeenState()
     if not await is_installed(bookkeeping):
         return seen

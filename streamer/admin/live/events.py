@@ -159,8 +159,8 @@ class Events:
         if not self._is_closed:
             self.history.start()
         if not self._is_closed and (self._task is None or self._task.done()):
-            self._seen = self._look()
-            self._task = asyncio.create_task(self._watch(), name="events")
+            self._seen = self._read_state()
+            self._task = asyncio.create_task(self._poll(), name="events")
 
     def errors(self, source: str, table: str | None = None) -> list[PastError]:
         """Return the last errors of a source, or of a table there, the newest first."""
@@ -186,7 +186,7 @@ class Events:
 
     def known_states(self) -> dict[tuple[str, str | None], ShownState]:
         """Return state and error of sources and tables, as known to this process now."""
-        return self._look().states
+        return self._read_state().states
 
     @property
     def target(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class Events:
             queue.put_nowait(None)
             return queue
         self.start()
-        self._look_early()
+        self._read_early()
         queue.put_nowait(("snapshot", subscription.snapshot(self._as_snapshot())))
         self._listeners[queue] = subscription
         return queue
@@ -268,12 +268,12 @@ class Events:
 
     # ---- looking -------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _poll(self) -> None:
         bookkeeping = Bookkeeping(self._address, "streamer events")
         try:
             while True:
                 await asyncio.sleep(CHECK_SECONDS)
-                now = self._look()
+                now = self._read_state()
                 now.progress = self._seen.progress
                 is_copying = any(state == "copying" for state, _ in now.states.values())
                 if not self._listeners:
@@ -305,12 +305,12 @@ class Events:
             if error is not None and error != before_error:
                 self._errors.append(PastError(datetime.now(UTC), label, table, redact(error.text)))
 
-    def _look_early(self) -> None:
+    def _read_early(self) -> None:
         """Publish the changes since the last read now, so that a snapshot is of this moment.
 
         Rates keep their interval: the next regular read compares with the previous regular read.
         """
-        earlier, now = self._seen, self._look()
+        earlier, now = self._seen, self._read_state()
         now.at, now.changes, now.rates = earlier.at, earlier.changes, earlier.rates
         now.progress = earlier.progress
         self._remember_errors(now)
@@ -330,7 +330,7 @@ class Events:
             ],
         }
 
-    def _look(self) -> SeenState:
+    def _read_state(self) -> SeenState:
         seen = SeenState(at=asyncio.get_running_loop().time(), target=self._engine.target.to_json())
         applied = self._engine.metrics.changes_of_sources
         for supervisor in self._engine.supervisors:

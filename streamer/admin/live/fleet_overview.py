@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamer.admin.live import status_view
-from streamer.admin.live.problem_view import attention
+from streamer.admin.live.problem_view import problems_for_operator
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 
@@ -50,7 +50,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSurvey:
+class FleetOverview:
     """The result of a survey."""
 
     lines: list[SourceLine]
@@ -85,12 +85,12 @@ class LineFilter:
     is_grouped: bool = False
 
 
-def survey(sources: Sequence[Row], target: Row | None = None) -> FleetSurvey:
+def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> FleetOverview:
     """Return all sources in a line each."""
     lines = [_line(source) for source in sources]
     queue = [line.row for line in lines if line.row["copies"] or line.row["waiting_for"]]
     queue.sort(key=lambda row: (row["copies"] is None, row["seconds_left"] or 0.0))
-    return FleetSurvey(
+    return FleetOverview(
         lines, status_view.summary(list(sources), target), status_view.copy_progress(sources), queue
     )
 
@@ -98,7 +98,7 @@ def survey(sources: Sequence[Row], target: Row | None = None) -> FleetSurvey:
 def _line(source: Row) -> SourceLine:
     tables = source["tables"]
     label = SourceLabel(source["database"], source["sid"])
-    problems = attention([source])
+    problems = problems_for_operator([source])
     states = Counter(
         "queued" if status_view.is_queued(table) else table["state"] for table in tables
     )
@@ -148,7 +148,7 @@ def _health(state: str, problems: Sequence[Row], *, is_busy: bool) -> str:
     return "good" if state == "streaming" else "quiet"
 
 
-def choose(fleet: FleetSurvey, choice: LineFilter) -> list[SourceLine]:
+def choose(fleet: FleetOverview, choice: LineFilter) -> list[SourceLine]:
     """Return the lines of *choice*, in its order."""
     text = choice.text.strip().lower()
     chosen = [

@@ -30,7 +30,7 @@ _FORMS: Final = {
 }
 
 
-def attention(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
+def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
     """Return the problems that need an operator, the target first."""
     problems = [] if target is None else list(of_target(target_of_row(target)))
     for source in sources:

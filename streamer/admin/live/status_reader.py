@@ -4,7 +4,7 @@ import asyncio
 from typing import Any, Final
 
 from streamer.admin.live.events import Events, ShownState
-from streamer.admin.live.fleet_overview import FleetSurvey, survey
+from streamer.admin.live.fleet_overview import FleetOverview, fleet_overview_of
 from streamer.admin.live.status_view import with_own_state
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.service.admin_service import AdminService
@@ -41,10 +41,10 @@ class StatusReader:
         self._task: asyncio.Task[Row] | None = None
         self._began_at = 0.0
         self._keep_seconds = 0.0
-        self._surveying = asyncio.Lock()
-        self._surveyed: list[Row] | None = None
+        self._summarizing = asyncio.Lock()
+        self._summarized: list[Row] | None = None
         self._states: dict[tuple[str, str | None], ShownState] = {}
-        self._fleet = FleetSurvey([], "", None, [])
+        self._fleet = FleetOverview([], "", None, [])
         self._read_at = float("-inf")
         self._last: Row | None = None
 
@@ -79,16 +79,16 @@ class StatusReader:
         sources: list[Row] = self._last["sources"]
         return sources, reason
 
-    async def fleet(self) -> tuple[FleetSurvey, str | None]:
+    async def fleet(self) -> tuple[FleetOverview, str | None]:
         """Return a survey of the sources, and why they may be out of date."""
         sources, reason = await self.read()
-        async with self._surveying:
+        async with self._summarizing:
             states = self._events.source_states()
-            if self._surveyed is not sources or self._states != states:
+            if self._summarized is not sources or self._states != states:
                 merged = with_own_state(sources, states)
                 # Thousands of tables take a moment, and the event loop also streams.
-                self._fleet = await in_admin_thread(survey, merged, self._events.target)
-                self._surveyed, self._states = sources, states
+                self._fleet = await in_admin_thread(fleet_overview_of, merged, self._events.target)
+                self._summarized, self._states = sources, states
         return self._fleet, reason
 
     def forget(self) -> None:

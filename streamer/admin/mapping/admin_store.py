@@ -51,7 +51,7 @@ from streamer.admin.mapping.mapping_rows import (
 )
 from streamer.bookkeeping.requests import TEARDOWN
 from streamer.errors.error_classes import AdminError, InvalidError, NotFoundError, StoreError
-from streamer.mapping.lost_mapping import MappingTrouble
+from streamer.mapping.lost_mapping import MappingProblem
 from streamer.postgres.url_passwords import check_url, fill_masks, has_mask, mask, secret_spans
 from streamer.util.migrations import read_migrations
 
@@ -59,7 +59,7 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 BUSY_SECONDS: Final = 5.0
-WATCH_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class AdminStore:
         self._reading = asyncio.Lock()
         self._file = file
         self._read: dict[str, Any] = {}
-        self._logged: MappingTrouble | None = None
-        self.trouble: MappingTrouble | None = None
-        """The fault of the file that `watch` or a change found."""
+        self._logged: MappingProblem | None = None
+        self.problem: MappingProblem | None = None
+        """The fault of the file that `check_file` or a change found."""
 
     async def close(self) -> None:
         await self._writer.close()
@@ -115,19 +115,19 @@ class AdminStore:
 
     # ---- the file ------------------------------------------------------------------------------
 
-    async def watch(self) -> None:
+    async def check_file(self) -> None:
         """Examine the file, and log its state. A damaged file then rejects changes."""
-        former, now = self._logged, await self._look(is_thorough=True)
+        former, now = self._logged, await self._check_file(is_thorough=True)
         self._logged = now
         if now is not None and now != former:
             log.error("the mapping database is unusable", error=now.error, hint=now.hint)
         elif now is None and former is not None:
             log.info("the mapping database is back", path=self.path)
 
-    async def _look(self, *, is_thorough: bool = False) -> MappingTrouble | None:
+    async def _check_file(self, *, is_thorough: bool = False) -> MappingProblem | None:
         if self._file is not None:
-            self.trouble = await in_admin_thread(self._file.look, is_thorough=is_thorough)
-        return self.trouble
+            self.problem = await in_admin_thread(self._file.check, is_thorough=is_thorough)
+        return self.problem
 
     async def _kept(self, name: str, read: "Callable[[aiosqlite.Connection], Awaitable[T]]") -> T:
         """Read the part *name* of an intact file; of a damaged file, return the last reading.
@@ -167,9 +167,9 @@ class AdminStore:
             if self._file is None or not is_damage(exc.__cause__):
                 raise
             self._file.damage = self._file.damage or str(exc.__cause__)
-            self.trouble = self._file.look(is_thorough=False)
-            assert self.trouble is not None
-            raise StoreError(self.trouble.error, hint=self.trouble.hint) from exc
+            self.problem = self._file.check(is_thorough=False)
+            assert self.problem is not None
+            raise StoreError(self.problem.error, hint=self.problem.hint) from exc
 
     async def page(self, kind: str, query: Query) -> tuple[list[Row], int]:
         """Return a page of the rows of *kind*, and the number of rows. Raises InvalidError."""
@@ -297,8 +297,8 @@ class AdminStore:
     async def _writes(self) -> AsyncIterator[aiosqlite.Connection]:
         """Yield the writer for a block in a transaction."""
         async with self._lock:
-            if (trouble := await self._look()) is not None:
-                raise StoreError(trouble.error, hint=trouble.hint)
+            if (problem := await self._check_file()) is not None:
+                raise StoreError(problem.error, hint=problem.hint)
             with self._noticing_damage(), _translating(self.path):
                 try:
                     await self._writer.execute("begin immediate")

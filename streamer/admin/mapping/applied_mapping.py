@@ -19,7 +19,7 @@ from streamer.config.settings import Settings
 from streamer.config.yaml_file import escape_references
 from streamer.errors.error_classes import AdminError, StoreError
 from streamer.errors.remedies import Remedy
-from streamer.mapping.lost_mapping import MappingTrouble
+from streamer.mapping.lost_mapping import MappingProblem
 from streamer.mapping.rules import Mapping
 
 log = structlog.get_logger()
@@ -56,7 +56,7 @@ async def load_applied(settings: Settings) -> Mapping:
         await bookkeeping.close()
 
 
-async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | None]:
+async def read_applied(settings: Settings) -> tuple[Mapping, MappingProblem | None]:
     """Return the applied mapping, and the fault of its database.
 
     For a command that shows the present state, which includes a damaged file.
@@ -67,12 +67,12 @@ async def read_applied(settings: Settings) -> tuple[Mapping, MappingTrouble | No
         mapping = await load_applied(settings)
     except StoreError as exc:
         empty = Mapping((), settings.target.schema_)
-        return empty, MappingTrouble(exc.message, exc.remedy or Remedy(()))
+        return empty, MappingProblem(exc.message, exc.remedy or Remedy(()))
     damage = await in_admin_thread(lambda: find_damage(path) if path.exists() else None)
     if damage is None:
         return mapping, None
     remedy = Remedy.of(DAMAGED_HINT)
-    return mapping, MappingTrouble(f"mapping database {path} is damaged ({damage})", remedy)
+    return mapping, MappingProblem(f"mapping database {path} is damaged ({damage})", remedy)
 
 
 async def show_static(store: AdminStore, settings: Settings, mapping: Mapping) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import quote
 
 from streamer.errors.remedies import Command, Remedy
-from streamer.mapping.lost_mapping import MappingTrouble
+from streamer.mapping.lost_mapping import MappingProblem
 
 _BUSY_SECONDS: Final = 1.0
 DAMAGED_HINT: Final = (
@@ -44,14 +44,14 @@ class MappingFile:
         self._identity = _touch(path)
         self._examined: list[tuple[int, int]] | None = None
 
-    def look(self, *, is_thorough: bool) -> MappingTrouble | None:
+    def check(self, *, is_thorough: bool) -> MappingProblem | None:
         """Return the fault of the file, or None.
 
         *is_thorough*: also examine the content, if the file has changed since the last examination.
         """
         fate = _find_other_file(self.path, self._identity)
         if fate is not None:
-            return _trouble(self.path, fate, "then put the file back, or " + _RESTORE)
+            return _file_problem(self.path, fate, "then put the file back, or " + _RESTORE)
         if is_thorough and self.damage is None:
             written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
             if written != self._examined:
@@ -59,7 +59,7 @@ class MappingFile:
                 self._examined = written
         if self.damage is not None:
             advice = f"then {_RESTORE}; or restore a backup of the file with its .key and restart"
-            return _trouble(self.path, f"is damaged ({self.damage})", advice)
+            return _file_problem(self.path, f"is damaged ({self.damage})", advice)
         return None
 
 
@@ -97,8 +97,8 @@ def _primary_code(error: BaseException | None) -> int:
     return 0 if code is None else code & 0xFF
 
 
-def _trouble(path: Path, state: str, advice: str) -> MappingTrouble:
-    return MappingTrouble(
+def _file_problem(path: Path, state: str, advice: str) -> MappingProblem:
+    return MappingProblem(
         f"mapping database {path} {state} while this process runs; streaming continues, and "
         "streamer refuses changes to the mapping",
         Remedy.of(

@@ -250,7 +250,7 @@ def _plan_table(
     if record.type != mapping.type.value:
         return planned("copy", f"its type was {record.type}")
     rule = mapping.rule
-    if record.expressions != rule.expressions_mark and rule.initial is not Initial.NONE:
+    if record.expressions != rule.expressions_fingerprint and rule.initial is not Initial.NONE:
         columns = columns_alone(record, mapping, relation)
         if columns is None:
             return planned("copy", "its filter or computed columns change")

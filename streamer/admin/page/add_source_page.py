@@ -146,13 +146,13 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
     ) -> Response:
         databases = (await service.store.content())["databases"]
         number = next((r["id"] for r in databases if r["name"] == connection.database), None)
-        discovered, trouble = None, None
+        discovered, problem = None, None
         try:
             discovered = await service.discover(
                 connection.url.reveal(), None, actor_of(request), database=number
             )
         except StreamerError as exc:
-            trouble = plainly(exc)
+            problem = plainly(exc)
         return await frame.page(
             request,
             "tables.html",
@@ -163,7 +163,7 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
             urls=[],
             chosen=None,
             found=discovered,
-            trouble=trouble,
+            problem=problem,
             tables=[] if number is None else await of_database(frame, "table", number),
             types=_types(),
             failure=failure,
@@ -225,12 +225,12 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
         row = await service.store.get("database", number)
         urls = await of_database(frame, "url", number)
         chosen = next((url for url in urls if url["id"] == url_id), urls[0] if urls else None)
-        discovered, trouble = None, None
+        discovered, problem = None, None
         if chosen is not None:
             try:
                 discovered = await service.discover(None, chosen["id"], actor_of(request))
             except StreamerError as exc:
-                trouble = plainly(exc)
+                problem = plainly(exc)
         return await frame.page(
             request,
             "tables.html",
@@ -242,7 +242,7 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
             urls=urls,
             chosen=chosen,
             found=discovered,
-            trouble=trouble,
+            problem=problem,
             tables=await of_database(frame, "table", number),
             types=_types(),
             failure=failure,

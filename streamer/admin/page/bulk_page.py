@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, QueryParams
 from streamer.admin.live import fleet_overview
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping.api_models import SOURCES_MAX
-from streamer.admin.page.overview_page import wall_address, wanted_lines
+from streamer.admin.page.overview_page import overview_address, wanted_lines
 from streamer.admin.page.page_frame import Frame, form_text
 from streamer.admin.service.access import actor_of
 from streamer.admin.service.act_on_many_sources import ACTIONS, act_on_sources
@@ -67,7 +67,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             lines=[line.row for line in chosen],
             counts=counts,
             modes=[mode.value for mode in Mode] if action == "resync" else [],
-            back=wall_address(wanted_lines(request.query_params)),
+            back=overview_address(wanted_lines(request.query_params)),
         )
 
     @router.post("/sources/act")
@@ -126,7 +126,7 @@ def _picks(form: FormData | QueryParams) -> list[str]:
 
 
 def _chosen(
-    seen: fleet_overview.FleetSurvey, form: QueryParams
+    seen: fleet_overview.FleetOverview, form: QueryParams
 ) -> Sequence[fleet_overview.SourceLine]:
     """Return the ticked sources, or all that the filter shows. Raises InvalidError."""
     if form.get("which") == "all":

@@ -76,7 +76,7 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
             return frame.redirect("/quarantine", words, "warning")
         count = 0
         for choice in choices:
-            asked = await service.ask_quarantine(action, choice, actor_of(request))
+            asked = await service.request_quarantine_action(action, choice, actor_of(request))
             count += sum(relation["changes"] for relation in asked)
         status.forget()
         word = "being retried" if action == "retry" else "being dropped"

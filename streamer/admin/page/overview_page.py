@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from streamer.admin.live import fleet_overview, status_view
 from streamer.admin.live.minute_series import trends
-from streamer.admin.live.problem_view import attention
+from streamer.admin.live.problem_view import problems_for_operator
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.page.page_frame import Frame, Row, row_number
 from streamer.errors.error_classes import NotFoundError
@@ -26,7 +26,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def overview(request: Request) -> Response:
         count = len(frame.service.mapping.sources)
         if count > CARDS_MAX or request.query_params.get("view") == "wall":
-            return await _wall(frame, status, request)
+            return await _fleet_page(frame, status, request)
         return await _cards(frame, status, request)
 
     @router.get("/source")
@@ -50,7 +50,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
                 "/api/sources/history", database=source["database"], sid=source["sid"]
             ),
             trends=trends(frame.events.history.points(label)),
-            attention=attention([source], target),
+            attention=problems_for_operator([source], target),
             states=status_view.state_filter([source], state, "/source", **choice),
             copies=status_view.copy_progress([source]),
             state_wanted=state,
@@ -87,7 +87,7 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
             )
             for source in sources
         ],
-        attention=attention(sources, target),
+        attention=problems_for_operator(sources, target),
         states=status_view.state_filter(sources, state, "/"),
         copies=status_view.copy_progress(sources),
         state_wanted=state,
@@ -112,7 +112,7 @@ def wanted_lines(parameters: Any) -> fleet_overview.LineFilter:
     )
 
 
-def wall_address(choice: fleet_overview.LineFilter, **changes: Any) -> str:
+def overview_address(choice: fleet_overview.LineFilter, **changes: Any) -> str:
     """Return the address of the fleet overview with *choice*, and *changes* of parameters."""
     parameters = {
         "view": "wall",
@@ -125,7 +125,7 @@ def wall_address(choice: fleet_overview.LineFilter, **changes: Any) -> str:
     return status_view.address("/", **{name: value or None for name, value in parameters.items()})
 
 
-async def _wall(frame: Frame, status: StatusReader, request: Request) -> Response:
+async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> Response:
     """Show each source as a line, those that need an operator first."""
     seen, reason = await status.fleet()
     choice = wanted_lines(request.query_params)
@@ -140,7 +140,7 @@ async def _wall(frame: Frame, status: StatusReader, request: Request) -> Respons
         "wall.html",
         target=target,
         is_confirmed=not target["error"],
-        attention=attention([], target),
+        attention=problems_for_operator([], target),
         lines=[line.row for line in part],
         spark=frame.events.history.spark,
         groups=fleet_overview.groups(shown_lines) if choice.is_grouped else {},
@@ -149,13 +149,13 @@ async def _wall(frame: Frame, status: StatusReader, request: Request) -> Respons
                 "health": health,
                 "count": count,
                 "is_chosen": health == choice.health,
-                "address": wall_address(choice, health=health),
+                "address": overview_address(choice, health=health),
             }
             for health, count in [("", sum(counts.values())), *counts.items()]
         ],
         databases=seen.databases,
         is_shared=seen.is_shared,
-        sorts={sort: wall_address(choice, sort=sort) for sort in fleet_overview.SORTS},
+        sorts={sort: overview_address(choice, sort=sort) for sort in fleet_overview.SORTS},
         choice=choice,
         copies=seen.copies,
         queue=seen.queue,
@@ -164,8 +164,8 @@ async def _wall(frame: Frame, status: StatusReader, request: Request) -> Respons
         number=number,
         count=len(shown_lines),
         total=len(seen.lines),
-        before=wall_address(choice, page=number - 1) if number > 1 else None,
-        after=wall_address(choice, page=number + 1)
+        before=overview_address(choice, page=number - 1) if number > 1 else None,
+        after=overview_address(choice, page=number + 1)
         if number * SOURCES_PER_PAGE < len(shown_lines)
         else None,
     )

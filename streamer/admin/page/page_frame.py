@@ -83,7 +83,7 @@ class Frame:
             may_change=may_change,
             draft=draft,
             note=note,
-            mapping_trouble=self.service.trouble,
+            mapping_problem=self.service.problem,
             **values,
         )
         return html(text, status)

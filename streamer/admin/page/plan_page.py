@@ -35,14 +35,14 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             "plan.html",
             plan=shown,
             failure=failure,
-            mark=mark_of(content),
+            mark=fingerprint_of(content),
             is_empty=not content["databases"],
         )
 
     @router.post("/apply")
     async def apply(request: Request) -> Response:
         form = await request.form()
-        mark = mark_of(await service.store.content())
+        mark = fingerprint_of(await service.store.content())
         if not hmac.compare_digest(form_text(form, "mark").encode(errors="replace"), mark.encode()):
             return frame.redirect(
                 "/plan", "The draft has changed in the meantime: this is its new plan", "warning"
@@ -82,7 +82,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     return router
 
 
-def mark_of(content: Content) -> str:
+def fingerprint_of(content: Content) -> str:
     """Return a fingerprint of a draft: apply uses the plan that the user saw, or fails."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

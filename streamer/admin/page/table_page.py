@@ -102,7 +102,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if not ids and form_text(form, "which") != "all":
             return frame.redirect(back, "Tick the changes you mean, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
-        asked = await frame.service.ask_quarantine(action, choice, actor_of(request))
+        asked = await frame.service.request_quarantine_action(action, choice, actor_of(request))
         count = sum(relation["changes"] for relation in asked)
         word = "are being retried" if action == "retry" else "are being dropped"
         status.forget()
@@ -150,7 +150,7 @@ def _address(database: str, sid: str | None, name: str) -> str:
 async def _sides(frame: Frame, source: Row, name: str) -> Row:
     """Return the table on both sides, or the reason why it is unavailable."""
     try:
-        seen = await frame.service.look_at(source["database"], source["sid"], name)
+        seen = await frame.service.read_table_pair(source["database"], source["sid"], name)
     except StreamerError as exc:
         return {"columns": [], "key": [], "identity": None, "findings": [], "error": str(exc)}
     return seen | {"error": None}

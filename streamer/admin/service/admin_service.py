@@ -36,7 +36,13 @@ from streamer.bookkeeping.requests import Request, read_acts
 from streamer.commands.check.source_facts import SourceFacts, read_source
 from streamer.commands.command_scope import Scope
 from streamer.commands.conflict_log import read_conflicts
-from streamer.commands.quarantined_rows import Choice, QuarantinedRow, ask, count_rows, read_rows
+from streamer.commands.quarantined_rows import (
+    Choice,
+    QuarantinedRow,
+    count_rows,
+    read_rows,
+    request_action,
+)
 from streamer.commands.status import read_report
 from streamer.commands.table_requests import request
 from streamer.config.allowed_names import HINT as ALLOWED_HINT
@@ -59,7 +65,7 @@ from streamer.errors.error_classes import (
     TargetError,
     UnreadyError,
 )
-from streamer.mapping.lost_mapping import MappingTrouble
+from streamer.mapping.lost_mapping import MappingProblem
 from streamer.mapping.relation_names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, TableRule, find_source
 from streamer.observability.logs import redact
@@ -110,7 +116,7 @@ class AdminService:
         self.is_static = is_static
         self.engine: RunningEngine | None = None
         self.select_sources: Callable[[Mapping], Mapping] = lambda mapping: mapping
-        self.find_lost: Callable[[], MappingTrouble | None] = lambda: None
+        self.find_lost: Callable[[], MappingProblem | None] = lambda: None
         self.on_change: Callable[[str, Row], None] = lambda name, data: None
         self._config = config
         self._address = TargetAddress.parse(settings.target.url)
@@ -124,9 +130,9 @@ class AdminService:
         return [source.label for source in self.mapping.sources]
 
     @property
-    def trouble(self) -> MappingTrouble | None:
+    def problem(self) -> MappingProblem | None:
         """The fault of the mapping as a whole."""
-        return self.store.trouble or self.find_lost()
+        return self.store.problem or self.find_lost()
 
     async def close(self) -> None:
         await self.tenants.close()
@@ -407,7 +413,7 @@ class AdminService:
 
     async def _read_status(self) -> Row:
         report = await read_report(self._address, self.mapping)
-        report = replace(report, mapping=self.trouble or report.mapping)
+        report = replace(report, mapping=self.problem or report.mapping)
         # Thousands of tables take a moment, and the event loop also streams.
         return await in_admin_thread(lambda: _with_redacted_sources(report.to_json()))
 
@@ -434,7 +440,7 @@ class AdminService:
         is_own = self.is_static and number is not None
         # A file is outside of the directory if a link leads there.
         secret = await in_admin_thread(self._open_url, url, place, is_own)
-        facts = await self._survey(secret, actor)
+        facts = await self._read_source_facts(secret, actor)
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
         mapped = []
@@ -470,7 +476,7 @@ class AdminService:
             return ConnectionUrl(secret.reveal(), PasswordSource(file=file))
         return secret if is_own else Secret(without_stored_passwords(secret.reveal()))
 
-    async def _survey(self, url: Secret, actor: str) -> SourceFacts:
+    async def _read_source_facts(self, url: Secret, actor: str) -> SourceFacts:
         server = server_name(url.reveal())
 
         async def read() -> SourceFacts:
@@ -520,7 +526,7 @@ class AdminService:
             else "apply the draft; the overview then lists the source",
         )
 
-    async def look_at(self, database: str, sid: str | None, table: str) -> Row:
+    async def read_table_pair(self, database: str, sid: str | None, table: str) -> Row:
         """Return a table as defined on both sides. Raises NotFoundError, SourceConnectionError."""
         source = self.source(database, sid)
         namespace = self.mapping.target_namespace
@@ -583,7 +589,7 @@ class AdminService:
             raise InvalidError(exc.message, hint=exc.hint) from None
         return {"items": [_redacted(asdict(r)) for r in records]}
 
-    async def ask_quarantine(self, action: str, choice: Choice, actor: str) -> list[Row]:
+    async def request_quarantine_action(self, action: str, choice: Choice, actor: str) -> list[Row]:
         """Ask for retry or drop; return of which tables, and how many changes. Raises
         InvalidError, UnreadyError.
         """
@@ -591,7 +597,7 @@ class AdminService:
         if choice.table is None and not choice.ids:
             raise InvalidError("ids: name the changes, or their table")
         try:
-            asked = await ask(self._address, action, choice, actor)
+            asked = await request_action(self._address, action, choice, actor)
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
         return [{"table": name, "changes": count} for name, count in asked.values()]

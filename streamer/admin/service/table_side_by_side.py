@@ -26,7 +26,7 @@ _IDENTITIES: Final = {
 }
 
 
-async def look_at(
+async def read_table_pair(
     settings: Settings, source: SourceMapping, table: RelationName, target_namespace: str
 ) -> Row:
     """Read a table on both sides; an unreachable side is a finding.

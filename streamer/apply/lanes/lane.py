@@ -22,7 +22,7 @@ copy lacks the remaining rows, so no change of those rows may be dropped:
 2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply only the
    changes that commit before P. The stream has delivered all of those once the tracker is at P.
 3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
-   may exchange rows for those of the snapshot, and stores P as the relation's position.
+   may swap rows for those of the snapshot, and stores P as the relation's position.
 4. ``release(Hold.POINT)`` lets the drainer apply the remaining changes.
 
 The state of the table (`streamer.control.table_state`) says which step comes next. `Relations`
@@ -240,7 +240,7 @@ class MappedRelation:
             self.outlives = True
             self.plan = None
 
-    def handed_over(self, chunks: ChunkedCopy | None, lsn: Lsn) -> None:
+    def switched_to_stream(self, chunks: ChunkedCopy | None, lsn: Lsn) -> None:
         """Record that a copy is complete up to *lsn*, for all rows or for the rows of *chunks*."""
         self.end_lsn = lsn
         if chunks is not None:
@@ -259,12 +259,12 @@ class MappedRelation:
         present = self.mapping
         if mapping is None or (present.target, present.type) != (mapping.target, mapping.type):
             return False
-        mark = present.rule.expressions_mark
-        if mark == mapping.rule.expressions_mark:
+        fingerprint = present.rule.expressions_fingerprint
+        if fingerprint == mapping.rule.expressions_fingerprint:
             return True
         if columns is None or self.quarantine.count or self.skip_through_lsn == EVERYTHING:
             return False
-        return recomputed(mark, mapping, columns) is not None
+        return recomputed(fingerprint, mapping, columns) is not None
 
     def __repr__(self) -> str:
         return (
@@ -559,7 +559,7 @@ class Lane:
             self.point, self.is_at_point = None, False
         self.changed.set()
 
-    def keep_aside(self, until: float) -> None:
+    def defer_to_drainer(self, until: float) -> None:
         """Leave this lane to a drainer until *until*, a time of `time.monotonic`."""
         self.slow_until = until
         self.add_hold(Hold.SLOW)
@@ -573,7 +573,7 @@ class Lane:
     def _is_before_point(self, share: LaneTransaction) -> bool:
         return self.point is not None and share.transaction.final_lsn < self.point
 
-    def ask(self, request: QuarantineRequest) -> None:
+    def queue_request(self, request: QuarantineRequest) -> None:
         """Queue *request* in order, unless the queue already contains the request."""
         if all(queued.request_id != request.request_id for queued in self.requests):
             self.requests.append(request)

@@ -53,7 +53,7 @@ class QuarantineWriter:
             metrics,
             lock_seconds=lock_seconds,
             conflicts_kept=conflicts_kept,
-            on_committed=self._keep_committed,
+            on_committed=self._store_blocked_keys,
         )
         """For the work without quarantine; the rest has a method here."""
         self._writer = Writer(self.transaction, self._write_ordered)
@@ -114,7 +114,7 @@ class QuarantineWriter:
         self._ahead.clear()
         await self.transaction.rollback_to_savepoint()
 
-    def _keep_committed(self) -> None:
+    def _store_blocked_keys(self) -> None:
         """Store the blocked keys of the transaction, which has committed."""
         self._is_begun = False
         for mapped, blocked in self._blocked.items():

@@ -49,7 +49,7 @@ from streamer.schema.source_definition import ColumnChange, DefinedColumn, Sourc
 from streamer.schema.target_relation import TargetRelation
 from streamer.source.catalog import SourceRelation
 from streamer.target.add_columns import (
-    AskSource,
+    ReadTypeNames,
     add_columns,
     read_own_type_names,
     type_keys,
@@ -63,18 +63,18 @@ from streamer.util.containment import apart, contained
 
 log = structlog.get_logger()
 
-AskRelations = Callable[
+ReadSourceRelations = Callable[
     [str, str | None, Sequence[RelationName]], Awaitable[dict[RelationName, SourceRelation]]
 ]
 """Asks the source of a database and sid for the definitions of existing tables."""
 
-AskPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
+ReadPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
 """Asks the source of a database and sid for the present definition of a table with capture."""
 
-AskTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[DefinedType]]]
+ReadTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[DefinedType]]]
 """Asks the source of a database and sid about types by name."""
 
-AskExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
+ReadExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
 """Asks the source of a database and sid about a rule's expressions."""
 
 
@@ -98,18 +98,18 @@ class Planner:
     def __init__(
         self,
         address: TargetAddress,
-        ask_source: AskSource,
-        ask_types: AskTypesOf,
-        ask_expressions: AskExpressions,
-        ask_relations: AskRelations,
-        ask_present: AskPresent,
+        read_type_names: ReadTypeNames,
+        read_types: ReadTypesOf,
+        read_expressions: ReadExpressions,
+        read_source_relations: ReadSourceRelations,
+        read_present: ReadPresent,
     ) -> None:
-        self._ask_relations = ask_relations
-        self._ask_present = ask_present
+        self._read_source_relations = read_source_relations
+        self._read_present = read_present
         self._address = address
-        self._ask_source = ask_source
-        self._ask_types = ask_types
-        self._ask_expressions = ask_expressions
+        self._read_type_names = read_type_names
+        self._read_types = read_types
+        self._read_expressions = read_expressions
         self._kept = KeptConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -217,7 +217,7 @@ class Planner:
         facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
         if source not in self._definitions:  # no source waits for a different source
-            ask = partial(self._ask_relations, facts.database, facts.sid)
+            ask = partial(self._read_source_relations, facts.database, facts.sid)
             self._definitions[source] = Batched(ask)
         definition = await self._definitions[source].get(name)
         if definition is not None and mapped.relid in (None, definition.oid):
@@ -394,12 +394,12 @@ class Planner:
         self, mapped: MappedRelation, names: Sequence[str]
     ) -> Sequence[DefinedType]:
         """Return types of the source of *mapped* by name. Raises SourceError."""
-        return await self._ask_types(mapped.source.database, mapped.source.sid, names)
+        return await self._read_types(mapped.source.database, mapped.source.sid, names)
 
     async def describe_present(self, mapped: MappedRelation) -> SourceDefinition | None:
         """Return the present definition of the source's table. Raises SourceError."""
         source = mapped.source
-        message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
+        message = await self._read_present(source.database, source.sid, mapped.mapping.source)
         return None if message is None else message.definition
 
     async def present(
@@ -409,7 +409,7 @@ class Planner:
         type names. Raises StreamerError.
         """
         source, shown = mapped.source, []
-        message = await self._ask_present(source.database, source.sid, mapped.mapping.source)
+        message = await self._read_present(source.database, source.sid, mapped.mapping.source)
         for relation in relations:
             names = [column.name for column in relation.columns]
             types = await self._name_types(mapped, relation, names, may_fail=True)
@@ -463,7 +463,7 @@ class Planner:
         mapping = mapped.mapping
         if not mapping.rule.expressions:
             return ExpressionFacts({}, {})
-        return await self._ask_expressions(mapped.source.database, mapped.source.sid, mapping)
+        return await self._read_expressions(mapped.source.database, mapped.source.sid, mapping)
 
     async def _input_types(
         self, mapped: MappedRelation, relation: Relation, facts: ExpressionFacts
@@ -486,7 +486,7 @@ class Planner:
             type_names = await read_own_type_names(connection, list(keys.values()))
         if unknown := [key for key in keys.values() if key not in type_names]:
             try:
-                type_names |= await self._ask_source(source.database, source.sid, unknown)
+                type_names |= await self._read_type_names(source.database, source.sid, unknown)
             except StreamerError:
                 if may_fail:
                     raise

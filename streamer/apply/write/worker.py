@@ -466,7 +466,7 @@ class Worker:
             if move is Move.TO_DISK:
                 log.debug("handed to a drainer", lane=lane.name, error="it takes long each time")
                 self._give_back(lane)
-                lane.keep_aside(now + ASIDE_SECONDS)
+                lane.defer_to_drainer(now + ASIDE_SECONDS)
             elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.take(lane, now)):
                 log.debug("a hot lane gets a connection of its own", lane=lane.name)
                 self._move(lane, place)

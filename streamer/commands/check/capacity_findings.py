@@ -21,7 +21,7 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.source_findings import copied
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
-from streamer.copy import parallel_hand_over
+from streamer.copy import parallel_finish
 from streamer.drain import drainer
 from streamer.runtime.start_limit import STARTS_AT_ONCE
 
@@ -56,7 +56,7 @@ def target_needs(settings: Settings, source_count: int) -> Needs:
     always = settings.workers + place_count(settings.workers) + drainer.CONCURRENT_MAX + TARGET_FEW
     return Needs(
         settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
-        settings.processes * (settings.sync.jobs + copying * (1 + parallel_hand_over.AT_ONCE_MAX)),
+        settings.processes * (settings.sync.jobs + copying * (1 + parallel_finish.AT_ONCE_MAX)),
     )
 
 

@@ -148,7 +148,7 @@ async def _read_target(
         facts = await read_server(connection)
         if facts.server.version < VERSION_MIN:
             return facts
-        if facts.bookkeeping.is_readable and facts.knows_records:
+        if facts.bookkeeping.is_readable and facts.are_records_readable:
             await read_records(address, facts, sources, target_namespace)
             await _follow_running(facts, sources)
         await read_tables(connection, facts, sources)

@@ -28,12 +28,12 @@ from streamer.runtime.guards.reconcile import (
     Case,
     Fate,
     MappedTable,
-    MembersByMark,
+    MembersByFingerprint,
     PublicationPlan,
     SourceState,
     find_faults,
     foresee,
-    members_by_mark,
+    members_by_fingerprint,
     oid_of,
     planned_changes,
     reconcile,
@@ -61,13 +61,13 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     unmapped = records.keys() - {mapping.source for mapping in facts.mappings}
     # The plan does not depend on names in the target, so any namespace will do.
     mappings = [*facts.mappings, *resolve_each(facts.source, sorted(unmapped), "public")[0]]
-    members = members_by_mark(facts.publications.values())
+    members = members_by_fingerprint(facts.publications.values())
     tables = [_stored(mapping, records.get(mapping.source), members) for mapping in mappings]
     return reconcile(state, tables, facts.source)
 
 
 def _stored(
-    mapping: RelationMapping, record: RelationRecord | None, members: MembersByMark
+    mapping: RelationMapping, record: RelationRecord | None, members: MembersByFingerprint
 ) -> MappedTable:
     """Return a table as `run` holds it at a start."""
     if record is None:

@@ -51,7 +51,7 @@ from streamer.runtime.guards.reconcile import PublicationPlan
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history, find_unready
 from streamer.source.connection import names_several_hosts
 from streamer.source.server.primaries_after_failover import require_successor
-from streamer.source.slot_and_publications.ownership import obstacle, take_over_hint, unproven_rows
+from streamer.source.slot_and_publications.ownership import obstacle, takeover_remedy, unproven_rows
 from streamer.source.slot_and_publications.slot import ahead_of_target, check_slot
 from streamer.source.source_database import require_same_database
 from streamer.util.lsn import NOTHING
@@ -253,7 +253,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         problem = f'replication slot "{source.slot}" {misfit.problem}'
         yield error(place, problem, Fix.of(misfit.remedy))
         return
-    if target is None or not target.knows_records:
+    if target is None or not target.are_records_readable:
         return
     if record is not None:
         try:
@@ -265,7 +265,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         is_known = record is not None and record.acknowledged_lsn != NOTHING
         problem = obstacle(facts.found, source, target.installation, is_known=is_known)
         if problem:
-            hint = take_over_hint(source)
+            hint = takeover_remedy(source)
             # A second installation is responsible for its own readers.
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None

@@ -144,7 +144,7 @@ class TargetFacts:
     """The sequences of the target, by source and sequence of that source."""
 
     @property
-    def knows_records(self) -> bool:
+    def are_records_readable(self) -> bool:
         """Whether the bookkeeping of `run` is readable or absent."""
         bookkeeping = self.bookkeeping
         if "migration" not in bookkeeping.tables:
@@ -337,7 +337,7 @@ async def read_tables(
             followers = await find_sequences(connection, source.sequence_places)
             facts.sequences |= {(source.label, name): s for name, s in followers.items()}
     await connection.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
-    if not facts.knows_records:
+    if not facts.are_records_readable:
         return
     for source in sources:
         for mapping, relation in source.mapped():

@@ -46,7 +46,7 @@ from streamer.commands.cutover.cutover_steps import (
 from streamer.commands.cutover.prove_equality import Equality, uncountable
 from streamer.commands.table_requests import command_actor
 from streamer.commands.wait import wait
-from streamer.compare.change_marks import Marks
+from streamer.compare.change_counters import ChangeCounters
 from streamer.config.settings import Settings
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import CutoverError, MappingError, StreamerError
@@ -137,7 +137,7 @@ class Cutover:
         self._source_id = 0
         self._record: CutoverRecord | None = None
         self._equality = Equality(settings, mapping, source, self._bookkeeping)
-        self._marks: Marks | None = None
+        self._counters: ChangeCounters | None = None
         """The marks before the comparison that found all tables equal."""
         self._compared_seconds = 0.0
         self.obstacles: list[StepObstacle] = []
@@ -189,23 +189,23 @@ class Cutover:
             return []
         findings: list[StepObstacle] = []
 
-        async def look(step: Step, ask: Callable[[], Awaitable[list[Problem]]]) -> None:
+        async def check_step(step: Step, ask: Callable[[], Awaitable[list[Problem]]]) -> None:
             where = step if step in begun else begun[0]
             try:
                 findings.extend(StepObstacle(where, *problem) for problem in await ask())
             except StreamerError as exc:
                 findings.append(StepObstacle(where, exc.message, exc.remedy))
 
-        await look(Step.CHECK, self._find_waits)
-        await look(Step.STOP_WRITES, self._find_write_obstacles)
+        await check_step(Step.CHECK, self._find_waits)
+        await check_step(Step.STOP_WRITES, self._find_write_obstacles)
         if self._options.comparison is FinalComparison.COUNTS:
-            await look(Step.COMPARE, self._find_uncountable)
-        await look(Step.SEQUENCES, self._find_sequence_obstacles)
+            await check_step(Step.COMPARE, self._find_uncountable)
+        await check_step(Step.SEQUENCES, self._find_sequence_obstacles)
         if self._options.reverse is not None:
-            await look(Step.REVERSE, self._find_reverse_obstacles)
-        await look(Step.FINISH, self._find_target_obstacles)
+            await check_step(Step.REVERSE, self._find_reverse_obstacles)
+        await check_step(Step.FINISH, self._find_target_obstacles)
         if not findings:
-            await look(Step.CHECK, self._find_differences)
+            await check_step(Step.CHECK, self._find_differences)
         self.obstacles = findings
         return findings
 
@@ -239,9 +239,9 @@ class Cutover:
             return [*await find_obstacles(target)]
 
     async def _find_differences(self) -> list[Problem]:
-        marks = await self._equality.read_marks(self._source_id)
+        counters = await self._equality.read_counters(self._source_id)
         answer = await self._equality.compare_all()
-        self._marks, self._compared_seconds = marks, answer.seconds
+        self._counters, self._compared_seconds = counters, answer.seconds
         return [(text, None) for text in answer.problems()]
 
     async def _mappings(self) -> list[RelationMapping]:
@@ -370,7 +370,7 @@ class Cutover:
             if obstacles := facts.obstacles(stops=stops):
                 raise _refused([*obstacles])
             details = {"setting": facts.setting, "has_stopped": stops, **self._options.to_json()}
-            details["marks"] = None if self._marks is None else self._marks.to_json()
+            details["marks"] = None if self._counters is None else self._counters.to_json()
             details["compared_seconds"] = self._compared_seconds
             if self._record is not None:  # the first attempt stored the former setting
                 details |= self._record.details
@@ -422,8 +422,9 @@ class Cutover:
         if self._options.comparison is FinalComparison.FULL or details["marks"] is None:
             answer = await equality.compare_all()
         else:
-            marks, stopped_at = Marks.from_json(details["marks"]), details.get("stopped_at")
-            answer = await equality.compare_changes(self._source_id, marks, stopped_at)
+            counters = ChangeCounters.from_json(details["marks"])
+            stopped_at = details.get("stopped_at")
+            answer = await equality.compare_changes(self._source_id, counters, stopped_at)
         if differences := answer.problems():
             raise CutoverError("; ".join(differences))
         return answer.describe()

@@ -1,8 +1,8 @@
 """Whether the target of a cut-over contains the rows of its source.
 
 A comparison reads all rows while programs write. Before that, the command reads marks of both
-servers (`streamer.compare.change_marks`). So the comparison in the downtime reads only the changes
-since the marks.
+servers (`streamer.compare.change_counters`). So the comparison in the downtime reads only the
+changes since the marks.
 """
 
 import time
@@ -16,14 +16,14 @@ from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.server_of_run import connection_of_run
 from streamer.commands.compare_command import comparing
 from streamer.commands.compare_command import describe as describe_result
-from streamer.compare.change_marks import (
+from streamer.compare.change_counters import (
+    ChangeCounters,
     Extent,
-    Marks,
-    ServerMark,
+    ServerCounters,
     extent_of,
     late_sql,
     server_sql,
-    table_marks,
+    table_counters,
     tables_sql,
 )
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
@@ -120,14 +120,14 @@ class Equality:
         return Answer(compared, [], seconds=time.monotonic() - began)
 
     async def compare_changes(
-        self, source_id: int, earlier: Marks, stopped_at: str | None
+        self, source_id: int, earlier: ChangeCounters, stopped_at: str | None
     ) -> Answer:
         """Compare the changes since *earlier*, the marks before a comparison found all rows equal.
 
         *stopped_at*: the time from which new sessions of the source cannot write, if known.
         """
         began = time.monotonic()
-        now = await self.read_marks(source_id, stopped_at)
+        now = await self.read_counters(source_id, stopped_at)
         records = await read_relation_records(self._bookkeeping, source_id)
         extents = {record.relation_id: extent_of(record.source, earlier, now) for record in records}
         skipped = [r.source for r in records if extents[r.relation_id] is Extent.NOTHING]
@@ -180,7 +180,7 @@ class Equality:
 
     # ---- marks ---------------------------------------------------------------------------------
 
-    async def read_marks(self, source_id: int, stopped_at: str | None = None) -> Marks:
+    async def read_counters(self, source_id: int, stopped_at: str | None = None) -> ChangeCounters:
         """Return the marks of all tables. Raises SourceError, TargetError."""
         records = await read_relation_records(self._bookkeeping, source_id)
         positions = {record.source: str(record.end_lsn) for record in records}
@@ -198,13 +198,15 @@ class Equality:
             target_server = dict((await target.fetch(server_sql()))[0])
             rows = await fetch_all(plain, tables_sql(names).encode())
             target_rows = await target.fetch(tables_sql(targets))
-        marks = table_marks(
+        counters = table_counters(
             mappings,
             positions,
             [(row["number"], row["definition"], row["changes"]) for row in rows],
             [(row["number"], row["definition"], row["changes"]) for row in target_rows],
         )
-        return Marks(ServerMark(**source_server), ServerMark(**target_server), marks, not is_late)
+        return ChangeCounters(
+            ServerCounters(**source_server), ServerCounters(**target_server), counters, not is_late
+        )
 
 
 def uncountable(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:

@@ -119,8 +119,8 @@ async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
     view.say(f"its page: {stage.page}")
     report = DemoReport()
     program = await in_thread(_Program, stage)
-    await _watch_sync(stage, program, view, rows, report)
-    await _watch_stream(stage, program, view, seconds, report)
+    await _show_sync(stage, program, view, rows, report)
+    await _show_stream(stage, program, view, seconds, report)
     with view.working("comparing the shops with the warehouse: streamer compare"):
         report.tables = gather_tables(await stage.compare())
     view.summarize(report)
@@ -173,7 +173,7 @@ class _Program:
             raise DemoError(f"streamer does not catch up: {missing}; {words}")
 
 
-async def _watch_sync(
+async def _show_sync(
     stage: Stage, program: _Program, view: View, rows: int, report: DemoReport
 ) -> None:
     began = time.monotonic()
@@ -201,7 +201,7 @@ async def _watch_sync(
     )
 
 
-async def _watch_stream(
+async def _show_stream(
     stage: Stage, program: _Program, view: View, seconds: float, report: DemoReport
 ) -> None:
     """Run the workload of the shops, then wait until the warehouse has all changes."""

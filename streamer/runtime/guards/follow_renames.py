@@ -131,7 +131,7 @@ async def follow_renames(
 async def _follow(
     bookkeeping: Bookkeeping, source: SourceMapping, group: Mapping[Renamed, Following]
 ) -> None:
-    """Let relations follow that exchange their names."""
+    """Let relations follow that swap their names."""
     renames = {move: step.mapping.target for move, step in group.items() if step.renames_target}
     statements = rename_all_sql([(move.target, target) for move, target in renames.items()])
     async with bookkeeping.connection() as connection:

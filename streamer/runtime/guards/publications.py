@@ -28,7 +28,7 @@ from streamer.runtime.guards.reconcile import (
     PublicationPlan,
     SourceState,
     conclude,
-    members_by_mark,
+    members_by_fingerprint,
     oid_of,
     reconcile,
     renamed,
@@ -63,7 +63,7 @@ async def read_state(
 ) -> SourceState:
     """Read the facts of *source* that decide about *tables*."""
     tables = list(tables)
-    # All facts of one moment, because tables may exchange their names.
+    # All facts of one moment, because tables may swap their names.
     async with plain.transaction():
         await plain.execute("set transaction isolation level repeatable read, read only")
         publications = await read_publications(plain, source, version)
@@ -273,7 +273,7 @@ class Publishing:
         self, state: SourceState, relations: Mapping[RelationName, MappedRelation]
     ) -> None:
         """Record the OIDs of published tables: the stream may send these tables under new names."""
-        members = members_by_mark(state.publications.values())
+        members = members_by_fingerprint(state.publications.values())
         for mapped in relations.values():
             if mapped.relid is None:
                 is_in_sync = _is_in_sync(mapped)

@@ -56,7 +56,7 @@ from streamer.source.slot_and_publications.publication import (
 
 @dataclass(frozen=True, slots=True)
 class SourceState:
-    """The facts of a source, all read at one moment, because tables may exchange their names."""
+    """The facts of a source, all read at one moment, because tables may swap their names."""
 
     publications: Mapping[str, Publication]
     identities: Mapping[RelationName, RelationIdentity]
@@ -179,15 +179,15 @@ def renamed(
 
     *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
     """
-    members = members_by_mark(publications)
+    members = members_by_fingerprint(publications)
     moves = {former: members[mark][0] for former, mark in marks.items() if mark in members}
     return {former: now for former, now in moves.items() if now != former}
 
 
-MembersByMark = Mapping[str | None, tuple[RelationName, int | None]]
+MembersByFingerprint = Mapping[str | None, tuple[RelationName, int | None]]
 
 
-def members_by_mark(publications: Iterable[Publication]) -> MembersByMark:
+def members_by_fingerprint(publications: Iterable[Publication]) -> MembersByFingerprint:
     """Return the names and OIDs of members, by the fingerprints of their memberships."""
     return {
         f"{publication.mark}/{member.mark}": (name, member.relid)
@@ -196,7 +196,7 @@ def members_by_mark(publications: Iterable[Publication]) -> MembersByMark:
     }
 
 
-def oid_of(last: LastPublished, members: MembersByMark, *, is_in_sync: bool) -> int | None:
+def oid_of(last: LastPublished, members: MembersByFingerprint, *, is_in_sync: bool) -> int | None:
     """Return the OID of the table that *last* describes, under any name."""
     if last.mark in members:
         return members[last.mark][1]

@@ -40,7 +40,7 @@ from streamer.drain.drainer import Drainer
 from streamer.errors.error_classes import MappingError, Retry, SourceError, StreamerError
 from streamer.indexes.index_builder import IndexBuilder
 from streamer.indexes.index_restorer import IndexRestorer
-from streamer.mapping.lost_mapping import MappingTrouble, find_lost_mapping
+from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.rules import Mapping, SourceMapping, find_source
 from streamer.mapping.shared_targets import find_clashes
 from streamer.observability.metrics import Metrics
@@ -136,7 +136,7 @@ class Engine:
         self._address = TargetAddress.parse(settings.target.url)
         self._installation = Installation(settings.spool.path, settings.target.url.reveal())
         self._holder = f"{socket.gethostname()}:{os.getpid()}"
-        self._lost: MappingTrouble | None = None
+        self._lost: MappingProblem | None = None
         self._stopping = asyncio.Event()
         self._applying = asyncio.Lock()
         self._appeared: set[str] = set()
@@ -154,7 +154,7 @@ class Engine:
         self.metrics.collect_with(self._gauge_facts, families)
 
     @property
-    def mapping_trouble(self) -> MappingTrouble | None:
+    def mapping_problem(self) -> MappingProblem | None:
         """Why no source streams although the target has sources; None with a mapping."""
         return None if self._mapping.sources else self._lost
 
@@ -449,7 +449,7 @@ class Engine:
     async def _stop(self, supervisors: Sequence[Supervisor]) -> None:
         """Stop sources in order; cancel those that exceed the time limit."""
         for supervisor in supervisors:
-            supervisor.ask_to_stop()
+            supervisor.request_stop()
         tasks = [self._running.pop(supervisor) for supervisor in supervisors]
         if not tasks:
             return
@@ -723,8 +723,8 @@ class Engine:
         if not self.supervisors:
             is_starting = self._services is None or bool(self._mapping.sources)
             state = "starting" if is_starting else "no sources"
-            if (trouble := self.mapping_trouble) is not None:
-                reasons.append(reason_of(of_mapping(trouble.report, state)))
+            if (problem := self.mapping_problem) is not None:
+                reasons.append(reason_of(of_mapping(problem.report, state)))
             else:
                 reasons.append({"state": state})
         return reasons

@@ -56,7 +56,7 @@ class Requests:
                     case "pause":
                         # an earlier request may have resumed the table
                         self._pause(mapped.relation_id)
-                        self._coordinator.ask_no_more(mapped)
+                        self._coordinator.cancel_request(mapped)
                     case "resume":
                         mapped.decide(request.decided)
                         await self._resume(mapped)
@@ -66,7 +66,7 @@ class Requests:
                 if (mapped := self._mapped(request)) is not None:
                     is_retry = request.action == "quarantine_retry"
                     ids = request.options.get("ids")
-                    self._relations.lane(mapped).ask(
+                    self._relations.lane(mapped).queue_request(
                         QuarantineRequest(request.request_id, mapped, is_retry, ids)
                     )
             self._relations.asked = await store_outcomes(self._bookkeeping, self._source_id)
@@ -82,7 +82,7 @@ class Requests:
     async def _resume(self, mapped: MappedRelation) -> None:
         state = mapped.state.resumed()
         if self._coordinator.is_at(mapped):
-            self._coordinator.ask_again(mapped)
+            self._coordinator.request_again(mapped)
             self._relations.become(mapped, mapped.state.asked_again())
         elif state.follows:
             self._relations.become(mapped, state)
@@ -98,7 +98,7 @@ class Requests:
         if request.is_to_point:
             self._resync_to_point(mapped, request)
         elif self._coordinator.is_at(mapped) and not state.follows:
-            self._coordinator.ask_again(mapped)
+            self._coordinator.request_again(mapped)
             self._relations.become(mapped, state.asked_again(request.resync))
         else:
             self._coordinator.give_up(mapped)

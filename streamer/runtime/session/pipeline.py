@@ -179,7 +179,7 @@ class Pipeline:
         self.health.state, self.health.error = "streaming", None
         self._session = session
         self.requested.set()  # operators may have asked before
-        session.position.ask()
+        session.position.store_soon()
         log.info(
             "streaming",
             source=source.label,
@@ -215,7 +215,7 @@ class Pipeline:
             record,
             tables.relations,
             session.coordinator,
-            session.watch.cases.publish,
+            session.monitor.cases.publish,
         )
         follower = SequenceFollower(
             self._source,
@@ -332,7 +332,7 @@ class Pipeline:
                 raise session.slot_check.another_history() from None
             if session.feedback.answer(burst):
                 # The source may be shutting down, and waits until the target has all changes.
-                session.position.ask()
+                session.position.store_soon()
                 tables.advanced.set()
             if not budget.has_room(tables):
                 await budget.wait_for_room(tables)
@@ -416,7 +416,7 @@ class Pipeline:
             async with connection(self._source) as plain:
                 await check_same_server_plainly(plain, session.server)
                 session.dispatcher.stop_lsn = await flush_wal(plain)
-        await session.watch.run(lambda: self._check_reached_stop(session))
+        await session.monitor.run(lambda: self._check_reached_stop(session))
 
     # ---- for the supervisor --------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class Pipeline:
             return
         if of_tables:
             session.relations.positions_wanted.set()
-        session.position.ask()
+        session.position.store_soon()
         session.tables.advanced.set()
 
     @property

@@ -41,10 +41,10 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             session.services.target_namespace,
             [mapped.mapping.source for mapped in relations],
         )
-        is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have exchanged their names
+        is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have swapped their names
         if is_captured or any(mapped.mapping.source not in definitions for mapped in relations):
-            await session.watch.cases.reconcile(plain)
-        if session.watch.cases.has_renamed:
+            await session.monitor.cases.reconcile(plain)
+        if session.monitor.cases.has_renamed:
             return False  # the next start lets the relations follow
         by_name = {mapping.source: mapping for mapping in mappings}
         removed = [
@@ -63,7 +63,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             failpoint("join.registered")
         try:
             publishing.change(source)
-            await session.watch.cases.begin(plain)
+            await session.monitor.cases.begin(plain)
             if added:
                 failpoint("join.published")
         except StreamerError:
@@ -93,7 +93,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
         if refilled:
             added += await session.register(refilled, definitions)
-        await session.watch.cases.begin(plain)  # unpublishes removed tables
+        await session.monitor.cases.begin(plain)  # unpublishes removed tables
     session.begin_copies(added)
     return True
 
@@ -116,8 +116,8 @@ def _recomputed(
     return [
         mapped
         for mapped in relations
-        if by_name[mapped.mapping.source].rule.expressions_mark
-        != mapped.mapping.rule.expressions_mark
+        if by_name[mapped.mapping.source].rule.expressions_fingerprint
+        != mapped.mapping.rule.expressions_fingerprint
     ]
 
 

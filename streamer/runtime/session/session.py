@@ -133,7 +133,7 @@ class Session:
     transport: StreamTransport
     tables: TableEvents
     publishing: Publishing
-    watch: SourceMonitor
+    monitor: SourceMonitor
     slot_check: SlotCheck
     stream: "ChangeStream"
     dispatcher: Dispatcher
@@ -187,7 +187,7 @@ class Session:
                 continue
             if mapped.state.is_to_mark_synced:
                 mapped.end_lsn = self.tracker.newest_lsn
-            if self.relations.awaits_copy(mapped) and self.watch.cases.may_be_copied(mapped):
+            if self.relations.awaits_copy(mapped) and self.monitor.cases.may_be_copied(mapped):
                 self.coordinator.request(mapped, is_first=is_start)
 
     async def use_snapshot(self) -> None:
@@ -388,7 +388,7 @@ class _Opening:
             source, server, bookkeeping, relations, captures=ddl_token is not None
         )
         cases = TableCases(server, self._services, self._tables, publishing, unfollowed.refused)
-        watch = SourceMonitor(server, self._services, self._tables, cases, self._attempt.health)
+        monitor = SourceMonitor(server, self._services, self._tables, cases, self._attempt.health)
         relations.set_groups(await relations.read_groups(mappings))
         await _register(
             self._services,
@@ -428,7 +428,9 @@ class _Opening:
         self._services.take_over.discard(source.label)
         if ddl_token is not None:
             await self._send_baseline(plain)
-        return _Reconciled(transport, publishing, watch, slot_check, start_lsn, snapshot, ddl_token)
+        return _Reconciled(
+            transport, publishing, monitor, slot_check, start_lsn, snapshot, ddl_token
+        )
 
     async def _send_baseline(self, plain: Connection) -> None:
         """Request definitions that streamer does not know: of tables copied before capture began.
@@ -463,7 +465,7 @@ class _Opening:
         if not server.in_recovery:
             await replication.close()
             return None
-        watch = TimelineMonitor(
+        monitor = TimelineMonitor(
             self._source,
             server,
             branch,
@@ -472,11 +474,11 @@ class _Opening:
             self._attempt.fence,
             max(record.acknowledged_lsn, reconciled.slot_check.held_lsn),
         )
-        await watch.look()
+        await monitor.look()
         if not reconciled.slot_check.reads_slot:  # the journal's writer watches the timeline
-            await watch.close()
+            await monitor.close()
             return None
-        return watch
+        return monitor
 
     async def _start(
         self,
@@ -530,12 +532,12 @@ class _Opening:
             tables.relations,
             tables.tracker,
             history_check,
-            replaced=reconciled.watch.cases.replaced,
+            replaced=reconciled.monitor.cases.replaced,
             with_origins=source.forward_origins,
             stop_lsn=self._attempt.stop_lsn,
             ddl_token=reconciled.ddl_token,
         )
-        reconciled.watch.cases.follow(
+        reconciled.monitor.cases.follow(
             coordinator,
             lambda mapped: remove_relation(mapped, services, tables, dispatcher),
         )
@@ -551,7 +553,7 @@ class _Opening:
             services.sources,
             reconciled.start_lsn,
             binary=reconciled.transport.is_binary,
-            took=reconciled.watch.report_slot,
+            took=reconciled.monitor.report_slot,
         )
         return Session(
             services=services,
@@ -561,7 +563,7 @@ class _Opening:
             transport=reconciled.transport,
             tables=tables,
             publishing=reconciled.publishing,
-            watch=reconciled.watch,
+            monitor=reconciled.monitor,
             slot_check=reconciled.slot_check,
             stream=stream,
             dispatcher=dispatcher,
@@ -596,7 +598,7 @@ class _Reconciled:
 
     transport: StreamTransport
     publishing: Publishing
-    watch: SourceMonitor
+    monitor: SourceMonitor
     slot_check: SlotCheck
     start_lsn: Lsn
     snapshot: ExportedSnapshot | None

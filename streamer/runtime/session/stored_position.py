@@ -102,7 +102,7 @@ class StoredPosition:
             self.stored_lsn = max(self.stored_lsn, flush_lsn)
             self._visible_at = visible_at
 
-    def ask(self) -> None:
+    def store_soon(self) -> None:
         """Store the next positions at once: an operator or the source waits for a position."""
         self.is_wanted = True
         self._asked_until = time.monotonic() + ASKED_SECONDS

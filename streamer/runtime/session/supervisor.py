@@ -261,7 +261,7 @@ class Supervisor:
         if self.pipeline is not None:
             self.pipeline.store_position(of_tables=of_tables)
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         self.stop.set()
         if self.pipeline is not None:
             self.pipeline.stop.set()

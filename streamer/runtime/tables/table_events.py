@@ -361,11 +361,11 @@ class TableEvents:
         self.has_progress = True
         self.advanced.set()
 
-    def handed_over(
+    def switched_to_stream(
         self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
     ) -> None:
-        mapped.handed_over(chunks, consistent_point)
-        self.relations.become(mapped, mapped.state.handed_over(chunks, consistent_point))
+        mapped.switched_to_stream(chunks, consistent_point)
+        self.relations.become(mapped, mapped.state.switched_to_stream(chunks, consistent_point))
         self.relations.quarantine_changed(mapped)
         self.has_progress = True
         self.advanced.set()

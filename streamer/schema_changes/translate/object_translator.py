@@ -49,7 +49,7 @@ KINDS: Final = {
 """The kinds of an object in a plan; rows of a history are not unique, so a history has an index."""
 
 
-def claims(create: Create, kind: str) -> bool:
+def is_created(create: Create, kind: str) -> bool:
     """Whether the target has objects of *kind*: `INDEX`, or pg_constraint.contype."""
     if kind == "p":
         return True
@@ -103,7 +103,7 @@ class ObjectTranslator:
         for change in changes:
             about = change.before or change.after
             assert about is not None
-            if not claims(self._place.mapping.rule.create, about.kind):
+            if not is_created(self._place.mapping.rule.create, about.kind):
                 continue
             match change.kind:
                 case DdlKind.DROP_INDEX | DdlKind.DROP_CONSTRAINT:
@@ -120,8 +120,8 @@ class ObjectTranslator:
         """Return the plans for those of the source's *objects* whose names are among *lost*."""
         result = ObjectTranslation()
         for lost_object in objects:
-            is_claimed = claims(self._place.mapping.rule.create, lost_object.kind)
-            if is_claimed and not lost.isdisjoint(self._names(lost_object.name)):
+            is_included = is_created(self._place.mapping.rule.create, lost_object.kind)
+            if is_included and not lost.isdisjoint(self._names(lost_object.name)):
                 self._add(lost_object, result)
         return result
 

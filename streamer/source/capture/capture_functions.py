@@ -570,7 +570,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             # Also for a session that sets session_replication_role, as tools that load tables do.
             f"alter event trigger {trigger} enable always",
         ]
-    statements.append(f"comment on schema {schema} is {quote_literal(mark_of(statements))}")
+    statements.append(f"comment on schema {schema} is {quote_literal(version_comment(statements))}")
     return statements
 
 
@@ -629,7 +629,7 @@ _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
 """These statements name the role, or have no effect a second time."""
 
 
-def mark_of(statements: Sequence[str]) -> str:
+def version_comment(statements: Sequence[str]) -> str:
     """Return the comment that tells the version of the capture."""
     text = "\n".join(statement for statement in statements if not statement.startswith(_NOT_MARKED))
     return CAPTURE_MARK + sha256(text.encode()).hexdigest()[:16]

@@ -36,8 +36,8 @@ from streamer.source.capture.capture_functions import (
     PLACE,
     SECRET,
     create_sql,
-    mark_of,
     schema_of,
+    version_comment,
 )
 from streamer.source.catalog import CAPTURE_MARK
 from streamer.source.connection import (
@@ -131,7 +131,7 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
         tokens = await fetch_all(plain, f"select token from {quote_identifier(schema)}.{SECRET}")
         token = tokens[0]["token"] if tokens else None
     statements = create_sql(source, role["name"], plain.info.server_version)
-    is_current = row["mark"] == mark_of(statements)
+    is_current = row["mark"] == version_comment(statements)
     return Capture(
         is_there=True,
         is_current=bool(is_whole and is_current and token),

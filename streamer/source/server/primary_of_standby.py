@@ -146,7 +146,7 @@ class RunningTransactions:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    async def ask(self, plain: Connection) -> str:
+    async def trigger(self, plain: Connection) -> str:
         """Make the primary write such a record; return what the slot waits for, or an empty text.
 
         *plain*: a session at the standby.

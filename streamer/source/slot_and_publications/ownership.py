@@ -135,11 +135,11 @@ def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_k
     if problem := obstacle(owners, source, installation, is_known=is_known):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
-            hint=take_over_hint(source),
+            hint=takeover_remedy(source),
         )
 
 
-def take_over_hint(source: SourceMapping) -> Remedy:
+def takeover_remedy(source: SourceMapping) -> Remedy:
     """Return the remedy for slot and publications of a second installation."""
     return Remedy.of(
         "give this `database` of the configuration another name or, if no other installation "

@@ -99,7 +99,7 @@ class Publication:
             self.has_all_tables or relation in self.members or relation.namespace in self.namespaces
         )
 
-    def mark_of(self, identity: RelationIdentity) -> str | None:
+    def fingerprint_of(self, identity: RelationIdentity) -> str | None:
         """Return the publication's fingerprint of a relation, which changes with every interruption
         of its membership.
         """
@@ -128,7 +128,7 @@ def membership_fingerprint(
     """
     if identity is None:
         return None
-    marks = (publication.mark_of(identity) for publication in publications)
+    marks = (publication.fingerprint_of(identity) for publication in publications)
     return next((mark for mark in marks if mark is not None), None)
 
 

@@ -456,7 +456,7 @@ async def _watched(
                     awaited = await read_blockers(plain, pid)
                     if awaited and not server.in_recovery:
                         passed(flush_lsn)
-                    awaited = awaited or await running.ask(plain)
+                    awaited = awaited or await running.trigger(plain)
                     if awaited and awaited != told:
                         told = awaited
                         await tell(awaited)

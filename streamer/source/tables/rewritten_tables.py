@@ -4,7 +4,7 @@ SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. So may AL
 USING and the former type. VACUUM FULL, CLUSTER and TRUNCATE give a table a new file, too. Two signs
 tell ALTER TABLE from these:
 
-- ALTER TABLE creates a new TOAST table; these commands exchange only the files of both tables.
+- ALTER TABLE creates a new TOAST table; these commands swap only the files of both tables.
 - ALTER TABLE writes all rows, and then the row in pg_class, in one transaction. VACUUM FULL and
   CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check
   reads the first pages.

@@ -39,13 +39,13 @@ class WriteMode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
-    """An exchange of a table, see the module.
+class RowSwap:
+    """The swap of a table's rows, see the module.
 
     ``rows``: the table in statements about its rows, see `TargetRelation.rows`. ``columns``: the
     columns that a copy writes, with the sid and a history's columns. ``key``: columns that identify
     rows, with the equality operator; may be empty. ``fixed``: columns that no UPDATE may set.
-    ``scope``: the condition for rows of the target that the exchange may remove. The staging table
+    ``scope``: the condition for rows of the target that the swap may remove. The staging table
     has the rows of the source in that scope, and may have more. ``fills``: if given, set only these
     columns, in rows that both sides have. ``stamps``: columns that are written, but not compared.
     ``mark``: the column that marks a deleted row, quoted, and the assignments to do so; a keyed

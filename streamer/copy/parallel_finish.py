@@ -1,14 +1,14 @@
 """Finishes the copies of a round in parallel, over a few connections that the round keeps.
 
-A large index must not delay the hand-over of small tables. A connection for each of many small
-tables would cost more than the rows.
+A large index must not delay the switch of small tables to streaming. A connection for each of many
+small tables would cost more than the rows.
 """
 
 import asyncio
 from typing import Final, Self
 
 from streamer.copy.copy_context import CopyContext
-from streamer.copy.hand_over import Finisher
+from streamer.copy.finish_copies import Finisher
 from streamer.copy.prepare_copy import TableCopy
 from streamer.target.kept_connection import KeptConnection
 

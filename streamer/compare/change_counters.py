@@ -95,7 +95,7 @@ class Extent(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ServerMark:
+class ServerCounters:
     """A server at one moment. ``horizon``: every transaction below this xid was finished then.
     ``counts_since``: the last reset of the statistics; None if statistics are no proof.
     """
@@ -107,7 +107,7 @@ class ServerMark:
 
 
 @dataclass(frozen=True, slots=True)
-class TableMark:
+class TableCounters:
     """A table and its target at one moment. ``rule``: a hash of the mapping. ``position``: the
     stream's. Definitions and changes are hashes, of the source and of the target.
     """
@@ -119,14 +119,14 @@ class TableMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ChangeCounters:
     """All tables of a source at one moment, by name. ``is_settled``: no session may have changes
     that the statistics do not count yet.
     """
 
-    source: ServerMark
-    target: ServerMark
-    tables: dict[str, TableMark]
+    source: ServerCounters
+    target: ServerCounters
+    tables: dict[str, TableCounters]
     is_settled: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -135,17 +135,17 @@ class Marks:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
         tables = {
-            name: TableMark(
+            name: TableCounters(
                 **table | {key: tuple(table[key]) for key in ("definitions", "changes")}
             )
             for name, table in fields["tables"].items()
         }
-        servers = {name: ServerMark(**fields[name]) for name in ("source", "target")}
+        servers = {name: ServerCounters(**fields[name]) for name in ("source", "target")}
         return cls(tables=tables, is_settled=fields["is_settled"], **servers)
 
 
 def server_sql() -> str:
-    """Return the query of a `ServerMark`. Pure."""
+    """Return the query of a `ServerCounters`. Pure."""
     return SERVER_SQL.format(version=COUNTS_MIN)
 
 
@@ -167,30 +167,30 @@ def late_sql(stopped_at: str | None) -> str:
     return _LATE_SQL.format(stopped_at=quoted)
 
 
-def table_marks(
+def table_counters(
     mappings: Sequence[RelationMapping],
     positions: dict[str, str],
     of_source: Iterable[tuple[int, str, str]],
     of_target: Iterable[tuple[int, str, str]],
-) -> dict[str, TableMark]:
+) -> dict[str, TableCounters]:
     """Combine the answers of both servers to `tables_sql`. Pure.
 
     A table that is missing on a side gets no mark.
     """
     sources = {number: facts for number, *facts in of_source}
     targets = {number: facts for number, *facts in of_target}
-    marks = {}
+    counters = {}
     for number, mapping in enumerate(mappings, 1):
         if number not in sources or number not in targets:
             continue
         pairs = tuple(zip(sources[number], targets[number], strict=True))
         rule = hashlib.sha256(repr((mapping.target, mapping.rule)).encode()).hexdigest()[:16]
         name = str(mapping.source)
-        marks[name] = TableMark(rule, positions.get(name, ""), *pairs)
-    return marks
+        counters[name] = TableCounters(rule, positions.get(name, ""), *pairs)
+    return counters
 
 
-def extent_of(name: str, former: Marks, now: Marks) -> Extent:
+def extent_of(name: str, former: ChangeCounters, now: ChangeCounters) -> Extent:
     """Return how much of a table may have changed between two marks. Pure."""
     pairs = ((former.source, now.source), (former.target, now.target))
     if any(old.started != new.started or old.types != new.types for old, new in pairs):

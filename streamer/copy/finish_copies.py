@@ -1,7 +1,7 @@
-"""The end of a table's copy: handed over to the stream, or given up.
+"""The end of a table's copy: switched to streaming, or given up.
 
 Completes a relation whose last part is in the target. After a direct copy, the indexes of the table
-are created again; after a staged copy, the exchange replaces the old rows. The same transaction
+are created again; after a staged copy, a swap replaces the old rows. The same transaction
 stores ``catching_up`` with the consistent point as progress, and then the lane may drain. A copy
 that fails leaves the target unchanged.
 """
@@ -17,9 +17,9 @@ from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.write.commit_counts import table_labels
 from streamer.bookkeeping.copied_parts import add_parts
 from streamer.bookkeeping.copies import (
-    HandedOver,
-    hand_over,
-    is_handed_over,
+    FinishedCopy,
+    is_switched,
+    switch_to_stream,
 )
 from streamer.bookkeeping.deferred_indexes import restore_indexes
 from streamer.bookkeeping.relation_definitions import read_users
@@ -37,11 +37,11 @@ from streamer.copy.copy_in_chunks import OTHER_TARGET
 from streamer.copy.copy_query import copy_source
 from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.parts.ctid_ranges import CopyPart, cut
-from streamer.copy.prepare_copy import TableCopy, exchange_of
+from streamer.copy.prepare_copy import TableCopy, swap_of
 from streamer.copy.reach_point import reach_with_snapshot
 from streamer.copy.resync_scope import cut_keys, source_condition
 from streamer.copy.round_removal import RoundRemoval
-from streamer.copy.staging_tables import LOCK_SECONDS, drop_stages, exchange_rows
+from streamer.copy.staging_tables import LOCK_SECONDS, drop_stages, swap_rows
 from streamer.errors.error_classes import (
     Retry,
     SlotWaitError,
@@ -55,7 +55,7 @@ from streamer.errors.error_classes import (
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy, run
 from streamer.schema_changes.changes_during_copy import alters_values
-from streamer.schema_changes.target_definitions import make_before_hand_over
+from streamer.schema_changes.target_definitions import make_before_switch
 from streamer.source.catalog import read_relations
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.kept_connection import KeptConnection
@@ -205,8 +205,8 @@ class Finisher:
         for copy in copies:
             copy.reads(copy.relation)
         async with transaction(target):
-            handed = [
-                HandedOver(
+            finished = [
+                FinishedCopy(
                     copy.mapped.relation_id,
                     copy.scope,
                     copy.mapped.end_lsn,
@@ -219,17 +219,17 @@ class Finisher:
                 )
                 for copy in copies
             ]
-            await hand_over(target, handed)
+            await switch_to_stream(target, finished)
         failpoint("sync.catching_up")
         for copy in copies:
             copy.mapped.quarantine.forget(0)
             self._queue.remove(copy.mapped)
-            self._context.events.handed_over(copy.mapped, None, copy.mapped.end_lsn)
+            self._context.events.switched_to_stream(copy.mapped, None, copy.mapped.end_lsn)
 
     async def finish(self, copy: TableCopy, rows: int, size: int, session: KeptConnection) -> None:
-        """Complete a relation, whose parts are all copied, and hand it over to the stream.
+        """Complete a relation, whose parts are all copied, and switch it to streaming.
 
-        The round tries a hindered exchange again later: all rows are in the target.
+        The round tries a hindered swap again later: all rows are in the target.
         """
         failpoint("sync.copied")
         try:
@@ -247,17 +247,17 @@ class Finisher:
                     return
                 if copy.scope.is_to_point and await self._plan_strays(target, copy):
                     return  # the parts of strays come first
-                handed = _hand_over_of(copy, rows, size)
-                if not await is_handed_over(target, handed):  # else a commit was interrupted
-                    await self._hand_over(target, copy, handed)
-                self._handed_over(copy, handed)
+                finished = _finished_copy(copy, rows, size)
+                if not await is_switched(target, finished):  # else a commit was interrupted
+                    await self._switch_to_stream(target, copy, finished)
+                self._switched(copy, finished)
                 if copy.is_staged:
                     await _analyze(target, copy)
         except SyncAgainError as exc:
             await self.retry_later(copy, exc.message)
         except StreamerError as exc:
             if copy.is_done:
-                return  # the target was lost after the hand-over; further tasks report the loss
+                return  # the target was lost after the switch; further tasks report the loss
             if not self._queue.is_copying(copy.mapped):
                 return  # given up meanwhile: requested again
             if exc.retry is not Retry.TIMED:
@@ -312,62 +312,62 @@ class Finisher:
                 return f'table "{name}", which has a column of the same type, is behind'
         return None
 
-    async def _hand_over(
-        self, target: TargetConnection, copy: TableCopy, handed: HandedOver
+    async def _switch_to_stream(
+        self, target: TargetConnection, copy: TableCopy, finished: FinishedCopy
     ) -> None:
         """Hand over. Staged rows replace the old rows in the same transaction."""
         if copy.is_staged:
             await target.set_up_origin()
             async with transaction(target):
-                await exchange_rows(
+                await swap_rows(
                     target,
-                    exchange_of(copy),
+                    swap_of(copy),
                     copy.way.mode,
                     is_referenced=copy.target.is_referenced,
                 )
                 failpoint("sync.exchanged")
-                await hand_over(target, [handed])
+                await switch_to_stream(target, [finished])
                 await drop_stages(target, [copy.mapped.relation_id])
             return
-        if handed.is_end:
+        if finished.is_end:
             await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
-            await make_before_hand_over(target, copy.mapped.relation_id)
+            await make_before_switch(target, copy.mapped.relation_id)
             await _analyze(target, copy)
-        await hand_over(target, [handed])
+        await switch_to_stream(target, [finished])
 
-    def _handed_over(self, copy: TableCopy, handed: HandedOver) -> None:
+    def _switched(self, copy: TableCopy, finished: FinishedCopy) -> None:
         """Let the stream change the rows, too."""
-        mapped, after = copy.mapped, handed.scope.chunks
+        mapped, after = copy.mapped, finished.scope.chunks
         failpoint("sync.catching_up" if after is None else "sync.chunk_stored")
         copy.is_done = True
         is_wanted = self._queue.is_copying(mapped)
         if copy.scope.is_to_point and not is_wanted:
             # A new request came after the commit: the lane stays held for the next copy.
-            mapped.end_lsn = handed.lsn
-            self._context.events.step(mapped, lambda state: state.copy_superseded(handed.lsn))
+            mapped.end_lsn = finished.lsn
+            self._context.events.step(mapped, lambda state: state.copy_superseded(finished.lsn))
             return
-        self._context.metrics.count_copied(table_labels(mapped), handed.rows, handed.size)
+        self._context.metrics.count_copied(table_labels(mapped), finished.rows, finished.size)
         chunk = {} if after is None else {"chunk": after.count, "chunks": f"about {after.total}"}
         log.info(
             "table copied" if after is None else "chunk of a table copied",
             source=self._context.label,
             table=copy.name,
             **chunk,
-            lsn=str(handed.lsn),
-            rows=handed.rows,
+            lsn=str(finished.lsn),
+            rows=finished.rows,
         )
         if after is not None and not is_wanted:
             return  # an operator has requested a new copy
-        if not handed.leaves_quarantine and copy.scope.chunks is None:
+        if not finished.leaves_quarantine and copy.scope.chunks is None:
             mapped.quarantine.forget(0)
         self._queue.copied(mapped, has_more=after is not None)
-        self._context.events.handed_over(mapped, after, handed.lsn)
+        self._context.events.switched_to_stream(mapped, after, finished.lsn)
         if after is not None and not mapped.state.is_paused:
             self._request(mapped)
 
     async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
-        exchange = exchange_of(copy)
+        swap = swap_of(copy)
         if copy.scope.resync.is_partial and copy.mapped.quarantine.count:
             raise SyncError(
                 f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
@@ -375,13 +375,13 @@ class Finisher:
             )
         if not copy.awaits_strays:
             return False
-        copy.has_strays = not exchange.key
+        copy.has_strays = not swap.key
         if copy.has_strays:
             return False
-        rows = await target.fetch(exchange.stray_keys_sql())
+        rows = await target.fetch(swap.stray_keys_sql())
         keys = KeySet(
-            tuple(name for name, _ in exchange.key),
-            tuple(copy.target.columns[name].type for name, _ in exchange.key),
+            tuple(name for name, _ in swap.key),
+            tuple(copy.target.columns[name].type for name, _ in swap.key),
             tuple(tuple(row["k"]) for row in rows),
         )
         version = self._context.server.version
@@ -416,10 +416,10 @@ async def _using(session: KeptConnection) -> AsyncIterator[TargetConnection]:
         raise
 
 
-def _hand_over_of(copy: TableCopy, rows: int, size: int) -> HandedOver:
-    """Return the hand-over of *copy*, whose parts brought *rows* and *size* bytes. Pure."""
+def _finished_copy(copy: TableCopy, rows: int, size: int) -> FinishedCopy:
+    """Return the facts of *copy*, whose parts have *rows* and *size* bytes. Pure."""
     after = None if copy.chunk is None else copy.chunk.after
-    return HandedOver(
+    return FinishedCopy(
         copy.mapped.relation_id,
         replace(copy.scope, chunks=after),
         copy.consistent_point,
