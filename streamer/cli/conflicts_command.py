@@ -23,9 +23,9 @@ def conflicts(
 ) -> None:
     """List conflicts between changes and rows of the target, newest first.
 
-    An update whose row is missing inserts it; a delete whose row is missing does nothing. Any other
-    conflict stops the table, or its change goes into quarantine. The target keeps the newest
-    conflicts of each table (`conflicts_kept`).
+    An update of a missing row inserts the row, and a delete of a missing row has no effect. A
+    conflict of a different kind stops the table, or the change goes into quarantine. The target
+    keeps the newest conflicts of each table (`conflicts_kept`).
     """
     settings, _ = load()
     address = TargetAddress.parse(settings.target.url)

@@ -19,7 +19,7 @@ from streamer.errors.error_classes import CutoverError, StreamerError
 
 def cutover(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the steps and run the checks; change nothing.")
+        bool, typer.Option("--dry-run", help="Show the steps and run the checks, without changes.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Carry out the steps.")] = False,
     undo: Annotated[
@@ -66,7 +66,7 @@ def cutover(
         fail(str(exc), exc.exit_code)
     if len(sources) > 1:
         names = ", ".join(source.label for source in sources)
-        fail(f"a cut-over concerns one source; choose it with --database and --sid: {names}", 2)
+        fail(f"a cut-over is of a single source; choose with --database and --sid: {names}", 2)
     done: list[dict[str, str]] = []
 
     def report(step: str, outcome: str) -> None:
@@ -107,8 +107,8 @@ def cutover(
         typer.echo("\n".join(state.marked_lines(obstacles)))
     if obstacles:
         steps = ", ".join(dict.fromkeys(obstacle.step.value for obstacle in obstacles))
-        fail(f"nothing was done; these steps would fail: {steps}", 1)
+        fail(f"the cut-over has not begun, because these steps would fail: {steps}", 1)
     if not state.left and not undo and not as_json:
         typer.echo(f"the cut-over of {state.label} has finished")
     if state.left and not (undo or yes or dry_run):
-        fail("nothing was done; add --yes to carry out these steps, or --dry-run to check them", 2)
+        fail("add --yes to carry out these steps, or --dry-run to check them first", 2)

@@ -46,11 +46,11 @@ def execute(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run an SQL script once, at one point in the stream.
+    """Run an SQL script once, at the same point of the stream on both sides.
 
-    The source runs it in one transaction. The target runs it in one transaction when its stream
-    reaches that point: after all changes committed before the script, and before all later ones. A
-    second call with the same id does nothing. A script that fails is rolled back.
+    Each side runs the script in a transaction. The target does so when the stream reaches the
+    script: after all changes committed before, and before all later changes. A second call with the
+    same id has no effect. A script that fails is rolled back.
 
     While a script fails at the target, the stream of its source stops; --replace or --skip lets it
     continue. A script in the state `missed`, which a new slot leaves out or a failover lost, needs

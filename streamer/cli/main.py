@@ -143,12 +143,14 @@ def run(
     stop_at_lsn: Annotated[
         str | None,
         typer.Option(
-            help="Apply everything up to this LSN of one source, then exit.", metavar="LSN"
+            help="Apply all changes up to this LSN of the source, then exit.", metavar="LSN"
         ),
     ] = None,
     stop_when_caught_up: Annotated[
         bool,
-        typer.Option("--stop-when-caught-up", help="Apply everything committed so far, then exit."),
+        typer.Option(
+            "--stop-when-caught-up", help="Apply all changes committed so far, then exit."
+        ),
     ] = False,
     only: Annotated[
         list[str] | None,
@@ -166,7 +168,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Run at most this many sources, and leave the rest to other processes.",
+            help="Run at most this many sources, and leave the rest to further processes.",
             metavar="N",
         ),
     ] = None,
@@ -176,16 +178,16 @@ def run(
 ) -> None:
     """Copy the tables and stream their changes until a signal arrives.
 
-    Several processes with the same configuration share the sources evenly. If one ends, the others
-    take over its sources within seconds. With `processes` in the configuration, this command starts
-    that many of them.
+    Several processes with the same configuration share the sources evenly. If a process ends,
+    the remaining processes take over its sources within seconds. With `processes` in the
+    configuration, this command starts that many of them.
 
     On SIGTERM or SIGINT, streamer stops reading, commits the changes it has, reports them to the
     sources and exits within 10 seconds. On a second signal it exits at once.
 
     On SIGHUP, streamer reads the configuration again and applies changes to `sources`; unchanged
-    tables and sources continue. If the file has an error, streamer rejects all of it. Changes to
-    other settings need a restart.
+    tables and sources continue. If the file has an error, streamer rejects the whole file. A
+    change of any setting outside `sources` needs a restart.
     """
     # Ignored until the handlers exist: streamer has not read the configuration yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -225,9 +227,9 @@ def check(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Report everything that would stop `run`, with the SQL that fixes it.
+    """Report all problems that would stop `run`, with the SQL that fixes them.
 
-    The command changes nothing at the servers. Its exit code is 1 if it found an error.
+    The command makes no changes at the servers. Its exit code is 1 if there is an error.
     """
     from streamer.commands.check import check as check_command
     from streamer.commands.check.planned_copies import copy_lines
@@ -273,8 +275,8 @@ def status(
     """Show the state of every source and table, read from the databases.
 
     The command works whether or not `run` is running. A line above the sources says how many are
-    fine, and names the others. On a terminal, --watch shows one page at a time: space and b turn
-    the pages. With --json, each refresh is one line.
+    fine, and names those with problems. On a terminal, --watch shows a page at a time: space and b
+    turn the pages. With --json, each refresh is a line.
     """
     settings, mapping, state = load_to_show()
     address = TargetAddress.parse(settings.target.url)
@@ -342,8 +344,9 @@ def show_events(
 ) -> None:
     """Print the state of every source and table; with --follow, also new events.
 
-    The events come from the running process: that of this configuration, or the one at --url, with
-    the token in STREAMER_ADMIN__TOKEN. If none runs, the command reads the bookkeeping tables.
+    The events come from the running process of this configuration, or from the process at --url,
+    with the token in STREAMER_ADMIN__TOKEN. Without such a process, the command reads the
+    bookkeeping tables.
     """
     from streamer.admin.live import event_tail
     from streamer.commands.terminal_screen import until_interrupted
@@ -378,7 +381,7 @@ def wait(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Wait until the target shows everything committed so far and every table is ready.
+    """Wait until the target shows all changes committed so far and every table is ready.
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
     not answer counts as behind; the message names it. The filters are those of `status`. With
@@ -474,8 +477,8 @@ def repair(
     sql: Annotated[
         Path | None,
         typer.Option(
-            help="Change nothing; write to this file the SQL that would correct the target. It "
-            "contains values of rows."
+            help="Write the SQL that would correct the target to this file, and change no rows. "
+            "The file contains values of rows."
         ),
     ] = None,
     timeout: CompareTimeoutOption = 120,
@@ -594,7 +597,7 @@ def teardown(
     """Drop slots, publications and bookkeeping. Rows in the target stay.
 
     If the role lacks a privilege or a source is unreachable, the command prints the remaining SQL
-    and exits with 3. Other programs' objects in the schema `streamer` stay.
+    and exits with 3. Objects in the schema `streamer` that streamer did not create stay.
     """
     settings, mapping = load(needs_sources=True)
     try:

@@ -66,9 +66,7 @@ def _from_stdin(text: str | None, label: str) -> str | None:
 
 def _check_password(password: str | None) -> None:
     if password is not None and password != "-" and not password.startswith("${"):
-        fail(
-            "--password: other users of this machine could read it; pass ${NAME}, or - for stdin", 2
-        )
+        fail("--password: all users of this machine could read it; pass ${NAME}, or - for stdin", 2)
 
 
 def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
@@ -147,7 +145,7 @@ def set_source(
 
     _check_password(password)
     if source_url is None and password is None and not setting:
-        fail("nothing to change; give SOURCE_URL, --password or --setting", 2)
+        fail("no change given; add SOURCE_URL, --password or --setting", 2)
     new_url = _from_stdin(source_url, "URL")
     new_password = _from_stdin(password, "Password")
     row = _ask(
@@ -196,7 +194,7 @@ def add_table(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another setting of the table, as YAML; repeatable.", metavar="NAME=VALUE"
+            help="A further setting of the table, as YAML; repeatable.", metavar="NAME=VALUE"
         ),
     ] = None,
     url: UrlOption = None,
@@ -223,7 +221,7 @@ def set_table(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="Another setting, as YAML; null restores the default; repeatable.",
+            help="A further setting, as YAML; null restores the default; repeatable.",
             metavar="NAME=VALUE",
         ),
     ] = None,
@@ -236,7 +234,7 @@ def set_table(
     options = {"target": target, "type": table_type}
     fields = {name: value for name, value in options.items() if value is not None}
     if not fields and not setting:
-        fail("nothing to change; give --target, --type or --setting", 2)
+        fail("no change given; add --target, --type or --setting", 2)
     row = _ask(
         url, lambda client: edit_draft.set_table(client, database, table, fields, setting or [])
     )
@@ -284,7 +282,7 @@ def apply(
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply the draft: all of it, or nothing.
+    """Apply the whole draft, or reject it.
 
     streamer refuses a draft whose plan has errors, unless --force is given.
     """

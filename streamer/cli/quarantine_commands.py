@@ -66,7 +66,7 @@ def retry_quarantine(
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply changes again, in source order, with all other changes to the same rows.
+    """Apply changes again, in source order, with all quarantined changes to the same rows.
 
     Changes that the target rejects again stay in quarantine.
     """

@@ -150,17 +150,17 @@ def resync(
         bool,
         typer.Option(
             SKIP_CHANGES,
-            help="Leave out the changes before the copy. A history or append table, or one that "
-            "marks deleted rows, gets a gap in its past.",
+            help="Leave out the changes before the copy. The history in a history or append table, "
+            "or in a table that marks deleted rows, then has a gap.",
         ),
     ] = False,
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a table again while other tables keep streaming.
+    """Copy a table again while the remaining tables keep streaming.
 
-    The target stores the request: a running process acts at once, a stopped one at its next start.
-    Readers of the target see the old rows until the new ones replace them in one transaction. The
+    The target stores the request: a running process acts at once, or else the next start.
+    Readers of the target see the old rows until a single transaction replaces them. The
     command waits for the end of the copy; Ctrl-C ends the command and leaves the copy running.
     """
     from streamer.copy.resync_scope import parse_resync, read_names
@@ -185,7 +185,7 @@ def pause(
 ) -> None:
     """Hold a table's changes until `resume`. The source retains their WAL.
 
-    The target stores the request: a running process acts at once, a stopped one at its next start.
+    The target stores the request: a running process acts at once, or else the next start.
     """
     _request("pause", table, database, sid, no_wait=no_wait, as_json=as_json)
 
@@ -208,7 +208,7 @@ def resume(
     """Continue a table that is paused or in error.
 
     If `max_deleted_rows` paused the table, its name applies the transaction; a pattern does not.
-    The target stores the request: a running process acts at once, a stopped one at its next start.
+    The target stores the request: a running process acts at once, or else the next start.
     """
     options = {"skip_deletes": True} if skip_deletes else None
     _request("resume", table, database, sid, options, no_wait=no_wait, as_json=as_json)

@@ -93,7 +93,7 @@ async def run(
         static_mapping.require_usable(mapping)
         if condition.at_lsn is not None and len(mapping.sources) > 1:
             raise MappingError(
-                "--stop-at-lsn is a position of one source", hint="name it with --only"
+                "--stop-at-lsn needs a single source", hint="name the source with --only"
             )
         _log_start(path, settings, mapping)
         engine = Engine(
@@ -227,7 +227,7 @@ async def _reload(
         await admin.reload(settings, mapping)
         await engine.renew_passwords(settings.target.url)
     except ConfigurationError as exc:
-        log.error("configuration rejected, keeping the current one", error=str(exc))
+        log.error("configuration rejected, keeping the current configuration", error=str(exc))
         return
     except StreamerError as exc:
         on_success()

@@ -33,7 +33,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Confirm.")]
 
 @tenants.command("list", epilog=example("streamer tenants list --database shop"))
 def list_tenants(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """List the mapped databases, and removed ones whose rows may still be in the target."""
+    """List mapped databases, and removed databases whose rows may still be in the target."""
     settings, mapping = load()
     address = TargetAddress.parse(settings.target.url)
     records = run_to_end(tenant_list.read_tenants(address, mapping, database))
@@ -63,9 +63,9 @@ def add_tenants(
 ) -> None:
     """Add databases to a group, with the tables and settings of the group.
 
-    With a mapping database the command applies the draft, unless it has other changes. In static
-    mode it writes the configuration file where comments and layout can stay. Elsewhere it prints
-    the lines to write.
+    With a mapping database the command applies the draft, unless the draft has further changes. In
+    static mode it writes the configuration file where comments and layout can stay. Elsewhere it
+    prints the lines to write.
     """
     from streamer.admin.service import edit_draft
     from streamer.commands.tenants import add_and_remove
@@ -236,7 +236,7 @@ def drift(
     sid: SidOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare columns, types, keys and constraints of all tenants with each other and the target.
+    """Compare columns, types, keys and constraints between all tenants and the target.
 
     Each row of the matrix is a column, a key or a constraint. It has the definition of most
     tenants, that of the target, and the tenants that deviate. The exit code is 1 if a tenant or the

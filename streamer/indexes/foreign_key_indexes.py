@@ -301,7 +301,7 @@ async def _obstacles(
 ) -> dict[RelationName, str]:
     """Return the reason for each table that must not get an index now."""
     if not await is_installed(bookkeeping):
-        return dict.fromkeys(tables, "nothing is copied yet")
+        return dict.fromkeys(tables, "no table is copied yet")
     states: dict[str, dict[str, str]] = {}
     labels = {record.source_id: record.label for record in await read_source_records(bookkeeping)}
     for relation in await read_relation_records(bookkeeping):

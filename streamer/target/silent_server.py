@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from streamer.errors.error_classes import StreamerError
 
-WATCH_SECONDS: Final = 15.0
+CHECK_SECONDS: Final = 15.0
 """How long to wait for an answer before the first check, and between two checks."""
 
 
@@ -57,7 +57,7 @@ class SilenceMonitor:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Monitor the statement that runs in this block."""
-        timer = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._begin)
+        timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._begin)
         try:
             yield
         finally:
@@ -87,5 +87,5 @@ class SilenceMonitor:
                     if now == former:
                         break
             former = now
-            await asyncio.sleep(WATCH_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
         self._sever()

@@ -63,14 +63,12 @@ def _require_lasting(step: Path) -> None:
     """
     facts = step.lstat()
     if facts.st_uid not in (0, os.geteuid()):
-        raise NotPrivateError(
-            step, f"{step} on its way belongs to another user, with the id {facts.st_uid}"
-        )
+        raise NotPrivateError(step, f"{step} above it belongs to the user with id {facts.st_uid}")
     is_of_group = facts.st_gid in (0, os.getegid(), *os.getgroups())
     writers = stat.S_IWOTH if is_of_group else stat.S_IWOTH | stat.S_IWGRP
     if stat.S_ISDIR(facts.st_mode) and facts.st_mode & writers and not facts.st_mode & stat.S_ISVTX:
         mode = f"{stat.S_IMODE(facts.st_mode):04o}"
-        raise NotPrivateError(step, f"others may replace it, because {step} has the mode {mode}")
+        raise NotPrivateError(step, f"any user may replace it, because {step} has the mode {mode}")
 
 
 def open_private(directory: Path) -> int:
@@ -104,7 +102,9 @@ def write_private(path: Path, text: str) -> None:
 def _require_private(descriptor: int, path: Path, mode: str) -> None:
     facts = os.fstat(descriptor)
     if facts.st_uid != os.geteuid():
-        raise NotPrivateError(path, f"it belongs to another user, with the id {facts.st_uid}")
+        raise NotPrivateError(
+            path, f"it belongs to the user with id {facts.st_uid}, not to this user"
+        )
     if facts.st_mode & _OTHERS:
         problem = f"its mode is {stat.S_IMODE(facts.st_mode):04o}, so other users may use it"
         raise NotPrivateError(path, problem, shlex.join(["chmod", mode, str(path)]))

@@ -82,7 +82,7 @@ def test_sighup_applies_a_good_configuration_and_refuses_a_faulty_one(
         caught_up(process)
         config.write_text(good + "\n    more: {colour: blue}\nworkers: 9")
         process.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "keeping the current one" in process.output)
+        eventually(lambda: "keeping the current configuration" in process.output)
         assert "colour" in process.output
 
         config.write_text(good + "\n    more: {initial: none}\nworkers: 9")

@@ -533,7 +533,7 @@ async def test_the_quarantine_of_all_tables_is_one_page_with_retry_and_drop(
 
     async with open_admin("") as admin, admin.client(None) as client:
         monkeypatch.setattr(admin.service, "quarantine", quarantine)
-        monkeypatch.setattr(admin.service, "ask_quarantine", ask)
+        monkeypatch.setattr(admin.service, "request_quarantine_action", ask)
         show(
             admin,
             monkeypatch,

@@ -409,7 +409,7 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
             raise SourceConnectionError("the server went over from timeline 1 to 2")
 
     def watching(*arguments: Any, **others: Any) -> CopyContext:
-        return CopyContext(*arguments, **others | {"look": look})
+        return CopyContext(*arguments, **others | {"check_timeline": look})
 
     monkeypatch.setattr(session, "CopyContext", watching)
     async with stream("t:") as streamer:

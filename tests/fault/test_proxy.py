@@ -128,7 +128,7 @@ async def test_a_target_that_swallows_everything_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No connection is ever closed, and yet the program gives them up, and the locks they hold."""
-    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.3)
     target.parameters = "connect_timeout=2"
     async with stream(TABLES) as streamer:
         await streamer.caught_up()

@@ -151,7 +151,7 @@ async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(
     breaks_once(TargetTransaction, "commit", is_after=True)
     breaks_once(BacklogGuard, "_judge")
     breaks_once(Journaling, "_open")
-    breaks_once(TargetMonitor, "_look")
+    breaks_once(TargetMonitor, "_check")
     async with stream(TABLES, group="max_retained_wal: 1GB", settings="workers: 1") as streamer:
         for number in range(1, 6):
             source.execute(

@@ -9,7 +9,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.runtime.session import source_checks
 from streamer.source.connection import connection
-from streamer.source.tables.attached_partitions import brought_rows, read_leaves
+from streamer.source.tables.attached_partitions import had_rows, read_leaves
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.remedies import Operator, remedy_of
 from tests.support.streamer import MakeStreamer, Streamer
@@ -280,14 +280,14 @@ async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: D
         after = (await read_leaves(plain, [name]))[name]
         with source.connect() as user, user.transaction():
             user.execute("lock table locked")
-            found = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
+            found = {leaf.name.name: await had_rows(plain, leaf) for leaf in after}
             # Heartbeats have the same connection, and must not end with the abandoned work.
             locked = next(leaf for leaf in after if leaf.name.name == "locked")
             await asyncio.gather(
-                brought_rows(plain, locked), plain.execute("create table public.beat ()")
+                had_rows(plain, locked), plain.execute("create table public.beat ()")
             )
         assert source.value("select to_regclass('beat') is not null")
-        again = {leaf.name.name: await brought_rows(plain, leaf) for leaf in after}
+        again = {leaf.name.name: await had_rows(plain, leaf) for leaf in after}
     assert {leaf.name.name for leaf in before[name]} == {"made", "deep_made"}
     assert found == {
         "made": False,
@@ -412,10 +412,10 @@ async def test_rows_of_a_subtransaction_are_older_than_the_partition_by_their_co
     name = RelationName("public", "p")
     async with connection(mapping) as plain:
         (leaf,) = (await read_leaves(plain, [name]))[name]
-        assert await brought_rows(plain, leaf) == (way in BROUGHT)
+        assert await had_rows(plain, leaf) == (way in BROUGHT)
         # Another table takes its name between both looks.
         source.execute("alter table p2 rename to aside; create table p2 (id int)")
-        assert await brought_rows(plain, leaf) in (None, *[False] * (way in CAME_LATER))
+        assert await had_rows(plain, leaf) in (None, *[False] * (way in CAME_LATER))
 
 
 async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Database) -> None:
@@ -436,7 +436,7 @@ async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Data
         mapping = SourceMapping("shop", None, Secret(source.url), ())
         async with connection(mapping) as plain:
             leaves = (await read_leaves(plain, [name]))[name]
-            brought = {str(leaf.name): await brought_rows(plain, leaf) for leaf in leaves}
+            brought = {str(leaf.name): await had_rows(plain, leaf) for leaf in leaves}
         assert brought == {"public.made": False, "public.late": True, "hidden.late": True}
     finally:
         source.execute("drop owned by reader; drop role reader")

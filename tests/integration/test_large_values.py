@@ -84,7 +84,7 @@ async def test_a_large_change_on_a_slow_network_is_no_silence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(feedback, "SILENCE_SECONDS_MIN", 0.2)
-    monkeypatch.setattr(watch, "WATCH_SECONDS", 1.0)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 1.0)
     source.parameters = "options=-c%20wal_sender_timeout%3D3s"
     source.execute("create table t (id int primary key, big text)")
     source.execute("alter table t alter big set storage external")

@@ -57,14 +57,14 @@ async def test_it_has_arrived_when_everything_before_it_is_durable(beating: Beat
     beating.tracker.dispatched(Lsn(900), [lane])
     await beating.beat(1064)
     beating.tracker.keepalive(Lsn(1112))
-    beating.heartbeat.look(beating.tracker)
+    beating.heartbeat.check_arrival(beating.tracker)
     assert beating.heartbeat.arrived_seconds is None, "a lane has not committed what came before"
     beating.now += 7
     assert beating.heartbeat.seconds == 7
     assert beating.heartbeat.overdue_seconds == 7
 
     beating.tracker.durable(lane, Lsn(900))
-    beating.heartbeat.look(beating.tracker)
+    beating.heartbeat.check_arrival(beating.tracker)
 
     assert beating.heartbeat.arrived_seconds == 7
     assert beating.heartbeat.overdue_seconds is None
@@ -75,7 +75,7 @@ async def test_it_has_arrived_when_everything_before_it_is_durable(beating: Beat
 async def test_a_position_at_its_message_is_not_yet_past_its_commit(beating: Beating) -> None:
     await beating.beat(1064)
     beating.tracker.keepalive(Lsn(1064))
-    beating.heartbeat.look(beating.tracker)
+    beating.heartbeat.check_arrival(beating.tracker)
     assert beating.heartbeat.arrived_seconds is None
 
 
@@ -118,7 +118,7 @@ class Fleet:
                 await asyncio.sleep(0)
             for number, (heartbeat, tracker) in enumerate(zip(beats, trackers, strict=True)):
                 tracker.keepalive(Lsn(400 if number in stalled else 600))
-                heartbeat.look(tracker)
+                heartbeat.check_arrival(tracker)
                 assert heartbeat.arrived_seconds is not None
             for task in tasks:
                 task.cancel()

@@ -72,7 +72,7 @@ def test_another_user_cannot_make_the_spool_and_name_a_command(shared_temporary:
                 job.run_job(cast("Any", None), SpoolDirectory(spool).path / "job-1.json")
         finally:
             attacker.kill()
-    owner = f"it belongs to another user, with the id {NOBODY}"
+    owner = f"it belongs to the user with id {NOBODY}, not to this user"
     assert f"cannot use {spool} for held changes: " in str(refused.value)
     if os.geteuid() == 0:
         assert owner in str(refused.value)
@@ -100,7 +100,7 @@ def test_another_user_cannot_exchange_a_directory_on_the_way(shared_temporary: P
     open_to_all.chmod(0o777)
     with pytest.raises(NotPrivateError, match=f"because {open_to_all} has the mode 0777"):
         make_private(open_to_all / "spool")
-    with pytest.raises(SpoolError, match="others may replace it"):
+    with pytest.raises(SpoolError, match="any user may replace it"):
         SpoolDirectory(open_to_all / "spool")
 
     (link := shared_temporary / "link").symlink_to(open_to_all)
@@ -111,7 +111,7 @@ def test_another_user_cannot_exchange_a_directory_on_the_way(shared_temporary: P
     make_private(link / "spool")
     if os.geteuid() == 0:
         os.lchown(link, NOBODY, NOBODY)
-        with pytest.raises(NotPrivateError, match=f"{link} on its way belongs to another user"):
+        with pytest.raises(NotPrivateError, match=f"{link} above it belongs to the user with id"):
             make_private(link / "spool")
         open_to_all.chmod(0o775)
         os.chown(open_to_all, 0, NOBODY)

@@ -69,11 +69,11 @@ async def test_a_timeline_that_has_everything_is_stored_before_the_attempt_ends(
 ) -> None:
     standby = Standby(1)
     looks = watch(standby, FORK)
-    await looks.look()
+    await looks.check()
     assert stored == []
     standby.timeline = 2
     with pytest.raises(SourceConnectionError, match="from timeline 1 to 2"):
-        await looks.look()
+        await looks.check()
     assert stored == [(1, 2)]
 
 
@@ -85,7 +85,7 @@ async def test_a_timeline_that_lacks_what_the_target_had_before_is_not_stored(
 ) -> None:
     """The next attempt compares the positions with the fork, and stops."""
     with pytest.raises(SourceConnectionError):
-        await watch(Standby(2, history), held_lsn).look()
+        await watch(Standby(2, history), held_lsn).check()
     assert stored == []
 
 

@@ -18,11 +18,11 @@ async def test_a_long_wait_connects_to_the_server_that_the_url_leads_to_now(
         nonlocal at_old_primary
         at_old_primary = False
 
-    async def look(_: Any) -> list[str]:
+    async def find_obstacles(_: Any) -> list[str]:
         return ["behind"] if at_old_primary else []
 
-    monkeypatch.setattr(module._Waiting, "_look", look)
-    monkeypatch.setattr(module, "ask_for_positions", mock.AsyncMock())
+    monkeypatch.setattr(module._Waiting, "_find_obstacles", find_obstacles)
+    monkeypatch.setattr(module, "request_positions", mock.AsyncMock())
     monkeypatch.setattr(module, "RECONNECT_SECONDS", 0.0)
     bookkeeping: Any = mock.Mock(close=mock.AsyncMock(side_effect=move))
     waiting = module._Waiting(bookkeeping, ALL, {}, makes_definitions=False)

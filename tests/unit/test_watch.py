@@ -16,7 +16,7 @@ GONE = None
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.001)
 
 
 async def severed_after(*answers: Activity | Exception | None, moves: bool = False) -> int | None:
@@ -89,7 +89,7 @@ async def test_nothing_is_asked_about_what_is_answered_soon() -> None:
 
 
 async def test_bytes_that_leave_are_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.001)
     left = 100
     sent = asyncio.Event()
 

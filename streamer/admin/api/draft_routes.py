@@ -31,7 +31,7 @@ def add_draft(router: APIRouter, service: AdminService) -> None:
 
     @router.post("/apply", tags=["draft"])
     async def apply(request: Request, values: api_models.ApplyBody | None = None) -> dict[str, Any]:
-        """Apply the draft: all of it, or nothing."""
+        """Apply the whole draft, or reject it."""
         force = values is not None and values.force
         return await service.apply(actor_of(request), force=force)
 

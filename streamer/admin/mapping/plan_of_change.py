@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from streamer.bookkeeping.copied_parts import read_copy_speed
-from streamer.bookkeeping.registered_relations import brings_columns
+from streamer.bookkeeping.registered_relations import can_backfill
 from streamer.bookkeeping.relation_records import RelationRecord
 from streamer.bookkeeping.sources import SourceRecord
 from streamer.commands.check.check import Examination, examine
@@ -280,7 +280,7 @@ def columns_alone(
     is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
     if not is_in_sync or record.quarantined or relation is None:
         return None
-    if not brings_columns(mapping, relation):
+    if not can_backfill(mapping, relation):
         return None
     changed = recomputed(record.expressions, mapping, relation.column_names)
     return None if changed is None else changed.columns

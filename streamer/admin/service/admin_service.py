@@ -29,7 +29,7 @@ from streamer.admin.mapping.mapping_rows import Content, Row
 from streamer.admin.mapping.plan_of_change import Plan, make_plan
 from streamer.admin.service.discovered_tables import discovered
 from streamer.admin.service.server_reads import ALL, TARGET, ServerReads
-from streamer.admin.service.table_side_by_side import look_at
+from streamer.admin.service.table_side_by_side import read_table_pair
 from streamer.admin.service.tenant_service import Tenants
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.requests import Request, read_acts
@@ -533,7 +533,7 @@ class AdminService:
         seen = await self.reads.get(
             ("table", source.label, table),
             source.label,
-            lambda: look_at(self.settings, source, parse_name(table), namespace),
+            lambda: read_table_pair(self.settings, source, parse_name(table), namespace),
         )
         return _redacted_row(seen)
 

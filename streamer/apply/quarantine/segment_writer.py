@@ -131,7 +131,7 @@ class SegmentWriter:
                         kind, QUARANTINED, change.operation, change.key, item.transaction, existing
                     )
                 )
-        await self._writer.conflicts.note(mapped, conflicts[:NOTED_MAX])
+        await self._writer.conflicts.add(mapped, conflicts[:NOTED_MAX])
 
     async def _stage_segment(
         self, statements: Statements, segment: _ItemRun, run: OrderedRun

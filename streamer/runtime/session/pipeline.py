@@ -42,7 +42,7 @@ from streamer.runtime.session.operator_requests import Requests
 from streamer.runtime.session.reload_mapping import change_rules
 from streamer.runtime.session.sequence_follower import SequenceFollower
 from streamer.runtime.session.session import Attempt, Session, open_session
-from streamer.runtime.session.source_checks import look
+from streamer.runtime.session.source_checks import check_source
 from streamer.runtime.session.write_status import report_status
 from streamer.runtime.shutdown import endless, finishes_before
 from streamer.runtime.tables.table_events import TableEvents
@@ -239,7 +239,7 @@ class Pipeline:
             "failure": self._await_failure,
             "lock": lambda: services.locks.guard(session.fence),
             "watch": lambda: self._guard_source(session),
-            "looking": lambda: look(
+            "source checks": lambda: check_source(
                 self._source,
                 session.server,
                 record,
@@ -317,7 +317,7 @@ class Pipeline:
                 raise await name_large_row(self._source, mappings, exc) from exc
             count = len(burst.payloads)
             if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):
-                await session.timeline_monitor.look()  # before a position behind a fork counts
+                await session.timeline_monitor.check()  # before a position behind a fork counts
             try:
                 await self._dispatch(session, burst.payloads)
                 # frees the burst while libpq delivers the next large message
@@ -362,7 +362,7 @@ class Pipeline:
 
     def _note_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
         session.lag.received(dispatched.commit_time)
-        self.heartbeat.look(session.tracker)
+        self.heartbeat.check_arrival(session.tracker)
         if end_lsn > self.health.wal_end_lsn:
             self.health.wal_end_lsn = end_lsn
 
@@ -370,7 +370,7 @@ class Pipeline:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
         if not session.dispatcher.keepalive(wal_end_lsn):
             return
-        self.heartbeat.look(session.tracker)
+        self.heartbeat.check_arrival(session.tracker)
         self._note_move(session)
 
     def _note_move(self, session: Session) -> None:

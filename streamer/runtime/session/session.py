@@ -351,7 +351,9 @@ class _Opening:
         if source.ddl is DdlCapture.CAPTURE:
             async with writable(source, plain) as writing:
                 ddl_token = await ensure_capture(writing, source)
-        journal = await guard.journaling.settle(plain, server, branch, record.acknowledged_lsn)
+        journal = await guard.journaling.choose_journal(
+            plain, server, branch, record.acknowledged_lsn
+        )
         unfollowed = await follow_renames(
             plain,
             source,
@@ -474,7 +476,7 @@ class _Opening:
             self._attempt.fence,
             max(record.acknowledged_lsn, reconciled.slot_check.held_lsn),
         )
-        await monitor.look()
+        await monitor.check()
         if not reconciled.slot_check.reads_slot:  # the journal's writer watches the timeline
             await monitor.close()
             return None
@@ -524,7 +526,7 @@ class _Opening:
                 services.copy_turns,
                 services.later_turns,
                 captures=reconciled.ddl_token is not None,
-                look=None if timeline_monitor is None else timeline_monitor.look,
+                check_timeline=None if timeline_monitor is None else timeline_monitor.check,
             )
         )
         dispatcher = Dispatcher(
