@@ -52,7 +52,7 @@ class AdminServer:
         self._service.select_sources = select
 
     def attach(self, engine: Engine) -> Events:
-        """Let *engine* switch to applied mappings.
+        """Apply mappings to *engine*.
 
         The caller has to close the returned events before the server stops.
         """

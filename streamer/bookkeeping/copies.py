@@ -38,7 +38,7 @@ async def begin_copies(
     """Store new attempts to copy relations, each in the scope *need*; return them by relation id.
 
     Raises TargetFencedError if a relation has a different need by now. After a loss of changes, a
-    copy that began would make the relation look in sync. The caller has begun a transaction.
+    copy that began would show the relation as in sync. The caller has begun a transaction.
     """
     values: dict[str, Any] = {"waiting_for": None}
     if need is Need.ROWS:

@@ -44,7 +44,7 @@ async def store_marker(session: Executor, source_id: int, lsn: Lsn) -> None:
 
 
 async def finish_cutover(session: Executor, source_id: int) -> None:
-    """Record that applications may write to the target: from here on there is no way back."""
+    """Record that applications may write to the target: the cut-over is now final."""
     await session.execute(
         "update streamer.cutover set finished_at = pg_catalog.clock_timestamp()"
         " where source_id = $1",

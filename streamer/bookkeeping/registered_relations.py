@@ -134,7 +134,7 @@ def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]
 async def _refuse_left_rows(
     connection: TargetConnection, source_id: int, mappings: Iterable[RelationMapping]
 ) -> None:
-    """Let new relations with `initial: none` wait for a resync where rows or changes are missing.
+    """Make new relations with `initial: none` wait for a resync where rows or changes are missing.
 
     Their rows in the target are those that streamer wrote before their source was removed.
     """

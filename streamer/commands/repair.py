@@ -53,7 +53,7 @@ async def repair(
 
 
 def choose_resync(result: TableResult, where: Expression | None) -> Resync:
-    """Return the resync that brings the rows of *result* that differ. Pure.
+    """Return the resync that copies the rows of *result* that differ. Pure.
 
     *where*: the condition of the comparison.
     """

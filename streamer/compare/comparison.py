@@ -393,7 +393,7 @@ class Comparison:
         remaining = [r for r in record.ranges if not r.is_done]
         if len(remaining) < len(record.ranges):
             log.info(
-                "going on with an interrupted comparison",
+                "continuing an interrupted comparison",
                 ranges=len(record.ranges),
                 done=len(record.ranges) - len(remaining),
             )

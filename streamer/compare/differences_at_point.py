@@ -61,7 +61,7 @@ async def find_differences(
 ) -> FoundRows | None:
     """Return the rows in which the target differs from the snapshot of *ends*.
 
-    The target has the table at the snapshot's position. None if the copy has to bring all rows.
+    The target has the table at the snapshot's position. None if the copy has to read all rows.
     Raises SourceError, TargetError; SyncAgainError if a reading has failed for now.
     """
     began = time.monotonic()

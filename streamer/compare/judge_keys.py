@@ -87,7 +87,7 @@ class SourceReading:
 
 @dataclass(frozen=True, slots=True)
 class TargetReading:
-    """``lsn``: None while the target table is not in step with any position, as during a copy."""
+    """``lsn``: None while the target table corresponds to no position, as during a copy."""
 
     lsn: Lsn | None
     rows: Rows

@@ -119,7 +119,7 @@ def _end_with_input() -> None:
 
 
 def _cancel(*_: object) -> NoReturn:
-    """Let psycopg cancel the statement that runs."""
+    """Cancel the statement that psycopg runs."""
     raise KeyboardInterrupt
 
 

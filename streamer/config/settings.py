@@ -150,7 +150,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
     "on_delete": {
         "apply": "the target deletes the rows",
         "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the column "
-        "that `metadata` names. An insert of the key brings the row back. An update that takes a "
+        "that `metadata` names. An insert of the key restores the row. An update that takes a "
         "row out of the `filter` marks the row, too",
     },
     "on_max_retained_wal": {

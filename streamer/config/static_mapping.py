@@ -268,7 +268,7 @@ class MappingBuilder:
             if rule.hashes and group.ddl is not DdlCapture.OFF:
                 raise self._error(
                     (*place, "set"),
-                    "`ddl: capture` could bring plain values into a hashed column",
+                    "`ddl: capture` could write plain values to a hashed column",
                     hint="leave `ddl` out for the sources of this table",
                 )
             if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
@@ -429,7 +429,7 @@ class MappingBuilder:
             if isinstance(text, str) and column in parse_expression(text).names:
                 raise self._error(
                     at,
-                    f'{name} uses column "{column}", and would bring its plain value to the target',
+                    f'{name} uses column "{column}", and would write its plain value to the target',
                     hint="remove it there, or hash another column",
                 )
         if table.initial is Initial.NONE:

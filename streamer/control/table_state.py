@@ -212,7 +212,7 @@ class TableState:
         return replace(self, shown=State.PAUSED, error=error)
 
     def resumed(self) -> Self:
-        """An operator lets the table continue, without a copy of the table under way."""
+        """An operator resumes the table, without a copy of the table under way."""
         if self.follows:
             return replace(self, shown=State.COPYING, error=None)
         if self.shown not in (State.PAUSED, State.ERROR):

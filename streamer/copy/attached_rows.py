@@ -84,7 +84,7 @@ class AttachedRows:
         for leaf in requested:
             self._asked[relation_id, leaf] = point
             log.info(
-                "rows of an attached partition are brought",
+                "copying rows of an attached partition",
                 table=str(mapped.mapping.source),
                 partition=str(leaf.name),
             )

@@ -57,7 +57,7 @@ class SyncSettings:
 
 
 class SyncEvents(Protocol):
-    """The pipeline, which hears how copies fare."""
+    """Callbacks of a copy into its pipeline."""
 
     def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
         """Give *mapped* the state that *event* returns, if the table is still mapped."""

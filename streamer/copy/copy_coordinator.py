@@ -9,7 +9,7 @@ point, because the copy contains these.
 
 A round begins when the source gets a turn (`streamer.copy.source_turns`).
 
-Dying anywhere leaves a state that tells where to begin again (`streamer.control.table_state`).
+After a crash at any point, the state says where to begin again (`streamer.control.table_state`).
 """
 
 import asyncio

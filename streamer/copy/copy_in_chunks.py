@@ -295,7 +295,7 @@ async def _fetch(plain: Connection, query: str, *parameters: int | str) -> list[
         return await fetch_all(plain, query, *parameters)
     finally:
         if not (plain.closed or plain.broken):
-            await plain.execute("rollback to savepoint chunk")  # lets go of the lock
+            await plain.execute("rollback to savepoint chunk")  # releases the lock
 
 
 def _columns(copied: ChunkedCopy) -> tuple[str, str]:

@@ -42,12 +42,12 @@ class CopyOrder:
     scope: str | None = None
     """A condition over the source's columns for the rows to copy."""
     only: frozenset[str] | None = None
-    """The columns of the target to bring, with its key; None for all."""
+    """The target columns to copy, including its key; None for all."""
     snapshot: tuple[str, str] = ("", "")
     """The source's time at the snapshot, and its consistent point, for row metadata."""
 
     def includes(self, name: str) -> bool:
-        """Return whether the copy brings a column of the target."""
+        """Return whether the copy writes a target column."""
         return self.only is None or name in self.only
 
 

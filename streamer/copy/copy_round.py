@@ -148,7 +148,7 @@ class Round:
             await self._reports.tell_waiting(batch, None)
 
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
-        """See to the target tables; a relation for which that fails is in error and left out."""
+        """Create or check the target tables; leave out relations for which that fails, in error."""
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         declared = [mapped for mapped in batch if mapped.state.is_to_mark_synced]
         await store_present_partitions(self._context.bookkeeping, source, declared)
@@ -267,7 +267,7 @@ class Round:
                 await self._finisher.retry_later(copy, f'"{copy.name}" is locked: {exc.message}')
             else:
                 log.info(
-                    "table is copied under a lock, because each round met a rewrite of it",
+                    "copying the table under a lock, because each round met a rewrite of the table",
                     source=self._context.label,
                     table=copy.name,
                 )
@@ -361,7 +361,7 @@ class Round:
             copy, error = unfinished.get(failure["relation_id"]), failure["error"]
             match failure["kind"]:
                 case "snapshot":
-                    raise SnapshotExpiredError(f"the snapshot of the copy is gone: {error}")
+                    raise SnapshotExpiredError(f"the snapshot of the copy was lost: {error}")
                 case "elsewhere":
                     async with self._context.target():
                         pass  # proves that this process reaches the same target

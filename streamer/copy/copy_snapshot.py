@@ -78,7 +78,7 @@ class HeldSnapshot:
     async def take_over(
         cls, source: SourceMapping, server: SourceServer, exported: ExportedSnapshot
     ) -> Self:
-        """Hold the snapshot that a slot has exported, and let a temporary slot go.
+        """Hold the snapshot that a slot has exported, and drop a temporary slot.
 
         Raises SnapshotExpiredError, SourceConnectionError.
         """
@@ -115,7 +115,7 @@ class HeldSnapshot:
 
 
 async def import_snapshot(plain: Connection, name: str) -> None:
-    """Let the transaction that has just begun read by a snapshot. Raises SnapshotExpiredError."""
+    """Make the transaction that has just begun read by a snapshot. Raises SnapshotExpiredError."""
     try:
         await plain.execute(f"set transaction snapshot '{name}'".encode())
     except psycopg.Error as exc:

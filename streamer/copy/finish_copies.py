@@ -129,7 +129,11 @@ class Finisher:
                 await drop_stages(target, [mapped.relation_id])
                 await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
         except StreamerError as exc:  # the next copy clears up at the beginning
-            log.warning("a failed copy is not cleared up", error=str(exc), copy_error=error.text)
+            log.warning(
+                "streamer cannot clean up after a failed copy",
+                error=str(exc),
+                copy_error=error.text,
+            )
             text = f"{error.text}; its target is not cleared up: {exc.message}"
             return replace(error, text=text)
         return error
@@ -155,7 +159,7 @@ class Finisher:
                 return
             await demand_again(books, mapped.relation_id, scope.need, mapped.state.resync)
         log.warning(
-            "a copy failed and begins again, because an operator asked for it meanwhile",
+            "a copy failed, and begins again because an operator requested a copy meanwhile",
             source=self._context.source.label,
             table=str(mapped.mapping.source),
             error=error.text,
@@ -168,7 +172,7 @@ class Finisher:
         if not scope.is_to_point:
             if error.remedy and (error.remedy.has("resume") or error.remedy.has("resync")):
                 return error
-            return _with_resume(mapped, error, "once the cause is gone, run: ")
+            return _with_resume(mapped, error, "once you have removed the cause, run: ")
         if scope.resync.columns is not None:
             columns = ", ".join(scope.resync.columns)
             lack = f"the values of {columns} in existing rows are still missing"
@@ -336,7 +340,7 @@ class Finisher:
         await switch_to_stream(target, [finished])
 
     def _switched(self, copy: TableCopy, finished: FinishedCopy) -> None:
-        """Let the stream change the rows, too."""
+        """Switch the table to streaming."""
         mapped, after = copy.mapped, finished.scope.chunks
         failpoint("sync.catching_up" if after is None else "sync.chunk_stored")
         copy.is_done = True
@@ -370,7 +374,7 @@ class Finisher:
         swap = swap_of(copy)
         if copy.scope.resync.is_partial and copy.mapped.quarantine.count:
             raise SyncError(
-                f'rows of "{copy.name}" are in quarantine, and may be among those to bring',
+                f'rows of "{copy.name}" are in quarantine, and may be among the rows to copy',
                 hint="retry or drop them with `streamer quarantine`, or resync the whole table",
             )
         if not copy.awaits_strays:
@@ -393,7 +397,7 @@ class Finisher:
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)
-        copy.has_strays = True  # not before: a lost connection brings us here again
+        copy.has_strays = True  # not before: after a lost connection this code runs again
         copy.parts += parts
         return bool(parts)
 

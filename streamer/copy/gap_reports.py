@@ -7,9 +7,9 @@ name: older rows keep the former values. The fourth is a table that ALTER TABLE 
 same columns, or with types that may have changed values: see
 `streamer.source.tables.rewritten_tables`.
 
-The partitions in the snapshot of a copy are known. A later partition that brought rows shows in the
-table's status until the next copy. A foreign partition shows again after a copy, because its rows
-change unseen.
+The partitions in the snapshot of a copy are known. A partition that is attached later with rows
+shows in the table's status until the next copy. A foreign partition shows again after a copy,
+because its rows change unseen.
 """
 
 from collections import defaultdict
@@ -77,8 +77,8 @@ async def report_partition_gaps(
     columns_too: bool = True,
     attached: AttachedRows | None = None,
 ) -> None:
-    """Report partitions that brought rows, or were detached for a while, since the copies of
-    *relations*, all in sync.
+    """Report partitions that had rows when attached, or were detached for a while, since the copies
+    of *relations*, all in sync.
 
     *attached* copies these rows, if given. *columns_too*: also report replaced columns. A stream
     with captured definitions is behind the catalogs, and applies such a change.

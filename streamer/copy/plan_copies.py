@@ -172,7 +172,7 @@ class CopyPlanner:
             copy.seen = table
 
     def _is_published(self, table: TableSeen, publications: Iterable[Publication]) -> bool:
-        """Whether the stream brings all changes behind the snapshot.
+        """Whether the stream has all changes behind the snapshot.
 
         A table that was dropped and created again is published again by the guard, which needs a
         moment. PostgreSQL 12 publishes the leaves of a partitioned table instead.
@@ -319,7 +319,7 @@ class CopyPlanner:
         return True
 
     async def _find_differences(self, copy: TableCopy) -> None:
-        """Compare the table at the consistent point, so that the copy brings what differs only."""
+        """Compare the table at the consistent point: the copy then reads only rows that differ."""
         self._context.launcher.prepare()  # Spark starts meanwhile
         await reach_with_snapshot(self._context.events, copy)
         context = self._context

@@ -203,7 +203,7 @@ class TableCopy:
 
     @property
     def filled(self) -> tuple[str, ...] | None:
-        """The columns of the target to bring, if not all."""
+        """The target columns to copy, if not all."""
         if self.scope.resync.columns is None or self.plan is None:
             return None
         present = {column.name: column for column in self.plan.columns}

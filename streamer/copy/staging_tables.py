@@ -71,7 +71,7 @@ async def drop_leftover_stages(target: TargetConnection, names: Iterable[str]) -
 
 
 async def rest_triggers(target: TargetConnection) -> bool:
-    """Let foreign keys and ordinary triggers rest for this transaction; tell whether we may."""
+    """Disable foreign keys and ordinary triggers in this transaction; False without the right."""
     # Refused to an ordinary role, and a refusal would take the whole transaction along.
     await target.execute("savepoint before_role")
     try:

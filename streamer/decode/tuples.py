@@ -50,7 +50,7 @@ data it is a length of -2, which the target refuses.
 
 Row = list[Value]
 PendingRow = Row | bytes
-"""A row that waits to be written: its items, or the row message that brought it."""
+"""A row that waits to be written: its items, or its row message."""
 
 
 class MixedRow(Row):

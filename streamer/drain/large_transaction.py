@@ -44,8 +44,8 @@ class LargeShare:
     """Applies the share at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
-    that were to be written. *explain*: looks for changes of which no message came, and makes those
-    that explain *tried*; true if there are any.
+    that were to be written. *explain*: finds changes without a message, and makes the changes that
+    explain *tried*; true if there are any.
     """
 
     def __init__(
@@ -73,9 +73,7 @@ class LargeShare:
         return self._lane.front
 
     def _read(self) -> list[LaneTransaction]:
-        """Return the next pieces, without changes that an operator wants left out or a later chunk
-        brings.
-        """
+        """Return the next pieces, without changes that an operator skips or a later chunk has."""
         delete_limit, pieces = self._lane.delete_limit, self._spool.read(self._read_bytes)
         return [only_copied(delete_limit.without_skipped(piece)) for piece in pieces]
 
@@ -262,13 +260,13 @@ class LargeShare:
         return shares
 
 
-class _NotWanted(Exception):  # not an error: a share of which a copy brings a part
+class _NotWanted(Exception):  # not an error: a copy includes a part of the share
     """An operator requested a resync during the writing of a large share."""
 
 
 def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
     """Give up a large share that has written to a relation with a pending copy. The drainer would
-    skip the rest of the relation's changes, and readers would see a part of the share.
+    skip later changes of the relation, and readers would see a part of the share.
     """
     if any(mapped.has(transaction) for mapped in touched):
         raise _NotWanted

@@ -337,7 +337,7 @@ class IdentityLostError(SourceError):
 
 
 class GapError(SourceError):
-    """The target lacks rows or values that no change brings, as after a partition was attached."""
+    """The target lacks rows or values that no change has, as after a partition was attached."""
 
     code = "gap"
     runbook = "gap"

@@ -71,8 +71,8 @@ class RenameTargets:
     is_bare: bool
     """The former table has no rows of the relation."""
     gives_way: bool
-    """The relation of the new name is this table. A pattern may bring the new name before the guard
-    has found that it is a renamed table.
+    """The relation of the new name is this table. A pattern may match the new name before the guard
+    finds that the table was renamed.
     """
 
 
@@ -161,7 +161,7 @@ def _refuse_taken_names(
 ) -> Verdicts:
     """Return *verdicts* with an obstacle where a name is not free even after all moves.
 
-    *names*: of all relations that do not give way. *tables*: the new targets that exist.
+    *names*: of all relations that keep their name. *tables*: the new targets that exist.
     """
     formers = {move.former for move in verdicts}
     while True:
@@ -191,7 +191,7 @@ def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
         )
     return Obstacle(
         f'streamer has another table of the name "{move.now}"',
-        f'let no rule name "{move.former}", and resync "{move.now}"',
+        f'remove the rule for "{move.former}", and resync "{move.now}"',
     )
 
 

@@ -19,7 +19,7 @@ END_OWN_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
-"""Ends a session of ours by its pid, unless the pid belongs to a stranger by now."""
+"""Ends a session of ours by its pid, unless the pid now belongs to a different session."""
 
 
 def session_sql(pid: str = "a.pid") -> str:

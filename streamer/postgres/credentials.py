@@ -216,7 +216,7 @@ def is_same_login(former: Secret, now: Secret) -> bool:
 
 
 def replace_password(former: Secret, now: Secret) -> None:
-    """Let new connections by *former* use the password in *now*, if all else is equal.
+    """Use the password of *now* for new connections by *former*, if the rest of both urls is equal.
 
     The `password_generation` of older connections is outdated then.
     """

@@ -84,8 +84,8 @@ SUPERUSER: Final = frozenset({"lc_messages"})
 
 PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 
-# SET searches neither a function nor an operator. So no function that a stranger put into the
-# role's search_path runs as this role. Every later statement finds names in pg_catalog only.
+# SET searches neither a function nor an operator. So no function of a foreign user in the role's
+# search_path runs as this role. Every later statement finds names in pg_catalog only.
 HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
 
 _SINCE: Final = {

@@ -308,7 +308,7 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
         size = f"{format_bytes(backlog.retained_bytes)} of WAL"
         of_limit = "" if limit is None else f" (max_retained_wal: {format_bytes(limit)})"
         remedy = Remedy.of(
-            "let the table or source go on that holds the WAL: ",
+            "resume the table or source that holds the WAL: ",
             run("status", database=source.database, sid=source.sid),
             " shows the WAL that each table keeps",
         )
@@ -465,7 +465,7 @@ class _TableRules:
                 )
                 if lacking.statements:
                     sql = at_target(*lacking.statements)
-                    words = ("once the cause is gone, run at the target: ", sql)
+                    words = ("once you have removed the cause, run at the target: ", sql)
                 remedy = Remedy.of(*words)
                 yield self._new(ProblemKind.DEFINITION, Severity.WARNING, text, remedy)
             else:

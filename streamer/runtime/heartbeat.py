@@ -47,7 +47,7 @@ class ServerBeats:
         self.receivers: dict[Heartbeat, ProgressTracker] = {}
 
     def sent(self, lsn: Lsn, began_at: float) -> None:
-        """Let each source without a heartbeat in flight wait for the heartbeat at *lsn*."""
+        """Make each source without a heartbeat in flight wait for the heartbeat at *lsn*."""
         for heartbeat, tracker in self.receivers.items():
             heartbeat.sent(lsn, began_at, tracker)
 
@@ -115,7 +115,7 @@ class Heartbeat:
                 self._by_server.pop(server.place, None)
 
     async def _share(self, plain: Connection, beats: ServerBeats) -> None:
-        """Send a heartbeat for all sources of the server, unless one of them just has."""
+        """Send a heartbeat for all sources of the server, unless a heartbeat is very recent."""
         while True:
             wait = beats.began_at + self._interval - time.monotonic()
             if wait <= 0 and self._sent_at is None:
@@ -127,7 +127,7 @@ class Heartbeat:
         if self._source.label in self._told:
             return
         self._told.add(self._source.label)
-        log.warning("no heartbeats", source=self._source.label, reason=obstacle)
+        log.warning("heartbeats are off", source=self._source.label, reason=obstacle)
 
     async def _beat(self, plain: Connection, beats: ServerBeats) -> None:
         beats.began_at = began = time.monotonic()

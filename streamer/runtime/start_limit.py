@@ -1,4 +1,4 @@
-"""Lets a few sources at a time open their sessions.
+"""Limits how many sources open their sessions at a time.
 
 Opening a session costs connections on both sides, statements over the shared bookkeeping
 connection, and processor time. With hundreds of sources at once, each would take so long that

@@ -58,7 +58,7 @@ class Dropped:
     """The parts that a command dropped, of any table; ``partitions``: or detached.
 
     ``columns`` and ``defaults``: the table's OID and the column's number. ``indexes``: schema and
-    name, because PostgreSQL 16 and older tell no event trigger of REINDEX CONCURRENTLY.
+    name, because REINDEX CONCURRENTLY fires no event trigger on PostgreSQL 16 and older.
     """
 
     objects: frozenset[int] = frozenset()

@@ -46,7 +46,7 @@ class SourceCommand:
 
     ``definition``: at the source, after ``message``. ``at``: the source's time of the change.
     ``told``: words for the cause, as in an error; None for the statement of the message.
-    ``brings_rows``: a copy brings the values of all rows. ``is_late``: a new column may have the
+    ``brings_rows``: a copy reads the values of all rows. ``is_late``: a new column may have the
     name of a dropped column, so existing rows may have values of the dropped column.
     """
 

@@ -84,7 +84,7 @@ class StreamOfCopy(Tables, Protocol):
         ...
 
     def has_delivered(self, lsn: Lsn) -> bool:
-        """Whether the stream has brought all transactions that committed before *lsn*."""
+        """Whether the stream has delivered all transactions that committed before *lsn*."""
         ...
 
 
@@ -185,7 +185,7 @@ class ChangedDefinitions:
             if not _differs(stored, relation):
                 return relation
         log.warning(
-            "the definition of a table is not the one that its stream brings",
+            "the catalog and the stream have different definitions of a table",
             source=self._source.label,
             table=str(relation.name),
         )

@@ -158,7 +158,7 @@ async def create_tables(
 ) -> set[RelationName]:
     """Create target tables, and *types*, unless they exist; return the created tables.
 
-    All are created or none, and the bookkeeping tells. Raises TargetSchemaError,
+    All are created or none, together with their bookkeeping. Raises TargetSchemaError,
     TargetRejectedError with the statements to run instead.
     """
     for table in tables:
@@ -195,7 +195,7 @@ async def create_tables(
             )
     except TargetRejectedError as exc:
         look_up, write = _grants(new.values(), role)
-        # Without statements, the role could not even look whether the tables exist.
+        # Without statements, the role could not even check whether the tables exist.
         sql = [*statements, look_up, write] if statements else [look_up]
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",

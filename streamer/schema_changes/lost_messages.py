@@ -120,7 +120,7 @@ async def _explain(
     except StreamerError as exc:
         # The refusal is raised then, and the next attempt of the lane asks the source again.
         log.info(
-            "the source does not tell the present definition of a table that refuses rows",
+            "cannot read the definition of a table whose target refuses rows",
             table=str(mapped.mapping.source),
             error=exc.message,
         )
@@ -148,7 +148,7 @@ async def _explain(
         message,
         definition,
         at=str(to_datetime(first.commit_time)),
-        told="no message of the source tells of this change, and a row needs it",
+        told="the source sent no message about this change, and a row needs it",
         is_late=True,
     )
     change = TableChange(table, command)

@@ -1,6 +1,6 @@
 """Makes one change of a source table's definition at the target, as `on_ddl` says for its kinds.
 
-A drainer makes the changes that the stream brings. A copy drops the messages in front of its
+A drainer makes the changes in the stream. A copy drops the messages in front of its
 consistent point, and makes these changes itself. A change that has to wait for an operator ends the
 transaction. A row of streamer.ddl then holds the statements.
 """
@@ -101,7 +101,7 @@ class TableChange:
         for sql in statements:
             await self._target.execute(sql)
             source = self._table.source.label
-            log.info("statement in front of a definition", sql=sql, source=source)
+            log.info("changing a definition at the target", sql=sql, source=source)
 
     async def _change(self, changes: list[AnyChange]) -> list[str]:
         """Run the statements for changes, or raise DefinitionStopError."""

@@ -189,7 +189,7 @@ async def _places(
         try:
             mappings = resolve(replace(source, rules=rules), present, target_namespace)
         except MappingError as exc:  # reported where tables join
-            log.warning("foreign keys are left out", source=source.label, error=exc.message)
+            log.warning("omitting foreign keys", source=source.label, error=exc.message)
     return await read_places(target, [m for m in mappings if m.source in names], source.sid)
 
 
@@ -285,7 +285,7 @@ async def make_before_switch(target: TargetConnection, relation_id: int) -> None
             await _attempt(target, record, online=False)
     finally:
         if not target.is_closed:
-            # RESET would bring the limit of the role or the database, and the caller has none.
+            # RESET would restore the limit of the role or the database, and the caller has none.
             await target.execute("set lock_timeout = 0; reset maintenance_work_mem")
 
 
@@ -354,7 +354,7 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
             name=record.name,
             error=exc.message,
         )
-        return  # the next look tries again
+        return  # the next check tries again
     await forget_unwanted(target, record.id)
 
 
@@ -376,7 +376,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
             statements = await _left_to_operator(target, record)
             await give_up(target, record, exc.message, statements)
             log.warning(
-                "a definition cannot be made at the target, and the table goes on without it",
+                "the target refuses a definition; the table continues without it",
                 table=str(record.target),
                 kind=record.kind.value,
                 name=record.name,
@@ -386,7 +386,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
     else:
         await set_made(target, record)
         log.info(
-            "definition made",
+            "created a definition at the target",
             table=str(record.target),
             kind=record.kind.value,
             name=record.name,

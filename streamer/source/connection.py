@@ -192,7 +192,7 @@ async def _log_in(source: SourceMapping, parameters: dict[str, str]) -> Connecti
 
 @contextmanager
 def _naming_the_url(source: SourceMapping) -> Iterator[None]:
-    """Let the error of a refused connection say which setting holds role and password."""
+    """Name the setting with role and password in the error of a refused connection."""
     try:
         yield
     except SourceRejectedError as exc:

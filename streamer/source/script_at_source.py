@@ -90,7 +90,7 @@ def unknown_outcome(xid: int) -> ScriptError:
     """Return the error for a script whose transaction *xid* the source does not know. Pure."""
     return ScriptError(
         f"the source no longer knows whether transaction {xid} of this script has committed",
-        hint="look whether the script took effect there, then use another --id",
+        hint="check whether the script took effect there, then use a new --id",
     )
 
 

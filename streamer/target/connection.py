@@ -184,7 +184,7 @@ def translate(error: BaseException) -> StreamerError:
     # A block of PL/pgSQL has empty texts for an error without column or constraint.
     translated.column = getattr(error, "column_name", None) or None
     translated.constraint = getattr(error, "constraint_name", None) or None
-    # Our ordered block puts the key of the change here; no hint of a server looks like that.
+    # Our ordered block puts the key of the change here; no hint of a server has that form.
     hint = getattr(error, "hint", None)
     translated.key = hint if hint is not None and hint.startswith("Key (") else None
     staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")

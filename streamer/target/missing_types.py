@@ -27,7 +27,7 @@ def missing_type(name: RelationName, hint: str | Remedy | None) -> TargetSchemaE
 def extension_sql(
     kind: DefinedType, namespaces: Collection[str], installed: Collection[str]
 ) -> list[str]:
-    """Return the statements that bring *kind* by its extension, in the schema of the source.
+    """Return the statements that create *kind* with its extension, in the schema of the source.
 
     *namespaces*, *installed*: the schemas and extensions of the target.
     """
@@ -66,7 +66,7 @@ async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
 async def refuse_types_of_extensions(
     target: TargetConnection, names: Collection[str], read: ReadTypes
 ) -> None:
-    """Raise TargetSchemaError if the target lacks one of these types, and an extension brings it.
+    """Raise TargetSchemaError if the target lacks one of these types that an extension has.
 
     *names*: of types that no statement of streamer creates.
     """

@@ -114,7 +114,9 @@ async def set_ahead(connection: TargetConnection, sequence: TargetSequence, valu
 async def set_exact(
     connection: TargetConnection, sequence: TargetSequence, value: int, *, is_called: bool
 ) -> None:
-    """Let *sequence* give the value behind *value* next, or *value* itself. Raises TargetError."""
+    """Set *sequence* so that its next value is behind *value*, or *value* itself. Raises
+    TargetError.
+    """
     await connection.fetch_value(
         "select pg_catalog.setval($1::int8::oid::pg_catalog.regclass, $2::int8, $3)",
         sequence.oid,

@@ -16,7 +16,7 @@ class _Gathered(Generic[K, V]):
 
 
 class Batched(Generic[K, V]):
-    """Looks keys up by *read*, which takes several keys and omits missing keys.
+    """Reads keys by *read*, which takes several keys and omits missing keys.
 
     A single call of *read* runs at a time, and begins after the requests that it serves. A failure
     or a cancellation ends only the request that made the call; the remaining requests read again.

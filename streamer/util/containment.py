@@ -50,7 +50,12 @@ def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
         for task in tasks:
             if not task.done():
                 places = [f"{f.f_code.co_filename}:{f.f_lineno}" for f in task.get_stack(limit=1)]
-                log.error("a task does not end", work=work, task=task.get_name(), places=places)
+                log.error(
+                    "a task has not ended after its cancellation",
+                    work=work,
+                    task=task.get_name(),
+                    places=places,
+                )
                 task.cancel()
         timers[:] = [loop.call_later(END_SECONDS, check)]
 

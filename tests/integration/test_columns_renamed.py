@@ -68,7 +68,7 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
         target.execute(statement)
         # AND values that each row has of its own come by themselves, once the column is there
         error = await error_of(streamer, "computed")
-        assert "brings the values of rows from before" in error
+        assert "copies the values of the existing rows" in error
         target.execute(re.findall(r"run there: ([^;]*);", error)[0])
         # AND a column of the same name is noticed
         error = await error_of(streamer, "again")

@@ -94,7 +94,7 @@ def test_a_failover_keeps_the_slot_where_the_standby_is_ready() -> None:
         (StandbyState("b", None, READY), "does not exist yet"),
         (StandbyState("b", replace(SLOT, is_temporary=True), READY), "would be lost"),
         (StandbyState("b", replace(SLOT, invalidation="rows_removed"), READY), "rows_removed"),
-        (StandbyState("b", error="connection refused"), "cannot be looked at: connection refused"),
+        (StandbyState("b", error="connection refused"), "cannot be checked: connection refused"),
     )
     for look, words in cases:
         facts.standbys = [look]

@@ -74,7 +74,7 @@ _HTTP_CODES: Final = {404: "not_found", 405: "not_allowed", 413: "too_large", 41
 
 
 def install_errors(app: FastAPI) -> None:
-    """Let *app* answer every error in that shape."""
+    """Make *app* answer every error in that shape."""
 
     @app.exception_handler(StreamerError)
     async def streamer_error(request: Request, exc: StreamerError) -> Response:

@@ -155,7 +155,7 @@ class Events:
         self._is_closed = False
 
     def start(self) -> None:
-        """Begin to look, if that has not begun."""
+        """Begin to poll, unless polling has begun."""
         if not self._is_closed:
             self.history.start()
         if not self._is_closed and (self._task is None or self._task.done()):
@@ -357,7 +357,7 @@ async def read_copies(bookkeeping: Bookkeeping, earlier: _Progress) -> _Progress
             copies = await read_progress(connection)
             labels = await read_labels(connection, list(copies))
     except StreamerError:
-        return earlier  # states tell that the target is unreachable
+        return earlier  # the states say that the target is unreachable
     return {label: copies[relation_id] for relation_id, label in labels.items()}
 
 

@@ -80,7 +80,10 @@ class MinuteExchange:
         except StreamerError as exc:
             if str(exc) != self._failure:
                 self._failure = str(exc)
-                log.warning("streamer cannot exchange the history of sources", error=str(exc))
+                log.warning(
+                    "streamer cannot store or read the history of sources in the target",
+                    error=str(exc),
+                )
 
     async def store(self) -> None:
         """Store the minutes that wait. Raises StreamerError."""

@@ -116,7 +116,7 @@ def source_view(
 
 
 def is_queued(table: Row) -> bool:
-    """Whether the copy of a table has not begun to bring rows.
+    """Whether the copy of a table has copied no row yet.
 
     The bookkeeping says ``copying`` from the moment at which a copy is planned.
     """

@@ -122,7 +122,7 @@ class AdminStore:
         if now is not None and now != former:
             log.error("the mapping database is unusable", error=now.error, hint=now.hint)
         elif now is None and former is not None:
-            log.info("the mapping database is back", path=self.path)
+            log.info("the mapping database is usable again", path=self.path)
 
     async def _check_file(self, *, is_thorough: bool = False) -> MappingProblem | None:
         if self._file is not None:
@@ -160,7 +160,7 @@ class AdminStore:
 
     @contextmanager
     def _noticing_damage(self) -> Iterator[None]:
-        """Let damage that SQLite meets in a statement be the state of the file."""
+        """Report damage that SQLite finds in a statement as the state of the file."""
         try:
             yield
         except StoreError as exc:

@@ -281,8 +281,8 @@ class ResumeBody(ActionBody):
 
 class ResyncBody(ActionBody):
     """``mode``: write all rows again, or only those that differ. ``force``: leave out columns that
-    the target lacks. ``where``: bring only rows for which this SQL over the source's columns is
-    true. ``columns``: bring only these columns of the existing rows, by the target's names.
+    the target lacks. ``where``: copy only rows for which this SQL over the source's columns is
+    true. ``columns``: copy only these columns of the existing rows, by the target's names.
     ``skip_changes``: leave out the changes before the copy, so the past of a history or append
     table gets a gap.
     """

@@ -88,7 +88,7 @@ class RunningEngine(Protocol):
     async def apply(self, mapping: Mapping) -> None: ...
 
     def confirm_mapping(self) -> None:
-        """Let the other replicas follow the mapping of this process."""
+        """Make all replicas use the mapping of this process."""
 
 
 def database_path(settings: Settings) -> str | None:
@@ -166,7 +166,7 @@ class AdminService:
         return row
 
     async def replace(self, kind: str, number: int, values: Row, actor: str) -> Row:
-        """Let a row of the draft be *values*. Raises AdminError."""
+        """Replace a row of the draft. Raises AdminError."""
         return await self._change(kind, number, lambda row: values, actor)
 
     async def patch(self, kind: str, number: int, changes: Row, actor: str) -> Row:

@@ -565,7 +565,7 @@ class Lane:
         self.add_hold(Hold.SLOW)
 
     def hold_to_point(self, point: Lsn | None) -> None:
-        """Let the drainer apply changes that commit before *point*; None: no changes for now."""
+        """Allow the drainer to apply changes that commit before *point*; with None, no changes."""
         if Hold.POINT not in self.hold or self.point != point:
             self.point, self.is_at_point = point, False
             self.add_hold(Hold.POINT)

@@ -73,7 +73,7 @@ class ItemReader:
     async def _texts(
         self, plan: ApplyPlan, changes: list[OrderedChange], number: int
     ) -> list[OrderedChange]:
-        """Let the server convert binary values to text.
+        """Convert binary values to text at the server.
 
         Text is the same in both transports, and the server's encoding may be the cause of the
         rejection.

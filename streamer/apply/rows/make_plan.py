@@ -282,7 +282,7 @@ def missing_remedy(
         "streamer makes such changes itself"
     )
     if any(c.after is not None and c.after.may_hide_values for c in changes.values()):
-        words += "; once it is there, streamer brings the values of rows from before"
+        words += "; streamer then copies the values of the existing rows"
     return statements, words
 
 
@@ -384,7 +384,7 @@ def _identify(
             raise TargetSchemaError(
                 f'key column "{absent[0]}" of source table "{mapping.source}" is not written '
                 "to the target",
-                hint="do not exclude it, and let the target have it",
+                hint="do not exclude it, and add it to the target",
             )
         key = tuple(by_position[i] for i in positions)
         for column in key:
@@ -393,7 +393,7 @@ def _identify(
                 raise TargetSchemaError(
                     f'`set` computes "{column.name}", which is part of the key of source table '
                     f'"{mapping.source}"',
-                    hint="let the key be as it is, and compute a column beside it",
+                    hint="leave the key unchanged, and compute a further column",
                 )
         return (Identity.KEY, key) if key else (Identity.NONE, ())
     if relation.replica_identity == "n":

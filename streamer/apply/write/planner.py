@@ -351,7 +351,7 @@ class Planner:
             await store_known(connection, mapped.relation_id, columns, backfilled)
         if backfilled:
             log.info(
-                "columns of existing rows are brought",
+                "backfilling columns of existing rows",
                 source=_label(mapped),
                 table=str(mapped.mapping.source),
                 columns=", ".join(backfilled),

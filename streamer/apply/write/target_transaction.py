@@ -363,7 +363,7 @@ class TargetTransaction:
 
 
 async def _paced(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Let readers of sockets run between the chunks of a long COPY."""
+    """Run socket readers between the chunks of a long COPY."""
     since = time.monotonic()
     for chunk in chunks:
         yield chunk

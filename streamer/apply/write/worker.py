@@ -377,11 +377,11 @@ class Worker:
             except TargetConnectionError:
                 if self._too_slow is not lane:
                     raise
-                log.debug("handed to a drainer", lane=lane.name, error="it takes long")
+                log.debug("lane handed to a drainer", lane=lane.name, error="its commit takes long")
                 self._fail(window, lane)
                 return False
             except StreamerError as exc:
-                log.debug("handed to a drainer", lane=lane.name, error=str(exc))
+                log.debug("lane handed to a drainer", lane=lane.name, error=str(exc))
                 await self._transaction.rollback()
                 self._fail(window, lane)
                 return False
@@ -464,14 +464,16 @@ class Worker:
             if lane.is_held or lane.is_ending:
                 continue
             if move is Move.TO_DISK:
-                log.debug("handed to a drainer", lane=lane.name, error="it takes long each time")
+                log.debug(
+                    "lane handed to a drainer", lane=lane.name, error="each commit takes long"
+                )
                 self._give_back(lane)
                 lane.defer_to_drainer(now + ASIDE_SECONDS)
             elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.take(lane, now)):
-                log.debug("a hot lane gets a connection of its own", lane=lane.name)
+                log.debug("hot lane moved to a separate worker", lane=lane.name)
                 self._move(lane, place)
             elif home := self._hot_lanes.leave(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
-                log.debug("a lane is hot no longer", lane=lane.name)
+                log.debug("lane returned to its shared worker", lane=lane.name)
                 self._move(lane, home)
 
     def _find_moves(self, window: Window) -> dict[Lane, Move]:

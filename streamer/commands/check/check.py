@@ -56,7 +56,7 @@ class Examination:
 
 
 async def check(settings: Settings, mapping: Mapping) -> CheckReport:
-    """Look at all sources and the target. Raises ConfigurationError; all else is a finding."""
+    """Check all sources and the target. Raises ConfigurationError; all else is a finding."""
     require_sources(settings, mapping)
     report = (await examine(settings, mapping)).report
     report.findings += check_spark(settings.sync)

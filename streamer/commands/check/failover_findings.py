@@ -140,7 +140,7 @@ def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
 def _check_candidate(place: Place, standby: StandbyState, slot: Slot | None) -> Iterable[Finding]:
     """Whether a failover to this standby would keep the slot."""
     if standby.error is not None:
-        yield warning(place, f"cannot be looked at: {standby.error}")
+        yield warning(place, f"cannot be checked: {standby.error}")
         return
     for name, value, expected in (
         ("sync_replication_slots", "off", "on"),

@@ -37,7 +37,7 @@ from streamer.util.migrations import read_migrations
 VERSION_MIN: Final = 12_00_00
 OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
 STATEMENT_SECONDS: Final = 20
-"""How long looking for rows may take: a table may be large, or locked."""
+"""How long the search for rows may take: a table may be large, or locked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -481,7 +481,7 @@ class Cutover:
         return ""
 
     async def _open_target(self) -> str:
-        """Let programs write at the target. From here on, no way leads back."""
+        """Allow programs to write at the target. The cut-over is final from here on."""
         try:
             async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
                 async with self._bookkeeping.connection() as target:

@@ -270,7 +270,7 @@ def _can_reach(path: Path) -> bool:
 
 
 def _open_to_all(directory: Path) -> None:
-    """Let every user read the files below *directory*, and run the programs there."""
+    """Allow every user to read the files below *directory*, and run the programs there."""
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink():
             mode = path.stat().st_mode

@@ -256,7 +256,7 @@ def serve(spark: StartedSpark) -> None:
             threading.Thread(
                 target=_cancel, args=(context, path, running[path]), daemon=True
             ).start()
-    # The parent process is gone: the copies of the tasks have no use.
+    # The parent process has ended, so the tasks copy in vain.
     os._exit(0)
 
 

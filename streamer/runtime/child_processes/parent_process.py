@@ -76,7 +76,7 @@ class Parent:
             seconds = restarts.next_seconds(code, time.monotonic() - began)
             fields = {"number": number, "pid": process.pid, "exit": _describe(code)}
             if seconds is None:
-                log.error("a process cannot run, so the others end", **fields)
+                log.error("a process cannot run, so all processes end", **fields)
                 self._exit_code = code
                 self.stop()
                 return

@@ -102,7 +102,7 @@ async def follow_renames(
     version: int,
     target_namespace: str,
 ) -> Unfollowed:
-    """Let the relations of *records* follow their tables; return the relations that cannot."""
+    """Rename the relations of *records* as their tables; return those that cannot follow."""
     unfollowed = Unfollowed()
     if source.ddl is not DdlCapture.CAPTURE:
         return unfollowed
@@ -114,7 +114,7 @@ async def follow_renames(
     formers = {move.former for move in verdicts}
     for group in groups(verdicts):
         for name in {move.now for move in group} - formers:
-            if name in by_name:  # the relation of that name gives way
+            if name in by_name:  # the relation of that name moves away
                 await forget_relation(bookkeeping, by_name[name].relation_id)
         try:
             await _follow(bookkeeping, source, group)
@@ -131,7 +131,7 @@ async def follow_renames(
 async def _follow(
     bookkeeping: Bookkeeping, source: SourceMapping, group: Mapping[Renamed, Following]
 ) -> None:
-    """Let relations follow that swap their names."""
+    """Rename relations whose tables swap their names."""
     renames = {move: step.mapping.target for move, step in group.items() if step.renames_target}
     statements = rename_all_sql([(move.target, target) for move, target in renames.items()])
     async with bookkeeping.connection() as connection:

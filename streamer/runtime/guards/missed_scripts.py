@@ -138,8 +138,8 @@ def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
     return ScriptError(
         f'script "{record.id}" {outcome}: {record.error}',
         hint=Remedy.of(
-            "look on both sides for its effect, and run its text with psql where that is missing; "
-            "then run `",
+            "check on both sides whether the script took effect, and run its text with psql "
+            "where it did not; then run `",
             skip,
             "`, and the source goes on",
         ),

@@ -589,7 +589,7 @@ def _membership(
 
 def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
     """Return the case of a table that lacks changes because of *error*."""
-    first = error.remedy or "see to it that it is there and published"
+    first = error.remedy or "create the table and publish it"
     again = _resync_command(mapping, source)
     remedy = Remedy.of(first, "; changes may be missing, so then run: ", again)
     report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)

@@ -147,7 +147,7 @@ class SlotCheck:
             return record
         if not self._branch.is_known:
             log.warning(
-                "the server cannot send the history of its timeline, so the number has to do",
+                "no timeline history file from the server; comparing timeline numbers only",
                 source=self._source.label,
                 timeline=timeline,
             )
@@ -167,7 +167,7 @@ class SlotCheck:
                 f"the target has changes from behind that: {', '.join(ahead)}"
             )
         log.warning(
-            "the source failed over, and the target has nothing that it lacks",
+            "the source failed over, and lost no change that the target has",
             source=self._source.label,
             timeline=timeline,
             fork_lsn=str(fork_lsn),

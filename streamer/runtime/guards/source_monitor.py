@@ -1,7 +1,7 @@
 """Guards the preconditions of a source: its slot, its publications, replica identities.
 
-The guard has its own connection, reads only catalogs and waits for no lock on a user's table. Mere
-observations (partitions, heartbeats) use a second connection and a second task, see
+The guard has its own connection, reads only catalogs and waits for no lock on a user's table.
+Checks that stop no stream (partitions, heartbeats) use a second connection and a second task, see
 `streamer.runtime.session.source_checks`. So a locked table cannot hide a lost slot.
 """
 
@@ -63,7 +63,7 @@ class SourceMonitor:
         )
 
     async def run(self, looked: Callable[[], None]) -> None:
-        """Guard until cancelled; *looked* is called after each check.
+        """Check until cancelled; *looked* is called after each check.
 
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
         """

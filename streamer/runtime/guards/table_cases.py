@@ -128,7 +128,7 @@ class TableCases:
             self._open[mapped] = _Open(Case(Fate.REPLACED))
 
     def _expect(self, mapped: MappedRelation) -> None:
-        """Let the next check begin the copy of *mapped*, if streamer can publish the table."""
+        """Request the copy of *mapped* at the next check, if streamer can publish the table."""
         waiting = self._open.get(mapped)
         is_over = waiting is not None and waiting.case.fate is Fate.REPLACED
         if waiting is None or (is_over and mapped.skip_through_lsn == EVERYTHING):
@@ -200,7 +200,7 @@ class TableCases:
                 ends_at=now["now"] if closes and not is_bare else None,
             )
             if is_bare:
-                log.info("table is gone before its first copy", **fields)
+                log.info("table was dropped before its first copy", **fields)
                 continue
             log.warning(
                 "table was dropped at the source, and its target keeps the rows",

@@ -106,5 +106,5 @@ class TimelineMonitor:
         fork_lsn = common_end(self._branch, now)
         if fork_lsn is not None and self._held_lsn <= fork_lsn:
             await follow_timeline(self._bookkeeping, self._fence, former, timeline, now.text)
-            log.info("the standby follows another timeline", source=label, timeline=timeline)
-        return f'source "{label}": the server went over from timeline {former} to {timeline}'
+            log.info("the standby follows a new timeline", source=label, timeline=timeline)
+        return f'source "{label}": the server switched from timeline {former} to {timeline}'

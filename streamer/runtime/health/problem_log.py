@@ -44,7 +44,7 @@ class ProblemLog:
             log.debug("the stored problems cannot be read", reason=str(exc))
 
     def tell(self, problems: Sequence[Problem]) -> None:
-        """Log new problems, and problems that have gone."""
+        """Log new problems, and the end of problems."""
         current = {problem.key: problem for problem in needs_operator(problems)}
         for key, problem in current.items():
             former = self._told.get(key)

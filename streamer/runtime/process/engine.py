@@ -194,7 +194,7 @@ class Engine:
                 self._guarding = guarding
                 watching = [
                     guarding.create_task(
-                        enduring("looking at the target", self._target_monitor.run), name="target"
+                        enduring("checking the target", self._target_monitor.run), name="target"
                     ),
                     guarding.create_task(
                         enduring(
@@ -751,7 +751,9 @@ async def _check_resolves(mapping: Mapping) -> None:
             for table in mapped:
                 writers.setdefault(table.target, []).append((source.label, source.sid))
         except SourceError as exc:
-            log.warning("cannot check whether the rules fit", source=source.label, error=str(exc))
+            log.warning(
+                "cannot check the rules against the target", source=source.label, error=str(exc)
+            )
     for target, several in writers.items():
         for clash in find_clashes(target, several):
             raise MappingError(clash.message, hint=clash.hint)

@@ -140,7 +140,7 @@ class Verification:
                     }
                     due += self._due(supervisor.source, relations, records)
         except StreamerError as exc:  # the process reports the target elsewhere
-            log.debug("cannot look for tables to verify", error=str(exc))
+            log.debug("cannot read the tables to verify", error=str(exc))
         return due
 
     def _verifies(self, supervisor: Supervisor) -> bool:
@@ -245,6 +245,6 @@ def _report(source: SourceMapping, result: TableResult) -> None:
     elif result.error is not None:
         log.warning("table cannot be verified", **names, error=result.error, code="compare")
     elif result.undecided:
-        log.info("verification without an answer", **names, undecided=result.undecided)
+        log.info("verification inconclusive", **names, undecided=result.undecided)
     else:
         log.info("table verified", **names, rows=result.rows_source, seconds=result.seconds)

@@ -139,7 +139,9 @@ class MappingFollower:
             self._is_told = True
             log.warning(DIFFERS, run_by=names, hint=MAPPING_HINT)
         elif not self._is_told:
-            log.info("the replicas run another mapping: reading the configuration", run_by=names)
+            log.info(
+                "the replicas run a different mapping: reading the configuration", run_by=names
+            )
         self._next_at = now + self._seconds
         self._seconds = min(2 * self._seconds, MOST_SECONDS)
         self._reload()

@@ -109,7 +109,7 @@ class Scripts:
         ids = [script_id_of(message.content) for message in reached.messages] if scripts else [None]
         if not scripts.keys() >= set(ids):
             log.warning(
-                "a message about a script is from another program and does nothing",
+                "ignoring a message about a script from a foreign program",
                 source=self._source.label,
                 xid=reached.xid,
             )

@@ -74,7 +74,9 @@ class SequenceFollower:
             except RIGHT_LOST:
                 raise
             except (SourceContentionError, TargetError) as exc:
-                log.debug("sequences follow later", source=self._source.label, reason=str(exc))
+                log.debug(
+                    "sequences will be read again later", source=self._source.label, reason=str(exc)
+                )
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _follow(self, sequences: list[SourceSequence]) -> list[SequenceRecord]:
@@ -122,7 +124,7 @@ class SequenceFollower:
         for record in records:
             if record.error is not None and former.get(record.source) != record.error:
                 log.warning(
-                    "a sequence cannot follow",
+                    "cannot advance a sequence at the target",
                     source=self._source.label,
                     sequence=record.source,
                     target=record.target,

@@ -178,7 +178,7 @@ class Relations:
             self._health.table_errors[table] = state.error
 
     def _hold_to_point(self, mapped: MappedRelation) -> None:
-        """Let the lane apply exactly the changes before the point of a copy at a point."""
+        """Allow the lane to apply exactly the changes before the point of a copy at a point."""
         if mapped.state.need in TO_POINT:
             is_behind = self.followed(mapped) is not None
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)

@@ -51,7 +51,7 @@ class Obstacles:
             await set_streaming_state(self._bookkeeping, mapped.relation_id, State.ERROR, report)
 
     async def remove(self, mapped: MappedRelation) -> None:
-        """Let *mapped* continue."""
+        """Continue *mapped*."""
         mapped.obstacle = None
         self._relations.become(mapped, mapped.state.drained())
         await set_streaming_state(self._bookkeeping, mapped.relation_id, State.READY)

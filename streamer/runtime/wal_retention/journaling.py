@@ -369,7 +369,7 @@ async def _check_timeline(replication: Connection, branch: Branch) -> None:
     timeline = await read_timeline(replication)
     if timeline != branch.timeline:
         raise SourceConnectionError(
-            f"the server went over from timeline {branch.timeline} to {timeline}"
+            f"the server switched from timeline {branch.timeline} to {timeline}"
         )
 
 

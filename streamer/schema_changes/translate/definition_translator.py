@@ -52,9 +52,9 @@ from streamer.schema_changes.translate.object_translator import ObjectTranslatio
 class Translation:
     """The statements for one difference.
 
-    ``filled``: columns of the target to bring for existing rows, because no statement gives them
-    the source's values. ``reason``: why. ``objects``: of indexes and
-    constraints, whose statements are among these, too.
+    ``filled``: target columns to copy for existing rows, because no statement computes the source's
+    values. ``reason``: why. ``objects``: of indexes and constraints, whose statements are among
+    these, too.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -155,7 +155,7 @@ class DefinitionTranslator:
     def note_made(self, change: ColumnChange, result: Translation) -> None:
         """Backfill a column after a change that a peer source has made for this source, too.
 
-        The target may have the column under a later name by now, which the next changes bring.
+        The target may have the column under a later name by now, from the next changes.
         """
         column = change.after
         if change.kind is not DdlKind.CHANGE_TYPE or column is None:
@@ -538,7 +538,7 @@ class DefinitionTranslator:
         self, change: ColumnChange, name: str, column: DefinedColumn, result: Translation
     ) -> list[str]:
         if not self._columns[name].is_generated:
-            return []  # no change has brought values of it
+            return []  # no change has had values of the column
         facts = self._generated
         text = expression_of(column, self._mapping, self._columns, facts)
         statements, doubt = set_expression(self._alter, name, column, text, facts)
@@ -553,7 +553,7 @@ class DefinitionTranslator:
         return statements
 
     def _drop_expression(self, name: str, column: DefinedColumn, result: Translation) -> list[str]:
-        """Return the statements after which later rows bring values of a generated column."""
+        """Return the statements after which changes contain the values of a generated column."""
         present = self._columns.get(name)
         if present is not None and present.is_generated:
             self._columns[name] = replace(present, is_generated=False, has_default=False)

@@ -186,7 +186,7 @@ class ObjectTranslator:
             return
         name, present = self._renderer.free(new.name), self._find(old)
         if self._peers and any(o.name == name for o in self._present):
-            self._drop(old, result)  # the tenant before brought the object under its new name
+            self._drop(old, result)  # the previous tenant created the object under its new name
             return
         named = [o for o in self._present if o.name == name]
         if present is not None and not any(_bars(o, present) for o in named):

@@ -307,8 +307,8 @@ class TypeTranslator:
         present = {attribute: kind for _, attribute, kind in composite.attributes}
         types = {attribute: kind for _, attribute, kind in change.after.attributes}
         if change.kind is DdlKind.DROP_ATTRIBUTE:
-            # A transaction that began before may bring a value that fits by its number of
-            # attributes, and means different attributes. The backfill begins behind all of these.
+            # A transaction that began before may have a value with the right number of attributes,
+            # but different attributes. The backfill begins behind all of these.
             reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
             result.rewritten[change.after.quoted] = reason
         match change.kind:

@@ -31,7 +31,7 @@ from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_con
 log = structlog.get_logger()
 
 HOST_SECONDS: Final = "5"
-"""How long a look waits for one host."""
+"""How long a check waits for a host."""
 _WRITABLE: Final = ("any", "primary", "read-write")
 
 

@@ -51,7 +51,7 @@ class Reported:
 
 
 async def set_lock_timeout(plain: Connection, seconds: float = LOCK_SECONDS) -> None:
-    """Let no statement of *plain* wait for a lock for longer than *seconds*."""
+    """Limit the wait of statements of *plain* for a lock to *seconds*."""
     await plain.execute(f"set lock_timeout = {round(seconds * 1000)}".encode())
 
 
@@ -73,11 +73,13 @@ async def _report_blockers(
 ) -> None:
     """Report the sessions that the backend *pid* waits for, for as long as this runs.
 
-    The watch opens a separate connection, after a moment: most work waits for no session.
+    The check opens a separate connection, after a moment: most work waits for no session.
     """
     await asyncio.sleep(CHECK_SECONDS)
     async with connection(source) as plain:
-        await check_same_server_plainly(plain, server)  # on another server the pid is a stranger's
+        await check_same_server_plainly(
+            plain, server
+        )  # on another server the pid is of a different session
         while True:
             if awaited := await read_blockers(plain, pid):
                 await tell(awaited)
@@ -115,4 +117,4 @@ async def reporting_blockers(
         watching.cancel()
         await asyncio.wait([watching])
         if not watching.cancelled():
-            watching.exception()  # a failed look must not end the work
+            watching.exception()  # a failed check must not end the work

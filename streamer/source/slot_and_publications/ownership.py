@@ -93,7 +93,7 @@ def obstacle(owners: Found, source: SourceMapping, installation: str, *, is_know
     if owners.reader is not None:
         return f'replication slot "{source.slot}" is read by {owners.reader}, not for this target'
     if owners.is_used is None:
-        return f'replication slot "{source.slot}" is there, and this server cannot tell its use'
+        return f'replication slot "{source.slot}" exists, and this server cannot say who uses it'
     if owners.is_used:
         return f'replication slot "{source.slot}" was read from, and not for this target'
     return ""

@@ -367,7 +367,7 @@ def publishable_filters(
 
 @dataclass(frozen=True, slots=True)
 class PublicationChanges:
-    """Statements that bring publications to the wanted state."""
+    """Statements that change publications to the desired state."""
 
     needed: list[str] = field(default_factory=list)
     surplus: list[str] = field(default_factory=list)

@@ -222,7 +222,7 @@ def require_own(slot: Slot | None, source: SourceMapping, server: SourceServer) 
 
 
 async def set_failover(source: SourceMapping, slot: Slot, server: SourceServer) -> None:
-    """Let standbys keep an existing slot, or no longer, as *source* asks for."""
+    """Set or clear the failover option of an existing slot, as configured for *source*."""
     if slot.is_failover == source.failover or server.in_recovery:
         return
     value = "true" if source.failover else "false"
@@ -447,7 +447,9 @@ async def _watched(
         plain_connection(source) as plain,
         RunningTransactions(source, server) as running,
     ):
-        await check_same_server_plainly(plain, server)  # elsewhere the pid is a stranger's
+        await check_same_server_plainly(
+            plain, server
+        )  # elsewhere the pid is of a different session
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():

@@ -49,7 +49,7 @@ async def read_replication_settings(connection: Connection) -> dict[str, str]:
 
 
 async def read_standbys(source: SourceMapping) -> list[StandbyState]:
-    """Look at each host of the url that is a standby now."""
+    """Read the state of each host of the url that is a standby now."""
     states = []
     for host, port in hosts_of(source.url.reveal()):
         name = host_name(host, port)

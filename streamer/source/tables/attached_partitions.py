@@ -106,7 +106,7 @@ async def read_leaves(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, list[Leaf]]:
     """Return the partitions of the partitioned tables among *names*, as the transaction of
-    *connection* sees them. Include tables without partitions: the first partition may bring rows.
+    *connection* sees them. Include tables without partitions: the first partition may have rows.
     """
     listed = list(names)
     if not listed:
@@ -149,7 +149,7 @@ async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
 
 async def had_rows(connection: Connection, leaf: Leaf) -> bool | None:
     """Return whether the partition held rows when it was attached, or None if it is locked, renamed
-    or gone.
+    or dropped.
 
     When unsure, return True: a false alarm costs a comparison, a miss costs data.
     """

@@ -65,7 +65,7 @@ async def describe_condition(
     condition: Expression,
     place: str,
 ) -> None:
-    """Let the source check a condition over the rows of *relation*. Raises MappingError."""
+    """Check at the source a condition over the rows of *relation*. Raises MappingError."""
     functions = functions_sql((condition,))
     rows = await fetch_all(plain, functions) if functions is not None else []
     try:

@@ -157,7 +157,7 @@ async def is_rewritten(
     connection: Connection, table: StoredTable, former: Storage, *, captures: bool
 ) -> bool | None:
     """Return whether ALTER TABLE rewrote a table since *former* without a change of columns. Return
-    None if the table is locked, renamed or gone.
+    None if the table is locked, renamed or dropped.
 
     *captures*: the source's capture reports rewrites of columns. PostgreSQL writes the rows of such
     columns in pg_attribute with the rewrite. The rows of a table tell which rewrite was the last.

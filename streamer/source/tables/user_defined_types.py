@@ -1,4 +1,4 @@
-"""Types that a source's tables use and that PostgreSQL does not bring along."""
+"""Types of a source's tables that are not built into PostgreSQL."""
 
 from collections.abc import Collection, Iterable, Sequence
 
