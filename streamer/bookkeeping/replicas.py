@@ -24,10 +24,10 @@ KNOWN_SECONDS: Final = 600.0
 """A replica without its lock keeps its row that long, because it may only have lost its session."""
 
 MAPPING_HINT: Final = (
-    "give it the configuration of the others; or, if its own is the newer one, send it SIGHUP"
+    "give this replica the configuration of the others; or, if its file is newer, send it SIGHUP"
 )
 _OTHER_MAPPING: Final = (
-    "no replica has taken this source: {} has another mapping than the one that the replicas run"
+    "no replica has taken this source: {} has a different mapping than the running replicas"
 )
 _NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
 _MORE_ROOM: Final = "start another process with the same configuration, or raise --max-sources"

@@ -154,7 +154,9 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
         return MappingError(
             f"changes of {table} are in quarantine, {record.quarantined} of them, and a copy would "
             "drop them",
-            hint=Remedy.of("to apply them once their cause is gone, run: ", retry, "; ", accept),
+            hint=Remedy.of(
+                "to apply them after you have removed the cause, run: ", retry, "; ", accept
+            ),
         )
     return None
 

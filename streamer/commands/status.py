@@ -511,8 +511,8 @@ async def _add_positions(
     if record is not None and runs_at_another_target(source, record, slot):
         status.state, status.error_code = UNKNOWN, TargetMovedError.code
         status.error = (
-            "a process reads the slot, and none holds the lock of this source here: this command "
-            "reached another target than `run`"
+            "a process reads the slot, but none holds the lock of this source at this target: "
+            "`run` uses a different target"
         )
         words = "write the server that `run` uses into target.url, and stop an old primary"
         status.remedy = Remedy.of(words)

@@ -113,7 +113,7 @@ def _check_spool(settings: Settings, describe: Callable[[Location], str]) -> Non
         if is_spool and group.max_retained_wal is not None and settings.spool.directory is None:
             at: Location = ("sources", number, "on_max_retained_wal")
             raise SettingsError(
-                f"{describe(at)}: a journal needs a directory that lasts",
+                f"{describe(at)}: a journal needs a directory that survives a restart",
                 hint="set spool.directory",
             )
 

@@ -177,7 +177,7 @@ class Finisher:
             columns = ", ".join(scope.resync.columns)
             lack = f"the values of {columns} in existing rows are still missing"
         elif await is_copy_due(self._context.bookkeeping, mapped.relation_id):
-            lack = "existing rows are still those from before"
+            lack = "existing rows are unchanged"
         else:
             return error
         return _with_resume(

@@ -167,7 +167,7 @@ async def _find_leaves(
     if attached is not None:
         return []
     parts = [
-        (gaps, "came as a partition with rows in it, which do not travel"),
+        (gaps, "was attached as a partition with rows, which the stream does not contain"),
         (away, "was detached and attached again, and changes made meanwhile are not replicated"),
     ]
     return [_Gap(f"{_names(members)} {reason}") for members, reason in parts if members]
@@ -203,8 +203,8 @@ async def _find_columns(
         if replaced := replaced_columns(stored_numbers, identity.columns):
             listed = ", ".join(f'"{column}"' for column in replaced)
             gaps[mapped] = _Gap(
-                f"column {listed} of the source is another one since a DROP or RENAME, so older "
-                "rows keep former values"
+                f"column {listed} of the source is a different column since a DROP or RENAME, so "
+                "older rows keep former values"
             )
     return gaps
 

@@ -432,7 +432,7 @@ class TargetContentionError(TargetError):
     code = "target_busy"
     runbook = "target-away"
     retry = Retry.TIMED
-    advice = "If the error stays, find the session that holds the lock, or make room."
+    advice = "If the error stays, find the session that holds the lock, or free disk space."
 
 
 class TargetReadOnlyError(TargetError):

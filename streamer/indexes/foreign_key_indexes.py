@@ -320,7 +320,7 @@ async def _obstacles(
             elif lag is not None and lag > LAG_BYTES_MAX:
                 reason = f"{label} lags by {lag} bytes"
         if str(name) in deferred:
-            reason = "its own indexes are not back yet"
+            reason = "its indexes are not restored yet"
         if reason is not None:
             obstacles[name] = reason
     return obstacles

@@ -186,11 +186,11 @@ def _refuse_taken_names(
 def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
     if is_moving:
         return Obstacle(
-            f'the table that was called "{move.now}" before cannot follow to its own new name',
-            "correct the rules for that one",
+            f'the table formerly named "{move.now}" cannot be renamed either',
+            "correct the rules for that table",
         )
     return Obstacle(
-        f'streamer has another table of the name "{move.now}"',
+        f'streamer has a different table of the name "{move.now}"',
         f'remove the rule for "{move.former}", and resync "{move.now}"',
     )
 

@@ -85,9 +85,9 @@ def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> 
     costs no write. Raises ValueError if the target's sequence cannot follow.
     """
     if (increment > 0) != (target.increment > 0):
-        raise ValueError("its increment has the other sign")
+        raise ValueError("its increment has the opposite sign")
     if not target.minimum <= value <= target.maximum:
-        raise ValueError(f"the source is at {value}, which it cannot take")
+        raise ValueError(f"the source is at {value}, which is outside of its limits")
     margin = increment * max(MARGIN_STEPS, MARGIN_LOOKS * drawn_steps)
     goal = min(max(value + margin, target.minimum), target.maximum)
     last = target.last_value

@@ -58,7 +58,7 @@ class Blockers:
     def wait_for(self, target: object) -> TableWait:
         """Return the wait for the sessions' locks on the table *target* of the target."""
         sql = at_target(*(f"select pg_terminate_backend({pid})" for pid in self.pids))
-        remedy = Remedy.of("let it end, or run at the target: ", sql) if self.pids else None
+        remedy = Remedy.of("wait until it ends, or run at the target: ", sql) if self.pids else None
         return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)
 
 

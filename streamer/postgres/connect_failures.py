@@ -42,7 +42,7 @@ PRIMARY_HINT: Final = (
     "target_session_attrs=prefer-standby"
 )
 POOLER_HINT: Final = (
-    "a pooler is in between and does not pass this connection on: name the server itself in the url"
+    "the url leads to a pooler, which does not pass this connection on: name the server in the url"
 )
 
 

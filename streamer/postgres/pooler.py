@@ -13,9 +13,7 @@ from typing import Any, Final
 from streamer.postgres.secret import Secret
 
 PID_SQL: Final = "select pg_catalog.pg_backend_pid() as pid"
-POOLED: Final = (
-    "a pooler in transaction mode is in between, and streamer needs a session of its own"
-)
+POOLED: Final = "the url leads to a pooler in transaction mode, and streamer needs session mode"
 HINT: Final = (
     "name the server itself in the url, or set pool_mode = session for this database at the pooler"
 )

@@ -7,7 +7,7 @@ _ADVICE: Final = {
     "max_replication_slots": "raise max_replication_slots on that server, and restart it",
     "max_active_replication_origins": "raise max_active_replication_origins on that server, and "
     "restart it",
-    "temp_file_limit": "let an administrator of that server raise temp_file_limit for streamer's "
+    "temp_file_limit": "have an administrator of that server raise temp_file_limit for streamer's "
     "role",
 }
 _NAME: Final = re.compile("|".join(map(re.escape, _ADVICE)))

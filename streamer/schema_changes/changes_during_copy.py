@@ -199,7 +199,7 @@ class ChangedDefinitions:
         until = time.monotonic() + STREAM_SECONDS
         while not self._events.has_delivered(lsn):
             if time.monotonic() > until:
-                raise TargetContentionError(f"a type changes, and the stream has to come to {lsn}")
+                raise TargetContentionError(f"a type changes, and the stream has not reached {lsn}")
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _take_in(

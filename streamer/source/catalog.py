@@ -424,7 +424,7 @@ def check_same_history(server: SourceServer, system_identifier: str | None, seen
     """
     if system_identifier is not None and server.system_identifier != system_identifier:
         raise SourceDivergedError(
-            f"the source is another server now: system identifier {server.system_identifier} "
+            f"the source is a different server now: system identifier {server.system_identifier} "
             f"instead of {system_identifier}"
         )
     if server.flush_lsn < seen_lsn:

@@ -56,9 +56,9 @@ class TableIdentity:
         if self.key:
             return None
         if self.kind == "i":
-            return "has a replica identity whose index is gone or not valid"
+            return "has a replica identity whose index is dropped or invalid"
         if self.has_deferrable_primary_key:
-            return "has a primary key that is deferrable, which is of no use here"
+            return "has a deferrable primary key, which cannot be a replica identity"
         return "has no primary key"
 
     @property

@@ -28,7 +28,7 @@ def require_same_database(
         return
     if database_oid != stored.database_oid:
         raise SourceDatabaseError(
-            f"the url of {source.label} leads to database {names[str(database_oid)]}, "
-            f"until now {names[stored_oid]}",
+            f"the url of {source.label} leads to database {names[str(database_oid)]} instead of "
+            f"{names[stored_oid]}",
             hint="correct the url",
         )

@@ -171,7 +171,10 @@ class WriteFacts:
             text = f"role {role} may not end the programs' sessions"
             problems.append((text, self._grant("pg_signal_backend")))
         for sql in self.role_settings:
-            text = "a default_transaction_read_only of a role goes before that of the database"
+            text = (
+                "a default_transaction_read_only of a role takes precedence over that of the "
+                "database"
+            )
             problems.append((text, Remedy.of("run at the source: ", at_source(sql))))
         return problems + self.of_kept()
 

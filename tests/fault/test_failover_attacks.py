@@ -237,7 +237,7 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
     # A stranger has the address of the url, and the same name for its database.
     stranger = Database(target.server, name)
     error = await refused(stranger)
-    assert "another server now: system identifier" in error
+    assert "a different server now: system identifier" in error
     assert resync in error
     assert target.value("select count(*) from pg_publication") == 0
 
@@ -406,7 +406,7 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
         copied = target.value("select to_regclass('t')") and target.value(KEYS)
         looks.append(copied)
         if len(looks) == 1:
-            raise SourceConnectionError("the server went over from timeline 1 to 2")
+            raise SourceConnectionError("the server switched from timeline 1 to 2")
 
     def watching(*arguments: Any, **others: Any) -> CopyContext:
         return CopyContext(*arguments, **others | {"check_timeline": look})

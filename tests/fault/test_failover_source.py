@@ -125,7 +125,7 @@ async def test_a_failover_slot_lets_streaming_go_on(
     streamer.start()
 
     async def names_script() -> bool:
-        return "another history" in str((await streamer.status())["error"])
+        return "different histories" in str((await streamer.status())["error"])
 
     await streamer.eventually(names_script)
     address = TargetAddress.parse(streamer.settings.target.url)
@@ -489,7 +489,7 @@ async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
             await streamer.eventually(is_told, SECONDS)
             error = str(streamer.engine.supervisors[0].failure)
             assert "failed over to timeline 2, which forked at" in error
-            assert "the target has changes from behind that: public.t" in error
+            assert "the target has changes behind that point: public.t" in error
             assert target.value(keys) == "1 3"
         finally:
             await streamer.stop()

@@ -48,13 +48,13 @@ EXPECTED = {
     "kept": (Severity.INFO, "its rows stay in the target", None),
     "gone": (Severity.ERROR, "is no longer in the source", "error"),
     "listed": (Severity.WARNING, 'did not send column "later", so `run` copies', "ready"),
-    "filtered": (Severity.ERROR, "keeps back rows by a filter of public.filtered", "error"),
+    "filtered": (Severity.ERROR, "omits rows by a row filter of public.filtered", "error"),
     "strange": (
         Severity.ERROR,
         'renamed to "public.x" at the source: no rule names',
         "error",
     ),
-    "replaced": (Severity.WARNING, "another table of the source has its name now", "ready"),
+    "replaced": (Severity.WARNING, "a different table of the source has its name now", "ready"),
     "renamed": (Severity.INFO, "is public.r_2 now", None),
 }
 

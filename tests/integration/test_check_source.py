@@ -130,9 +130,9 @@ async def test_publications_made_beforehand_that_keep_something_back(checker: Ch
     checker.source.execute(
         "alter publication streamer_shop set table only items where (id > 5), only p"
     )
-    await checker.finds(WARNING, "public.items", "keeps back rows by a filter")
+    await checker.finds(WARNING, "public.items", "omits rows by a row filter")
     checker.source.execute("alter publication streamer_shop set table only items (id), only p")
-    await checker.finds(WARNING, "public.items", "keeps back columns by a list")
+    await checker.finds(WARNING, "public.items", "omits columns by a column list")
     checker.source.execute("drop publication streamer_shop, streamer_shop_ins")
     assert not matching(await checker.findings(), ERROR)
 
@@ -186,7 +186,7 @@ async def test_a_slot_or_a_server_that_is_another(checker: Checker, stream: Make
     with prepared(checker.source, "p"):  # no statement waits for it: slot and rows are there
         assert await checker.findings() == []
     checker.target.execute("update streamer.source set system_identifier = '7'")
-    await checker.finds(ERROR, "the source is another server now", "need a resync")
+    await checker.finds(ERROR, "the source is a different server now", "need a resync")
     checker.target.execute("update streamer.source set system_identifier = null")
     checker.source.execute("select pg_drop_replication_slot('streamer_shop')")
     found = await checker.finds(ERROR, '"streamer_shop" is gone', "need a resync: public.items")

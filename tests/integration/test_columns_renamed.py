@@ -111,7 +111,7 @@ async def test_columns_that_had_each_others_names_stop_the_table_also_once_they_
             assert 'columns "w", "v"' in await error_of(streamer, name)
             await streamer.table_state(f"public.{name}", "error", 60)
             assert target.value(f"select count(*) from {name}") == 1
-            remedy = await remedy_of(streamer, f"public.{name}", "had names of each other")
+            remedy = await remedy_of(streamer, f"public.{name}", "swapped names")
             await Operator(streamer.path, source, target).follow(remedy)
 
         async def are_equal() -> bool:

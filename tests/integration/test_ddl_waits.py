@@ -86,7 +86,7 @@ async def test_a_copy_changes_no_type_before_the_stream_shows_its_other_users(
         await dispatch(self, session, payloads)
 
     async def waits() -> bool:
-        return "the stream has to come to" in str((await streamer.table("public.b"))["error"])
+        return "the stream has not reached" in str((await streamer.table("public.b"))["error"])
 
     monkeypatch.setattr(Pipeline, "_dispatch", dispatch_later)
     monkeypatch.setattr(changes_during_copy, "STREAM_SECONDS", 0.1)

@@ -330,7 +330,7 @@ async def test_a_failed_copy_for_another_filter_is_made_by_the_next_try(
         streamer.settings, streamer.mapping = static_mapping.load(streamer.path)
         streamer.start()
         error = "select error from streamer.relation"
-        await until(lambda: "existing rows are still those from before" in str(target.value(error)))
+        await until(lambda: "existing rows are unchanged" in str(target.value(error)))
         assert (await streamer.table("public.t"))["state"] == "ready"
         target.execute("alter table t drop constraint few")
         if by == "resume":

@@ -51,7 +51,10 @@ async def test_sequences_of_the_target_stay_ahead(
 
         await streamer.eventually(is_named)
         shown = await sequences(streamer)
-        assert shown["public.small"]["error"] == "the source is at 40000, which it cannot take"
+        assert (
+            shown["public.small"]["error"]
+            == "the source is at 40000, which is outside of its limits"
+        )
         assert shown["public.t_id_seq"]["target"] == "public.u_id_seq"
         assert target.value("select is_called from small") is False
 

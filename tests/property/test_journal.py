@@ -320,7 +320,7 @@ def test_a_journal_goes_on_with_a_later_timeline_and_a_reader_of_the_former_one_
         again.write(gatherer.take())
         assert messages_in(again, branch=later) == first + second
         for branch in (FIRST, another):
-            with pytest.raises(SourceConnectionError, match="another history"):
+            with pytest.raises(SourceConnectionError, match="different history"):
                 messages_in(again, branch=branch)
         again.close()
 

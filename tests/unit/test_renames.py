@@ -168,12 +168,12 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
     "a row with a taken end": (
         {A_B: TAKEN, B_C: TAKEN},
         [A, B],
-        ['"public.b" before cannot follow', "the target has such a table"],
+        ['"public.b" cannot be renamed either', "the target has such a table"],
     ),
     "a row whose end no rule names": (
         {A_B: TAKEN, B_C: None, C_D: PLAIN},
         [A, B, C],
-        ['"public.b" before cannot follow', "no rule", FOLLOWS],
+        ['"public.b" cannot be renamed either', "no rule", FOLLOWS],
     ),
 }
 

@@ -64,7 +64,7 @@ def test_a_sequence_that_another_increment_drives_cannot_follow() -> None:
 
 
 def test_a_value_that_the_target_cannot_take_is_named() -> None:
-    with pytest.raises(ValueError, match="the source is at 40000, which it cannot take"):
+    with pytest.raises(ValueError, match="the source is at 40000, which is outside of its limits"):
         value_ahead(40_000, 1, 0, Range(1, 1, 32767, 100))
 
 

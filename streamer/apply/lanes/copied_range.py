@@ -107,7 +107,7 @@ class CopiedRange:
 
 def _value(item: bytes, kind: str) -> KeyValue:
     if item[0] in (KIND_NULL, KIND_UNCHANGED):
-        raise UnknownRowError("a change came without the key of its row")
+        raise UnknownRowError("a change lacks the key of its row")
     try:
         return read_key_value(bytes(item[5:]), kind, is_text=item[0] == KIND_TEXT)
     except ValueError:
@@ -139,7 +139,7 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
             mapped.become(mapped.state.unfit_for_chunks(str(exc)))
             error = SyncError(
                 f'"{mapped.mapping.source}" cannot be copied in chunks: {exc}',
-                hint="nothing: streamer copies it again, in one piece",
+                hint="none: streamer copies the table again as a whole",
             )
             error.subject = mapped
             raise error from None

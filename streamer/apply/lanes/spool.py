@@ -150,7 +150,7 @@ class _Segment:
         except OSError as exc:
             raise SpoolError(
                 f"cannot make a file for held changes in {path.parent}: {exc.strerror}",
-                hint="make room there, or set spool.directory to another directory",
+                hint="free disk space there, or set spool.directory to a different directory",
             ) from exc
         self._buffer: list[bytes] = []
         self._buffered = 0
@@ -185,7 +185,7 @@ class _Segment:
         except OSError as exc:
             raise SpoolError(
                 f"cannot write held changes to {self._path.parent}: {exc.strerror}",
-                hint="make room there, or set spool.directory to a larger disk",
+                hint="free disk space there, or set spool.directory to a larger disk",
             ) from exc
 
     def truncate(self, size: int) -> None:

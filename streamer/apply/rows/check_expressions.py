@@ -62,6 +62,5 @@ async def _describe(connection: TargetConnection, plan: ApplyPlan, place: str, s
         raise MappingError(
             f'{place} of table "{plan.mapping.source}" is refused by the target: '
             f"{exc.message.removeprefix('target: ')}",
-            hint="it must mean the same there as at the source: correct it, or create its types "
-            "and collations there",
+            hint="correct the expression, or create its types and collations at the target",
         ) from exc

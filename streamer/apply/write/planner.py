@@ -553,9 +553,9 @@ def _other_columns(
         options = after_loss([mapped.mapping.type])
         resync = run("resync", table, *options, database=source.database, sid=source.sid)
         raise ColumnsRenamedError(
-            f'columns {listed} of table "{table}" had names of each other at the source, so '
-            "the names in its changes may be those of other columns",
-            hint=Remedy.of("run: ", resync, "; with `ddl: capture`, streamer carries such changes"),
+            f'columns {listed} of table "{table}" swapped names at the source, so its '
+            "changes may name the wrong columns",
+            hint=Remedy.of("run: ", resync, "; with `ddl: capture`, streamer applies such changes"),
         )
     return present
 

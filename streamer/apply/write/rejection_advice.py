@@ -91,7 +91,7 @@ def _conflict(
                     "unless the source has that constraint as well, ",
                     _run_at_target(f"alter table {plan.table} drop constraint {name}"),
                 )
-            yield "delete the row at the target that is in the way, if streamer did not write it"
+            yield "delete the conflicting row at the target, if streamer did not write it"
             yield resync
             yield _QUARANTINE
         case "several_rows":
@@ -109,7 +109,7 @@ def _conflict(
         case "foreign_key":
             yield (
                 "let the role of target.url set session_replication_role (streamer check prints "
-                "the GRANT) and restart streamer: foreign keys are the source's to check"
+                "the GRANT) and restart streamer; the source checks foreign keys"
             )
             yield _QUARANTINE
         case "check" if error.constraint is not None:
@@ -117,7 +117,7 @@ def _conflict(
             yield _run_at_target(f"alter table {plan.table} drop constraint {constraint}")
             yield _QUARANTINE
         case _:
-            yield "see why the target refuses the row, and change the table or its trigger"
+            yield "find out why the target rejects the row, and change the table or its trigger"
             yield _QUARANTINE
 
 

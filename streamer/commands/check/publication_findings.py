@@ -268,12 +268,12 @@ def _check_case(place: Place, case: Case, *, is_planned: bool) -> Iterable[Findi
         case Fate.COPY | Fate.COPY_AT_POINT:
             yield warning(place, f"{case.reason}, so `run` copies the table again")
         case Fate.RENAMED:
-            yield info(place, f"is {case.name} now, and `run` lets the target follow the rules")
+            yield info(place, f"is {case.name} now, and `run` renames the target by the rules")
         case Fate.DROPPED:
-            yield info(place, "is gone from the source, and its rows stay in the target")
+            yield info(place, "was dropped from the source, and its rows stay in the target")
         case Fate.REPLACED:
             yield warning(
                 place,
-                "another table of the source has its name now; `run` goes by "
+                "a different table of the source has its name now; `run` applies "
                 "`on_table_dropped` once the target has the last changes of the former table",
             )

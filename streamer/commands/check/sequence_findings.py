@@ -47,14 +47,14 @@ def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[
             if home.column is None:
                 yield warning(
                     place,
-                    f"the target has no sequence {quote_relation(home.name)}, so nothing follows "
-                    "this sequence",
+                    f"the target has no sequence {quote_relation(home.name)}, so no values are "
+                    "copied",
                     at_target(create_sql(sequence, home.name)),
                 )
             elif home.name in target.tables:
                 yield info(
                     place,
-                    f"the target has no sequence for column {home}, so nothing follows it",
+                    f"the target has no sequence for column {home}, so no values are copied",
                     in_words("make that column an identity column if programs will insert there"),
                 )
         elif counterpart.grants:

@@ -273,14 +273,14 @@ class Cutover:
             raise CutoverError(
                 "programs may have written to the target since the cut-over finished",
                 hint="run a cut-over in the other direction, with the configuration of the "
-                "stream back",
+                "reverse stream",
             )
         if record.details["has_stopped"]:  # first: programs wait for that
             sql = await self._allow_writes(record)
             self._report("undo", f"writes are allowed at {self._source.label} again: {sql}")
         if self._options.reverse is not None and Step(record.step) in (Step.REVERSE, Step.FINISH):
             await reverse_stream.remove(self._options.reverse)
-            self._report("undo", "the stream back has been removed")
+            self._report("undo", "the reverse stream has been removed")
         failpoint("cutover.undone")
         await forget_cutover(self._bookkeeping, self._source_id)
         self._report("undo", "the cut-over has been undone")
@@ -347,7 +347,7 @@ class Cutover:
             undo = Remedy.of(f"go back with `{self._again} --undo`")
             raise CutoverError(f"{failure}; going back failed: {why}", hint=undo) from exc
         raise CutoverError(
-            f"{failure}; the command went back to the state before the cut-over, so programs may "
+            f"{failure}; the command restored the state before the cut-over, so programs may "
             f"write to {self._source.label}",
             hint=f"correct the cause, then begin again with `{self._again} --yes`",
         )
@@ -411,7 +411,7 @@ class Cutover:
         waits = await wait(self._address, self._mapping, self._options.seconds, self._scope)
         if waits is not None:
             raise TimeoutError(waits)
-        return "the target has everything"
+        return "the target has all changes"
 
     async def _compare_again(self) -> str:
         if self._options.comparison is FinalComparison.COUNTS:
@@ -470,7 +470,7 @@ class Cutover:
         await reverse_stream.prepare(path, self._options.seconds)
         failpoint("cutover.reversed")
         start = shlex.join(["streamer", "run", "--config", str(path)])
-        return f"the target keeps its changes for the stream back; start it: {start}"
+        return f"the target retains its changes for the reverse stream; start that stream: {start}"
 
     async def _finish(self) -> str:
         await self._drain()

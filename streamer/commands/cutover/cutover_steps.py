@@ -116,7 +116,7 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
         case Step.STOP_WRITES:
             return f"stop writes to {label}: {stop_sql(database)}; end the programs' sessions"
         case Step.DRAIN:
-            return "wait until the target has everything committed at the source"
+            return "wait until the target has all changes committed at the source"
         case Step.COMPARE if options.comparison is FinalComparison.COUNTS:
             return "count the rows of every table on both sides"
         case Step.COMPARE if options.comparison is FinalComparison.FULL:
@@ -126,7 +126,7 @@ def describe(step: Step, options: CutoverOptions, label: str, database: str) -> 
         case Step.SEQUENCES:
             return "set every sequence of the target to the source's value"
         case Step.REVERSE:
-            return f"prepare the stream back; its configuration is {options.reverse}"
+            return f"prepare the reverse stream; its configuration is {options.reverse}"
         case Step.FINISH:
             return "check that nothing was written in the meantime, and allow writes at the target"
 

@@ -95,7 +95,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
     Raises CutoverError.
     """
-    text = "# The stream back, by `streamer cutover`: start it with `streamer run`.\n"
+    text = "# The reverse stream, by `streamer cutover`: start it with `streamer run`.\n"
     text += yaml.safe_dump(content, sort_keys=False)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -163,7 +163,7 @@ async def prepare(path: Path, seconds: float) -> None:
                     for member in engine.supervisors
                     if member.health.error is not None
                 ]
-                raise TimeoutError("; ".join(["the stream back did not start", *errors]))
+                raise TimeoutError("; ".join(["the reverse stream did not start", *errors]))
         await running
     finally:
         if not running.done():
@@ -186,6 +186,6 @@ async def remove(path: Path) -> None:
     for result in results:
         if result.error is not None:
             raise CutoverError(
-                f"the stream back could not be removed: {result.error}",
+                f"the reverse stream could not be removed: {result.error}",
                 hint=f"run `streamer --config {path} teardown --yes`",
             )

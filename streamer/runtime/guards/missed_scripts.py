@@ -31,7 +31,7 @@ from streamer.source.timeline_branches import Branch
 from streamer.util.lsn import Lsn
 
 LEFT_OUT: Final = "the slot of the source is new and begins behind this script"
-OTHER_HISTORY: Final = "the source has another history than the one in which this script ran"
+OTHER_HISTORY: Final = "the source has a different history than at the time of this script"
 LOST_AT_SOURCE: Final = "a failover has lost its transaction at the source"
 
 

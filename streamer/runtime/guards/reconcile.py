@@ -599,7 +599,7 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
 def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:
     """Return the case of a table under whose name the stream sends a different table."""
     name = mapping.source
-    error = TableGoneError(f'another table of the source has the name "{name}" now')
+    error = TableGoneError(f'a different table of the source has the name "{name}" now')
     return stop(mapping, error, source)
 
 

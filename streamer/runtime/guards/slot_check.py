@@ -125,12 +125,12 @@ class SlotCheck:
             return
         if journal.changes_end_lsn <= fork_lsn or is_continued(now, journal.branch):
             raise SourceConnectionError(
-                f"the source is on timeline {now.timeline}, and its journal still, or already, on "
-                f"timeline {journal.branch.timeline}"
+                f"the source is on timeline {now.timeline}, and its journal on timeline "
+                f"{journal.branch.timeline}"
             )
         raise SourceDivergedError(
             f"the source failed over to timeline {now.timeline}, which forked at {fork_lsn}, and "
-            "its journal has changes from behind that"
+            "its journal has changes behind that point"
         )
 
     async def _follow_fork(
@@ -164,7 +164,7 @@ class SlotCheck:
         if ahead:
             raise SourceDivergedError(
                 f"the source failed over to timeline {timeline}, which forked at {fork_lsn}, and "
-                f"the target has changes from behind that: {', '.join(ahead)}"
+                f"the target has changes behind that point: {', '.join(ahead)}"
             )
         log.warning(
             "the source failed over, and lost no change that the target has",
@@ -275,7 +275,7 @@ class SlotCheck:
         if confirmed_lsn > expected_lsn:
             raise SlotInUseError(
                 f'another process moved replication slot "{self._source.slot}" from {expected_lsn} '
-                f"to {confirmed_lsn} before this one had it"
+                f"to {confirmed_lsn} before this process read it"
             )
         assert slot is not None
         return slot
@@ -297,7 +297,7 @@ class SlotCheck:
         if problem is None:
             return
         if slot is not None and slot.active_pid is not None:
-            raise SlotInUseError(f"{problem}: another process reads it, into its journal")
+            raise SlotInUseError(f"{problem}: another process reads the slot into its journal")
         raise SourceDivergedError(
             f"{problem}: the target was restored to an earlier time, a session moved the slot, or "
             "another machine has the journal with the missing changes"
@@ -311,8 +311,8 @@ class SlotCheck:
     def another_history(self) -> SourceDivergedError:
         """Return the error for a source that sends different transactions than before."""
         return SourceDivergedError(
-            "the source sends another history than the one that the target has: it was restored to "
-            "an earlier time and has written since",
+            "the source and the target have different histories: the source was restored to an "
+            "earlier time and has written since",
             hint=self._resync_hint(self._synced()),
         )
 

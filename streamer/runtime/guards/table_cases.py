@@ -165,7 +165,7 @@ class TableCases:
             return
         mapped.become(mapped.state.with_options(Resync()))
         await demand_copy(self._bookkeeping, mapped.relation_id, Resync())
-        self._log_copy(mapped, "its table was dropped, and another one has the name")
+        self._log_copy(mapped, "its table was dropped, and a different table has the name")
         await self._copy_again(mapped, may_begin=False)
         mapped.relid = None  # the next check finds the table that has the name
 

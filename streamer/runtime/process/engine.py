@@ -614,7 +614,7 @@ class Engine:
         except StreamerError as exc:
             labels = ", ".join(f'"{supervisor.source.label}"' for supervisor in removed)
             raise MappingError(
-                f"nothing has changed: to remove {labels}, streamer needs its target: "
+                f"the mapping is unchanged: to remove {labels}, streamer needs its target: "
                 f"{exc.message}",
                 hint="restore the target, then reload or apply again",
             ) from exc

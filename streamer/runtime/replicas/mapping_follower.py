@@ -32,7 +32,7 @@ JOIN_SECONDS: Final = 3.0
 their sessions in the same outage.
 """
 DIFFERS: Final = (
-    "this replica has another mapping than the one that the replicas run, so it takes no source"
+    "this replica has a different mapping than the running replicas, so it runs no source"
 )
 
 

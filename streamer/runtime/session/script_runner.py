@@ -157,7 +157,7 @@ class Scripts:
             await connection.execute(_DURABLE_SQL)
             if not await finish_script(connection, self._fence, record.id, lsn):
                 raise TargetFencedError(
-                    f'target: script "{record.id}" is no longer this process\'s to run'
+                    f'target: script "{record.id}" belongs to a different process now'
                 )
             failpoint("execute.before_commit")
             await connection.commit()
@@ -180,7 +180,7 @@ class Scripts:
         skip = run("execute", None, *name, "--skip", database=database, sid=sid)
         replace = run("execute", "FILE", *name, "--replace", database=database, sid=sid)
         return ScriptError(
-            f'script "{record.id}" failed at the target{where}, and nothing behind it is applied: '
+            f'script "{record.id}" failed at the target{where}, and no later change is applied: '
             f"{error.message}",
             hint=Remedy.of(
                 "correct the cause, and the script runs again within seconds; or run `",

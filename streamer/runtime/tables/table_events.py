@@ -309,7 +309,11 @@ class TableEvents:
                 if blocked is not None and Hold.ERROR in blocked.hold:
                     raise self._cannot_reach(mapped, blocked)
             if Hold.PAUSED in lane.hold:
-                again = "resume it" if mapped.state.resync.columns else "resume it, and ask again"
+                again = (
+                    "resume it"
+                    if mapped.state.resync.columns
+                    else "resume the table, and repeat the request"
+                )
                 raise SyncError("the table was paused", hint=again)
             if (state := mapped.state.reached_for(point)) != mapped.state:
                 self.relations.become(mapped, state)

@@ -77,8 +77,8 @@ class Journaler:
                 self._feedback.answer(burst)
             if not is_same:
                 raise SourceDivergedError(
-                    f'source "{self._label}" sends another history than the one that is in its '
-                    "journal: it was restored to an earlier time and has written since"
+                    f'source "{self._label}" has a different history than its journal: the '
+                    "source was restored to an earlier time and has written since"
                 )
             if burst.payloads:
                 self._arrived.set()

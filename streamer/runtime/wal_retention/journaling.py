@@ -178,7 +178,7 @@ class Journaling:
         """Check whether the process may begin a journal. Raises SpoolError."""
         if not self._is_lasting:
             raise SpoolError(
-                "a journal needs a directory that lasts",
+                "a journal needs a directory that survives a restart",
                 hint="set spool.directory, and restart",
             )
         if self._is_damaged:

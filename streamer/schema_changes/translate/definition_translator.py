@@ -441,8 +441,8 @@ class DefinitionTranslator:
             return
         if column.name in condition.names:
             reason = (
-                f'`filter` uses column "{column.name}", so rows may have joined or left, and a '
-                "resync with mode `diff` has to follow"
+                f'`filter` uses column "{column.name}", so different rows may match, and a '
+                "resync with mode `diff` is due"
             )
             result.doubts.append((change, reason))
 

@@ -95,7 +95,7 @@ def set_expression(
         return [f"{alter} alter column {quoted} set expression as ({text})"], None
     doubt = (
         f"PostgreSQL {facts.version // 10000} at the target has no SET EXPRESSION, so column "
-        f'"{name}" would come anew, without its indexes and constraints'
+        f'"{name}" would be created again, without its indexes and constraints'
     )
     added = column_clause(replace(column, name=name, default=text))
     return [f"{alter} drop column {quoted}", f"{alter} add column {added}"], doubt

@@ -224,8 +224,8 @@ class TypeTranslator:
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
         if self._of_peers(type_):
             raise SharedTargetError(
-                f'type "{type_.full_name}" would be {word}, and another source still '
-                "has it as it was"
+                f'type "{type_.full_name}" would be {word}, and a further source still '
+                "has the old type"
             )
 
     # ---- enums ---------------------------------------------------------------------------------
@@ -240,8 +240,8 @@ class TypeTranslator:
         texts = [text for _, text in change.after.labels]
         if not _sorts_alike(change.after, enum):
             reason = (
-                f'value "{label}" of "{change.after.full_name}" has no certain place, because the '
-                "target has the other values in another order"
+                f'value "{label}" of "{change.after.full_name}" has no certain position, because '
+                "the target has the values in a different order"
             )
             result.doubts.append((change, reason))
         behind = next((value for value in texts[texts.index(label) :] if value in present), None)

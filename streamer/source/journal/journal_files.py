@@ -458,5 +458,5 @@ def _saying(path: Path) -> Iterator[None]:
     except OSError as exc:
         raise SpoolError(
             f"cannot use the journal in {path}: {exc.strerror}",
-            hint="make room there; until then the source keeps its WAL",
+            hint="free disk space there; until then the source keeps its WAL",
         ) from exc

@@ -112,5 +112,6 @@ class JournalStream:
 
 def _another_branch(branch: Branch) -> SourceConnectionError:
     return SourceConnectionError(
-        f"the journal goes on with another history of the source, of timeline {branch.timeline}"
+        "the journal continues with a different history of the source, of timeline "
+        f"{branch.timeline}"
     )

@@ -77,7 +77,7 @@ def column_lists(
             continue
         names = ", ".join(f'"{name}"' for name in sorted(held))
         refused[mapping.source] = UnpublishedError(
-            f'the source cannot keep back column {names} of "{mapping.source}": {obstacle}',
+            f'the source cannot omit column {names} of "{mapping.source}": {obstacle}',
             hint="change that, or take out `column_list`; the column then leaves the source, and "
             "streamer does not write it",
         )

@@ -95,7 +95,7 @@ def obstacle(owners: Found, source: SourceMapping, installation: str, *, is_know
     if owners.is_used is None:
         return f'replication slot "{source.slot}" exists, and this server cannot say who uses it'
     if owners.is_used:
-        return f'replication slot "{source.slot}" was read from, and not for this target'
+        return f'replication slot "{source.slot}" was read, but not for this target'
     return ""
 
 

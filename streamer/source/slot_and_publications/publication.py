@@ -215,9 +215,9 @@ def publication_faults(
             if listed is not None and (member.columns is None or member.columns > listed):
                 problem = "sends excluded columns"
             elif member.columns != listed:
-                problem = "keeps back columns by a list"
+                problem = "omits columns by a column list"
             elif member.is_filtered and identity.name not in filtered:
-                problem = "keeps back rows by a filter"
+                problem = "omits rows by a row filter"
             else:
                 continue
             sqls = (

@@ -117,7 +117,8 @@ class Slot:
         if self.is_temporary and not self.is_synced:
             end = f"select pg_catalog.pg_terminate_backend({self.active_pid})"
             return Misfit(
-                f"is temporary: it goes with the session that made it, process {self.active_pid}",
+                "is temporary: it ends with the session that created it, process "
+                f"{self.active_pid}",
                 Remedy.of("run there: ", at_source(end, is_choice=True), rename),
             )
         if self.decodes_prepared and self.can_be_altered:
@@ -174,10 +175,10 @@ async def read_visible_lsn(connection: Connection, slot: Slot) -> Lsn | None:
 
 _KEEP_ROWS: Final = "set hot_standby_feedback = on and primary_slot_name on the standby"
 _INVALIDATIONS: Final = {
-    "wal_removed": "the WAL that it needs is gone; see max_slot_wal_keep_size",
+    "wal_removed": "the WAL that it needs was removed; see max_slot_wal_keep_size",
     "rows_removed": f"VACUUM at the primary removed rows of catalogs; {_KEEP_ROWS}",
     "wal_level_insufficient": "wal_level of the primary was below logical",
-    "idle_timeout": "streamer was away for longer than idle_replication_slot_timeout",
+    "idle_timeout": "streamer was disconnected for longer than idle_replication_slot_timeout",
     "conflict": f"it conflicted with the recovery of the standby; {_KEEP_ROWS}, and keep "
     "wal_level = logical at the primary",
 }
@@ -251,8 +252,8 @@ def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str
     if acknowledged_lsn == NOTHING or confirmed_lsn <= acknowledged_lsn:
         return None
     return (
-        f'replication slot "{name}" is at {confirmed_lsn}, ahead of {acknowledged_lsn}, which is '
-        "all that the target has"
+        f'replication slot "{name}" is at {confirmed_lsn}, ahead of {acknowledged_lsn}, where '
+        "the changes of the target end"
     )
 
 

@@ -47,7 +47,7 @@ async def name_large_row(
     error.remedy = Remedy.of(
         "make the row smaller there or exclude its column, then run: ",
         run("resync", "*.*", *options, database=source.database, sid=source.sid),
-        "; in binary transport a bytea takes half the room",
+        "; in binary transport a bytea takes half the space",
     )
     largest: tuple[int, str] | None = None
     try:
