@@ -107,7 +107,7 @@ def install(app: FastAPI, service: AdminService, access: Access, events: Events)
     install_page(app, service, access, events, status)
 
 
-async def take_over_users(service: AdminService, access: Access) -> None:
+async def load_users(service: AdminService, access: Access) -> None:
     """Pass the users of the mapping database to *access*. Raises StoreError."""
     access.set_stored([UserSettings(**row) for row in await service.store.users()])
 
@@ -119,7 +119,7 @@ async def _check_periodically(service: AdminService, access: Access) -> None:
         await asyncio.sleep(CHECK_SECONDS)
         await service.store.check_file()
         try:
-            await take_over_users(service, access)
+            await load_users(service, access)
             failure = None
         except StoreError as exc:
             if str(exc) != failure:
@@ -140,7 +140,7 @@ async def opened_admin(
     service = await open_service(settings, config, mapping)
     try:
         # Without its users the server might accept every client.
-        await take_over_users(service, access)
+        await load_users(service, access)
     except BaseException:
         await service.close()
         raise

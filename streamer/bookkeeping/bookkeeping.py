@@ -14,14 +14,14 @@ from typing import Any
 from streamer.errors.error_classes import TargetConnectionError
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 from streamer.target.fencing_token import FencingToken
-from streamer.target.kept_connection import KeptConnection
+from streamer.target.persistent_connection import PersistentConnection
 
 
 class Bookkeeping:
     """The bookkeeping tables, over a connection that many tasks use in turn."""
 
     def __init__(self, address: TargetAddress, name: str = "streamer bookkeeping") -> None:
-        self._kept = KeptConnection(address, name)
+        self._kept = PersistentConnection(address, name)
         self._lock = asyncio.Lock()
         self._fence: FencingToken | None = None
 

@@ -87,7 +87,7 @@ class FinishedCopy:
         return not self.scope.is_to_point and self.scope.chunks is None
 
     @property
-    def leaves_quarantine(self) -> bool:
+    def omits_quarantined(self) -> bool:
         """Whether the copy leaves out rows that may be in quarantine."""
         chunks = self.scope.chunks
         is_partial = self.scope.is_to_point and self.scope.resync.is_partial
@@ -156,7 +156,7 @@ async def switch_to_stream(connection: TargetConnection, copies: Sequence[Finish
     Raises TargetFencedError if a copy has begun again meanwhile.
     """
     by_id = {copy.relation_id: copy for copy in copies}
-    brought = [copy.relation_id for copy in copies if not copy.leaves_quarantine]
+    brought = [copy.relation_id for copy in copies if not copy.omits_quarantined]
     complete = [copy.relation_id for copy in copies if copy.is_end]
     async with transaction(connection):
         await quarantined_changes.remove_copied(connection, brought)

@@ -64,7 +64,7 @@ from streamer.purge
 
 
 @dataclass(frozen=True, slots=True)
-class LeftRows:
+class RemainingRows:
     """A table that streams again, whose source was removed before."""
 
     relation_id: int
@@ -77,7 +77,7 @@ class LeftRows:
     @property
     def error(self) -> GapError:
         """Why the table is not in sync, although `initial: none` says so."""
-        return left_rows_error(
+        return remaining_rows_error(
             self.source,
             self.target,
             self.database,
@@ -86,7 +86,7 @@ class LeftRows:
         )
 
 
-def left_rows_error(
+def remaining_rows_error(
     source: str, target: str, database: str, sid: str | None, *, is_purged: bool
 ) -> GapError:
     """Return the error of a table whose source was removed and has returned. Pure."""
@@ -101,7 +101,7 @@ def left_rows_error(
 
 
 @dataclass(frozen=True, slots=True)
-class LeftColumn:
+class RemainingColumn:
     """A column that only removed sources had, by its name at these sources.
 
     ``unpurged_sid``: such a source whose rows may still be in the target.
@@ -150,28 +150,28 @@ async def read_purges(session: Executor) -> list[PurgeRecord]:
     return await PURGES.read(session, "where sid <> '' order by database, sid, target")
 
 
-async def keep_targets(session: Executor, source_id: int) -> None:
+async def store_targets(session: Executor, source_id: int) -> None:
     """Store the tables and columns of a source before its removal: its rows are left."""
     await session.execute(_KEEP_TARGETS_SQL, source_id)
-    await keep_columns(session, source_id)
+    await store_columns(session, source_id)
 
 
-async def keep_columns(session: Executor, source_id: int) -> None:
+async def store_columns(session: Executor, source_id: int) -> None:
     """Store the columns of such a source, where its tables are known."""
     await session.execute(_KEEP_COLUMNS_SQL, source_id)
 
 
-async def read_left_columns(session: Executor) -> list[LeftColumn]:
+async def read_remaining_columns(session: Executor) -> list[RemainingColumn]:
     """Return columns that removed sources had, and that no source of the target has now."""
-    return [LeftColumn(**dict(row)) for row in await session.fetch(_LEFT_COLUMNS_SQL)]
+    return [RemainingColumn(**dict(row)) for row in await session.fetch(_LEFT_COLUMNS_SQL)]
 
 
-async def read_left_rows(
+async def read_remaining_rows(
     session: Executor, source_id: int, sources: Collection[str]
-) -> list[LeftRows]:
+) -> list[RemainingRows]:
     """Return the tables among *sources* that are new to the mapping, and were in it before."""
     rows = await session.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
-    return [LeftRows(**dict(row)) for row in rows]
+    return [RemainingRows(**dict(row)) for row in rows]
 
 
 async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:

@@ -175,14 +175,14 @@ async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
     )
 
 
-async def leave_quarantined(
+async def store_retry_errors(
     session: Executor, remaining: Sequence[tuple[int, str, str | None]]
 ) -> None:
     """Store why changes stay after a retry: id, error and SQLSTATE of each."""
     await session.execute(_LEAVE_SQL, *map(list, zip(*remaining, strict=True)))
 
 
-async def leave_all_quarantined(
+async def store_retry_error(
     session: Executor, relation_id: int, ids: Sequence[int] | None, error: str
 ) -> None:
     """Store why no change of a relation could be tried again."""

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_table import Executor
-from streamer.bookkeeping.purges import read_left_rows
+from streamer.bookkeeping.purges import read_remaining_rows
 from streamer.bookkeeping.relation_columns import request_unfilled
 from streamer.bookkeeping.relation_records import RELATIONS, RelationRecord
-from streamer.bookkeeping.unmapped_relations import forget_former, keep_former, restore_records
+from streamer.bookkeeping.unmapped_relations import forget_former, restore_records, store_former
 from streamer.control.resync_options import Mode, Resync
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.recomputed_columns import recomputed
@@ -65,7 +65,7 @@ async def register_relations(
         returned = await restore_records(connection, source_id, targets, may_resume=may_resume)
         new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
         await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
-        await _refuse_left_rows(connection, source_id, by_name.values())
+        await _refuse_remaining_rows(connection, source_id, by_name.values())
         rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
         if changed := [row.source for row in rows if not _is_as_mapped(row, by_name[row.source])]:
             await _follow_mappings(
@@ -131,7 +131,7 @@ def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]
     return values
 
 
-async def _refuse_left_rows(
+async def _refuse_remaining_rows(
     connection: TargetConnection, source_id: int, mappings: Iterable[RelationMapping]
 ) -> None:
     """Make new relations with `initial: none` wait for a resync where rows or changes are missing.
@@ -139,7 +139,7 @@ async def _refuse_left_rows(
     Their rows in the target are those that streamer wrote before their source was removed.
     """
     declared = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
-    for rows in await read_left_rows(connection, source_id, declared) if declared else ():
+    for rows in await read_remaining_rows(connection, source_id, declared) if declared else ():
         values = dict.fromkeys(("declared", "owns_rows", "needs_resync"), True)
         error = {"state": "error", "error": ErrorReport.of(rows.error)}
         await RELATIONS.set(
@@ -189,7 +189,7 @@ async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
 
 async def remove_relation(session: Executor, relation_id: int) -> None:
     """Remove a relation in the transaction of the caller, and store it as a former relation."""
-    await keep_former(session, relation_id)
+    await store_former(session, relation_id)
     await RELATIONS.delete(session, "where id = $1", relation_id)
 
 

@@ -209,7 +209,7 @@ async def demand_again(
         if not (state.lacks(need) or is_failed_part):
             return None
         none = NO_COPY if need is Need.ROWS else {}
-        again = state if state.is_paused else state.asked_again()
+        again = state if state.is_paused else state.copy_requested()
         return {**none, **shown(again), "resync": resync}
 
     await _change(bookkeeping, change, relation_id)

@@ -229,7 +229,7 @@ def find_newest_mapping(replicas: Iterable[ReplicaRecord]) -> ReplicaRecord | No
     return max(ranked, key=lambda item: item[0])[1] if ranked else None
 
 
-async def leave(session: TargetConnection, number: int) -> None:
+async def delete_replica(session: TargetConnection, number: int) -> None:
     """Delete a replica."""
     await REPLICAS.delete(session, "where id = $1", number)
 
@@ -240,4 +240,4 @@ async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> Non
     Otherwise its transactions would hold locks on rows and tables as long as the replica is frozen.
     """
     await session.fetch(_END_SQL, replica.backend_pid, MEMBER_CLASS, replica.name)
-    await leave(session, replica.number)
+    await delete_replica(session, replica.number)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Executor
-from streamer.bookkeeping.purges import keep_targets
+from streamer.bookkeeping.purges import store_targets
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceLabel, SourceMapping
@@ -213,7 +213,7 @@ async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: floa
 async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
     """Remove a source and its relations. A purge still knows the tables that hold its rows."""
     async with bookkeeping.transaction() as connection:
-        await keep_targets(connection, source_id)
+        await store_targets(connection, source_id)
         await remove_source(connection, source_id)
 
 

@@ -272,7 +272,7 @@ async def _take_resync(
     # A copy under way fulfils the request. A requested copy may replace rows that `initial: none`
     # declared to be the source's.
     values = NO_COPY | {
-        "state": state.asked_for_rows(resync).shown,
+        "state": state.rows_requested(resync).shown,
         "error": None,
         "needs_resync": False,
         "resync": resync,
@@ -314,7 +314,7 @@ async def _store_to_point(
         return []
     is_of_operator = not request.options.get(AUTOMATIC) and resync.columns is None
     values = {
-        "state": state.asked_for_part(resync, stays_paused=stays_paused).shown,
+        "state": state.part_requested(resync, stays_paused=stays_paused).shown,
         "error": None,
         "waiting_for": None,
         "resync": resync,

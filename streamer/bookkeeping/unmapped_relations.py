@@ -60,7 +60,7 @@ def _returned(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
     return values | {"error": report}
 
 
-async def keep_former(session: Executor, relation_id: int) -> None:
+async def store_former(session: Executor, relation_id: int) -> None:
     """Store a relation that is about to leave the mapping."""
     await session.execute(_KEEP_FORMER_SQL, relation_id)
 

@@ -98,17 +98,17 @@ def cutover(
         shown: dict[str, Any] = {
             "source": state.label,
             "finished": state.record is not None and state.record.is_finished,
-            "steps": [step.value for step in state.left],
+            "steps": [step.value for step in state.remaining],
             "problems": [obstacle.to_json() for obstacle in obstacles],
             "done": done,
         }
         print_json(shown)
-    elif state.left and (dry_run or obstacles):
+    elif state.remaining and (dry_run or obstacles):
         typer.echo("\n".join(state.marked_lines(obstacles)))
     if obstacles:
         steps = ", ".join(dict.fromkeys(obstacle.step.value for obstacle in obstacles))
         fail(f"the cut-over has not begun, because these steps would fail: {steps}", 1)
-    if not state.left and not undo and not as_json:
+    if not state.remaining and not undo and not as_json:
         typer.echo(f"the cut-over of {state.label} has finished")
-    if state.left and not (undo or yes or dry_run):
+    if state.remaining and not (undo or yes or dry_run):
         fail("add --yes to carry out these steps, or --dry-run to check them first", 2)

@@ -44,7 +44,7 @@ from streamer.cli.terminal import (
     load,
     load_to_show,
     print_json,
-    print_left,
+    print_remaining,
     run_to_end,
     with_mapping_database,
 )
@@ -620,7 +620,7 @@ def teardown(
     )
     if as_json:
         print_json([{"source": r.label, "error": r.error, "left_sql": r.left_sql} for r in results])
-    print_left(results, on_stderr=as_json)
+    print_remaining(results, on_stderr=as_json)
     if any(result.error is not None for result in results):
         raise typer.Exit(3)
 

@@ -35,7 +35,7 @@ tables = typer.Typer(help="List and edit the tables of the draft.", no_args_is_h
 admin = typer.Typer(help="Generate password hashes and encryption keys.", no_args_is_help=True)
 
 
-def _ask(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T]]") -> T:
+def _call_api(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T]]") -> T:
     """Run *work* on the mapping of the running process, or of the file if none runs."""
     from streamer.admin.service.mapping_client import open_client
 
@@ -79,7 +79,7 @@ def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
 @sources.command("list", epilog=example("streamer sources list"))
 def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """List the source databases of the draft."""
-    rows = _ask(url, lambda client: client.rows("url", {}))
+    rows = _call_api(url, lambda client: client.rows("url", {}))
     nothing = (
         "no source databases; add one with streamer sources add DATABASE URL, or import a "
         "configuration file with streamer import FILE"
@@ -112,7 +112,7 @@ def add_source(
     from streamer.admin.service import edit_draft
 
     stripped_url = (_from_stdin(source_url, "URL") or "").strip()
-    row = _ask(url, lambda client: edit_draft.add_source(client, database, stripped_url, sid))
+    row = _call_api(url, lambda client: edit_draft.add_source(client, database, stripped_url, sid))
     _said(f"added: {SourceLabel(database, sid)}", as_json=as_json, row=row)
 
 
@@ -148,7 +148,7 @@ def set_source(
         fail("no change given; add SOURCE_URL, --password or --setting", 2)
     new_url = _from_stdin(source_url, "URL")
     new_password = _from_stdin(password, "Password")
-    row = _ask(
+    row = _call_api(
         url,
         lambda client: edit_draft.set_source(
             client, database, sid, url=new_url, password=new_password, settings=setting or []
@@ -169,7 +169,7 @@ def remove_source(
     """Remove a source database, or a group with its tables, from the draft."""
     from streamer.admin.service import edit_draft
 
-    _ask(url, lambda client: edit_draft.remove_source(client, database, sid))
+    _call_api(url, lambda client: edit_draft.remove_source(client, database, sid))
     _said(f"removed: {SourceLabel(database, sid)}", as_json=as_json)
 
 
@@ -179,7 +179,7 @@ def list_tables(
 ) -> None:
     """List the tables of the draft."""
     filters = {} if database is None else {"database": database}
-    rows = _ask(url, lambda client: client.rows("table", filters))
+    rows = _call_api(url, lambda client: client.rows("table", filters))
     nothing = "no tables; add one, or a pattern, with streamer tables add DATABASE TABLE"
     columns = _fields("id", "database", "schema", "name", "target", "type")
     show(Listing(None, columns, nothing), rows, as_json=as_json)
@@ -204,7 +204,9 @@ def add_table(
     from streamer.admin.service import edit_draft
 
     fields = {"name": table, "target": target, "type": table_type}
-    row = _ask(url, lambda client: edit_draft.add_table(client, database, fields, setting or []))
+    row = _call_api(
+        url, lambda client: edit_draft.add_table(client, database, fields, setting or [])
+    )
     _said(f"added: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
 
 
@@ -235,7 +237,7 @@ def set_table(
     fields = {name: value for name, value in options.items() if value is not None}
     if not fields and not setting:
         fail("no change given; add --target, --type or --setting", 2)
-    row = _ask(
+    row = _call_api(
         url, lambda client: edit_draft.set_table(client, database, table, fields, setting or [])
     )
     _said(f"changed: {database} {row['schema']}.{row['name']}", as_json=as_json, row=row)
@@ -251,7 +253,7 @@ def remove_table(
     """Remove a table, or a pattern, from the draft. Rows in the target stay."""
     from streamer.admin.service import edit_draft
 
-    _ask(url, lambda client: edit_draft.remove_table(client, database, table))
+    _call_api(url, lambda client: edit_draft.remove_table(client, database, table))
     _said(f"removed: {database} {table}", as_json=as_json)
 
 
@@ -264,7 +266,7 @@ def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """
     from streamer.admin.service import edit_draft
 
-    planned = _ask(url, lambda client: client.plan())
+    planned = _call_api(url, lambda client: client.plan())
     if as_json:
         print_json(planned)
     else:
@@ -286,7 +288,7 @@ def apply(
 
     streamer refuses a draft whose plan has errors, unless --force is given.
     """
-    answer = _ask(url, lambda client: client.apply(force=force))
+    answer = _call_api(url, lambda client: client.apply(force=force))
     if as_json:
         print_json(answer)
     else:
@@ -298,7 +300,7 @@ def apply(
 @app.command("export", rich_help_panel=MAPPING, epilog=example("streamer export > backup.yaml"))
 def export_yaml(url: UrlOption = None) -> None:
     """Print the draft as a configuration file, with a variable in place of each password."""
-    text, variables = _ask(url, lambda client: client.export())
+    text, variables = _call_api(url, lambda client: client.export())
     typer.echo(text, nl=False)
     if variables:
         names = ", ".join(variables)
@@ -328,7 +330,7 @@ def import_yaml(
 
     read = kuvasz_import.read_database if kuvasz_import.is_database(file) else read_text
     text = run_to_end(asyncio.to_thread(read, file))
-    for note in _ask(
+    for note in _call_api(
         url, lambda client: client.import_text(file, text, excludes_missing=exclude_missing)
     ):
         typer.echo(f"streamer: {note}", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from streamer.cli.shared_options import DatabaseOption, JsonOption, SidOption, UrlOption, example
-from streamer.cli.terminal import GLOBALS, fail, load, print_json, print_left, run_to_end, show
+from streamer.cli.terminal import GLOBALS, fail, load, print_json, print_remaining, run_to_end, show
 from streamer.commands.command_scope import Scope
 from streamer.commands.table_requests import command_actor
 from streamer.commands.tenants import tenant_list
@@ -141,7 +141,7 @@ def remove_tenant(
             fail(f'a process still runs "{source.label}"; {changed.next_step}', 1)
         if result.is_elsewhere:
             fail(result.error or "", 3)
-        print_left([result], on_stderr=True)
+        print_remaining([result], on_stderr=True)
         step = f"delete its rows with: {command('tenants purge', database, '--yes', sid=sid)}"
         return add_and_remove.Changed([source.label], next_step=step, left_sql=result.left_sql)
 

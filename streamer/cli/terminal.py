@@ -108,7 +108,7 @@ def show(listing: Listing[T], rows: Sequence[T], *, as_json: bool) -> None:
         print_rows(listing, rows)
 
 
-def print_left(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
+def print_remaining(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
     """Print the errors of a teardown, and the statements that an administrator has to run."""
     for result in results:
         if result.error is not None:

@@ -36,7 +36,7 @@ def command_actor() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requested:
     """The requests made: the names of the tables by the ids of the requests.
 
     ``left_out``: the tables that wait before a mass delete.
@@ -81,7 +81,7 @@ async def request(
     options: dict[str, Any] | None = None,
     actor: str | None = None,
     unless: Sequence[RelationPattern] | None = None,
-) -> Asked:
+) -> Requested:
     """Request *action* for the tables that *table*, a name or a pattern, matches.
 
     *unless*: names of further tables that *table* may match, too. *actor*: the operator; by default
@@ -111,7 +111,7 @@ async def request(
     names = {
         relation.relation_id: name for (_, relation), name in zip(meant, labels(meant), strict=True)
     }
-    return Asked({number: names[key] for key, number in made.items()}, labels(left_out))
+    return Requested({number: names[key] for key, number in made.items()}, labels(left_out))
 
 
 def is_meant(

@@ -53,7 +53,7 @@ from streamer.mapping.expressions import Expression
 from streamer.mapping.relation_names import RelationName, parse_name, parse_relation
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
-from streamer.postgres.credentials import passwords_kept
+from streamer.postgres.credentials import passwords_renewed
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.secret import Secret
@@ -399,7 +399,7 @@ class Comparison:
             )
         size_bytes = sum(item.size_bytes for item in group)
         by_pages = [item.size_bytes for item in group if item.table and not item.table.is_ordered]
-        async with passwords_kept(self._target_url, *self._source_urls):
+        async with passwords_renewed(self._target_url, *self._source_urls):
             results = await self._run_job(tables, record, remaining, size_bytes, by_pages)
         by_id = {item.record.relation_id: item.result for item in group}
         for item in group:

@@ -42,7 +42,7 @@ from streamer.errors.error_classes import (
     SyncAgainError,
     TargetSchemaError,
 )
-from streamer.postgres.credentials import passwords_kept
+from streamer.postgres.credentials import passwords_renewed
 from streamer.postgres.key_ranges import KeyRange, join_ranges
 from streamer.schema_changes.create_tables import published_relation
 from streamer.source.connection import translating
@@ -129,7 +129,7 @@ async def _find_parts(
         finds_only=True,
     )
     try:
-        async with passwords_kept(context.source.url, context.settings.target_url):
+        async with passwords_renewed(context.source.url, context.settings.target_url):
             (result,) = await LocalProcess().submit(job)
     except ComparisonError as exc:
         raise SyncAgainError(exc.message) from exc

@@ -163,7 +163,7 @@ class MappingBuilder:
         names: dict[str, str] = {}
         for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
-            self._note_unread_keys(group, location)
+            self._report_unread_keys(group, location)
             # Rules with a missing part would be different rules.
             rules = () if self._group_fault(location) else self._rules(group, location)
             for source in self._urls(group, rules, location):
@@ -188,7 +188,7 @@ class MappingBuilder:
         self._check_shared_targets(mapping)
         return mapping
 
-    def _note_unread_keys(self, group: SourceSettings, location: Location) -> None:
+    def _report_unread_keys(self, group: SourceSettings, location: Location) -> None:
         """Make each unreadable key a fault of the sources that use that key."""
         for name, table in group.tables.items():
             for target, value in table.set.items():

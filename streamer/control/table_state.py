@@ -23,7 +23,7 @@ null until a copy is complete.
 `Need` names the copy or request that the table lacks to be in sync, and decides the fate of its
 changes. A table without a need is in sync. `TableState` has both, and one method for each event:
 
-- of operators: `paused`, `resumed`, `asked_again`, `asked_for_rows`, `asked_for_part`
+- of operators: `paused`, `resumed`, `copy_requested`, `rows_requested`, `part_requested`
 - of losses: `cut_off`, `lost`, `to_copy_again`, `blocked`, `unblocked`
 - of copies: `chunk_begins` to `copy_failed`
 - of the stream: `stopped_by_delete_limit`, `failing`, `recovered`, `drained`, `lacks_rows`
@@ -221,17 +221,17 @@ class TableState:
             return replace(self, shown=State.READY, error=None)
         return replace(self, shown=State.INIT, error=None, need=Need.ROWS, point=None)
 
-    def asked_again(self, resync: Resync | None = None) -> Self:
+    def copy_requested(self, resync: Resync | None = None) -> Self:
         """An operator requests the copy that is under way. *resync*: its options from now on."""
         options = self.resync if resync is None else resync
         return replace(self, shown=State.COPYING, error=None, resync=options)
 
-    def asked_for_rows(self, resync: Resync) -> Self:
+    def rows_requested(self, resync: Resync) -> Self:
         """An operator requests a copy of all rows, which supersedes all earlier changes."""
         rows = replace(self._without_part(), need=Need.ROWS, resync=resync)
         return replace(rows, shown=State.INIT, error=None)
 
-    def asked_for_part(self, resync: Resync, *, stays_paused: bool = False) -> Self:
+    def part_requested(self, resync: Resync, *, stays_paused: bool = False) -> Self:
         """An operator, or streamer itself, requests some rows or columns of a table in sync."""
         shown = State.PAUSED if stays_paused else State.COPYING
         need = self.need if self.follows else Need.PART

@@ -21,7 +21,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.observability.metrics import Metrics
 from streamer.postgres.secret import Secret
 from streamer.source.catalog import SourceServer
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
@@ -145,7 +145,7 @@ class CopyContext:
     server: SourceServer
     address: TargetAddress
     bookkeeping: Bookkeeping
-    sources: KeptConnections
+    sources: IdleConnections
     launcher: SparkLauncher
     settings: SyncSettings
     events: SyncEvents

@@ -126,7 +126,7 @@ class SyncCoordinator:
                     if self._round_count:
                         await asyncio.sleep(GATHER_SECONDS)
                     self._wanted.clear()
-                    if len(self._rounds) < ROUNDS_MAX and (batch := self._queue.take()):
+                    if len(self._rounds) < ROUNDS_MAX and (batch := self._queue.next_batch()):
                         self._round_count += 1
                         self._rounds.add(self._round_count)
                         rounds.create_task(
@@ -163,7 +163,7 @@ class SyncCoordinator:
         try:
             if not batch[0].state.is_to_mark_synced:
                 turn, self._turn = self._turn, None
-                turn = turn or await self._take_turn(batch)
+                turn = turn or await self._acquire_turn(batch)
                 await self._share_rate()
                 if batch[0].state.follows:  # the target may have later changes by now
                     await self._close_snapshot()
@@ -175,7 +175,7 @@ class SyncCoordinator:
             if turn is not None:
                 turn.end()
 
-    async def _take_turn(self, batch: list[MappedRelation]) -> CopyTurn:
+    async def _acquire_turn(self, batch: list[MappedRelation]) -> CopyTurn:
         context, source = self._context, self._context.source
         has_waited = False
 
@@ -188,7 +188,7 @@ class SyncCoordinator:
         is_first = not self._first.isdisjoint(batch)
         turns = context.first_turns if is_first else context.later_turns
         size = sum(mapped.size_bytes for mapped in batch)
-        turn = await turns.take(source.label, source.priority, size, tell)
+        turn = await turns.acquire(source.label, source.priority, size, tell)
         if has_waited:
             try:
                 await self._reports.tell_waiting(batch, None)

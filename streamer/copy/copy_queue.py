@@ -31,7 +31,7 @@ class CopyQueue:
         """The numbers of copies that have begun."""
         self._leaving: set[MappedRelation] = set()
         """Relations that are leaving a round."""
-        self._asked_again: set[MappedRelation] = set()
+        self._requested_again: set[MappedRelation] = set()
         """Relations whose copy an operator requested after a round took the relation."""
         self._rewrites: Counter[MappedRelation] = Counter()
         """Those that ended a round since the last chunk."""
@@ -44,7 +44,7 @@ class CopyQueue:
         """Copy *mapped*, in the next round."""
         self._waiting[mapped] = None
 
-    def take(self) -> "list[MappedRelation]":
+    def next_batch(self) -> "list[MappedRelation]":
         """Return the relations of the next round.
 
         Relations that only need to be declared in sync come first, alone, and need no snapshot.
@@ -63,7 +63,7 @@ class CopyQueue:
             self._attempts.pop(mapped, None)
         self._copying.update(batch)
         self._taken.update(dict.fromkeys(batch, batch))
-        self._asked_again.difference_update(batch)
+        self._requested_again.difference_update(batch)
         return batch
 
     def began(self, mapped: "MappedRelation", attempt: int) -> None:
@@ -75,10 +75,10 @@ class CopyQueue:
         return self._attempts.get(mapped)
 
     def end(self, batch: "list[MappedRelation]") -> None:
-        """End the round of *batch*, which `take` returned."""
+        """End the round of *batch*, which `next_batch` returned."""
         for mapped in batch:
             if self._taken.get(mapped) is batch:  # else a later round has the relation by now
-                self._let_go(mapped)
+                self._release(mapped)
 
     def request_again(self, mapped: "MappedRelation") -> None:
         """Repeat a failing copy of *mapped*, which an operator requested again during the round.
@@ -86,25 +86,25 @@ class CopyQueue:
         The operator may have removed the cause of the failure, behind the snapshot of the round.
         """
         if mapped in self._copying:
-            self._asked_again.add(mapped)
+            self._requested_again.add(mapped)
 
     def cancel_request(self, mapped: "MappedRelation") -> None:
         """Cancel the second copy of *mapped*."""
-        self._asked_again.discard(mapped)
+        self._requested_again.discard(mapped)
 
-    def is_asked_again(self, mapped: "MappedRelation") -> bool:
+    def is_requested_again(self, mapped: "MappedRelation") -> bool:
         """Whether a failed copy of *mapped* is repeated in the next round."""
-        is_asked_again = mapped in self._asked_again and self.is_copying(mapped)
-        return is_asked_again or (mapped in self._waiting and not mapped.state.is_lost)
+        is_requested_again = mapped in self._requested_again and self.is_copying(mapped)
+        return is_requested_again or (mapped in self._waiting and not mapped.state.is_lost)
 
     def failed(self, mapped: "MappedRelation") -> bool:
         """The copy of *mapped* has failed; return whether the next round tries again."""
-        is_asked_again = self.is_asked_again(mapped)
-        self._asked_again.discard(mapped)
+        is_requested_again = self.is_requested_again(mapped)
+        self._requested_again.discard(mapped)
         self.remove(mapped)
-        if is_asked_again:
+        if is_requested_again:
             self.request(mapped)
-        return is_asked_again
+        return is_requested_again
 
     def remove(self, mapped: "MappedRelation") -> None:
         """The copy of *mapped* under way is over."""
@@ -120,21 +120,21 @@ class CopyQueue:
         return mapped in self._copying and not mapped.state.is_lost
 
     def unfinished(self, batch: "list[MappedRelation]") -> "list[MappedRelation]":
-        """Return the relations of *batch*, which `take` returned, whose copy is neither done nor
-        given up.
+        """Return the relations of *batch*, which `next_batch` returned, whose copy is neither done
+        nor given up.
         """
         members = [mapped for mapped in batch if self.is_taken(mapped, batch)]
         members = [mapped for mapped in members if mapped not in self._leaving]
         self._copying -= {mapped for mapped in members if mapped.state.is_lost}
         return [mapped for mapped in members if mapped in self._copying]
 
-    def _let_go(self, mapped: "MappedRelation") -> None:
+    def _release(self, mapped: "MappedRelation") -> None:
         if self._taken.pop(mapped, None) is not None:
             self._free(mapped)
 
     # ---- before the end of a round -------------------------------------------------------------
 
-    def leaves(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
+    def begin_removal(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
         """Begin to remove *mapped* from its round; return the round's batch.
 
         None if *mapped* is in no round, or is leaving already.
@@ -149,14 +149,16 @@ class CopyQueue:
         """Whether the round of *batch* has *mapped*."""
         return self._taken.get(mapped) is batch
 
-    def left(self, mapped: "MappedRelation", batch: "list[MappedRelation]", *, again: bool) -> None:
+    def removed(
+        self, mapped: "MappedRelation", batch: "list[MappedRelation]", *, again: bool
+    ) -> None:
         """Release *mapped* from the round of *batch*, whose tasks no longer write the table.
 
         *again*: request a copy, unless a caller has given up the copy meanwhile.
         """
         self._leaving.discard(mapped)
         if self.is_taken(mapped, batch):
-            self._let_go(mapped)
+            self._release(mapped)
         if again and self.is_copying(mapped):
             self.remove(mapped)
             self.request(mapped)
@@ -190,7 +192,7 @@ class CopyQueue:
     def copied(self, mapped: "MappedRelation", *, has_more: bool = False) -> None:
         """Record the copy of *mapped*. *has_more*: further chunks remain, for any round."""
         self.remove(mapped)
-        self._let_go(mapped)
+        self._release(mapped)
         self._rewrites.pop(mapped, None)
         if not has_more:
             self._rewrites_in_vain.pop(mapped, None)

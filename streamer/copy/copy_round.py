@@ -51,7 +51,7 @@ from streamer.errors.error_classes import (
     TargetFencedError,
 )
 from streamer.errors.error_reports import ErrorReport
-from streamer.postgres.credentials import passwords_kept
+from streamer.postgres.credentials import passwords_renewed
 from streamer.schema_changes.changes_during_copy import ChangedDefinitions
 from streamer.source.catalog import SourceRelation, read_relations
 from streamer.source.connection import (
@@ -340,7 +340,7 @@ class Round:
             listed = [[part.to_json() for part in task] for task in tasks]
             work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))
         # A failure must not suppress the results of the remaining tasks.
-        async with passwords_kept(self._context.source.url, self._context.settings.target_url):
+        async with passwords_renewed(self._context.source.url, self._context.settings.target_url):
             results = await asyncio.gather(*work, return_exceptions=True)
         failures: list[dict[str, Any]] = []
         for result in results:

@@ -58,7 +58,7 @@ from streamer.schema_changes.changes_during_copy import alters_values
 from streamer.schema_changes.target_definitions import make_before_switch
 from streamer.source.catalog import read_relations
 from streamer.target.connection import TargetConnection, transaction
-from streamer.target.kept_connection import KeptConnection
+from streamer.target.persistent_connection import PersistentConnection
 from streamer.util.failpoints import failpoint
 
 log = structlog.get_logger()
@@ -146,15 +146,15 @@ class Finisher:
             return
         scope, books = mapped.state.scope, self._context.bookkeeping
         error = await self._with_remedy(mapped, scope, error)
-        if self._queue.is_asked_again(mapped):  # the request has stored its state
+        if self._queue.is_requested_again(mapped):  # the request has stored its state
             self._queue.failed(mapped)
         else:
             attempt = self._queue.attempt(mapped)
             is_stored = await fail_copy(books, mapped.relation_id, error, scope.need, attempt)
-            is_asked_again = self._queue.failed(mapped)
+            is_requested_again = self._queue.failed(mapped)
             if not is_stored:
                 return
-            if not is_asked_again:
+            if not is_requested_again:
                 self._context.events.copy_failed(mapped, error)
                 return
             await demand_again(books, mapped.relation_id, scope.need, mapped.state.resync)
@@ -230,7 +230,9 @@ class Finisher:
             self._queue.remove(copy.mapped)
             self._context.events.switched_to_stream(copy.mapped, None, copy.mapped.end_lsn)
 
-    async def finish(self, copy: TableCopy, rows: int, size: int, session: KeptConnection) -> None:
+    async def finish(
+        self, copy: TableCopy, rows: int, size: int, session: PersistentConnection
+    ) -> None:
         """Complete a relation, whose parts are all copied, and switch it to streaming.
 
         The round tries a hindered swap again later: all rows are in the target.
@@ -362,7 +364,7 @@ class Finisher:
         )
         if after is not None and not is_wanted:
             return  # an operator has requested a new copy
-        if not finished.leaves_quarantine and copy.scope.chunks is None:
+        if not finished.omits_quarantined and copy.scope.chunks is None:
             mapped.quarantine.forget(0)
         self._queue.copied(mapped, has_more=after is not None)
         self._context.events.switched_to_stream(mapped, after, finished.lsn)
@@ -410,7 +412,7 @@ def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _using(session: KeptConnection) -> AsyncIterator[TargetConnection]:
+async def _using(session: PersistentConnection) -> AsyncIterator[TargetConnection]:
     """Use a connection for a block; discard a connection whose state is unknown afterwards."""
     target = await session.get()
     try:

@@ -10,7 +10,7 @@ from typing import Final, Self
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.finish_copies import Finisher
 from streamer.copy.prepare_copy import TableCopy
-from streamer.target.kept_connection import KeptConnection
+from streamer.target.persistent_connection import PersistentConnection
 
 AT_ONCE_MAX: Final = 4
 """Each may build an index, with the memory that PostgreSQL takes for that."""
@@ -23,7 +23,7 @@ class Finishing:
         self._context = context
         self._finisher = finisher
         self._tasks: dict[TableCopy, asyncio.Task[None]] = {}
-        self._free: list[KeptConnection] = []
+        self._free: list[PersistentConnection] = []
         self._places = asyncio.Semaphore(AT_ONCE_MAX)
 
     def begin(self, copy: TableCopy, rows: int, size: int) -> None:
@@ -77,7 +77,7 @@ class Finishing:
             session = (
                 self._free.pop()
                 if self._free
-                else KeptConnection(self._context.address, self._context.task_name)
+                else PersistentConnection(self._context.address, self._context.task_name)
             )
             try:
                 await self._finisher.finish(copy, rows, size, session)

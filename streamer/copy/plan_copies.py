@@ -119,7 +119,7 @@ class CopyPlanner:
         seen = await self._read_many(copies)
         for copy in copies:
             if (table := seen.get(copy.relation.name)) is not None:
-                await self._take_definition(copy, table, publications.values())
+                await self._use_definition(copy, table, publications.values())
                 continue
             plain = copy.plain
             await plain.execute("savepoint look")
@@ -138,7 +138,7 @@ class CopyPlanner:
                     raise
                 await self._finisher.refuse_copy(copy, exc)
             else:
-                await self._take_definition(copy, table, publications.values())
+                await self._use_definition(copy, table, publications.values())
             if not plain.closed:  # the locks since the savepoint are let go
                 await plain.execute("rollback to savepoint look")
         await self._reports.tell_waiting([copy.mapped for copy in copies], None)
@@ -158,7 +158,7 @@ class CopyPlanner:
             await plain.execute("rollback to savepoint look")
         return seen
 
-    async def _take_definition(
+    async def _use_definition(
         self, copy: TableCopy, table: TableSeen | None, publications: Iterable[Publication]
     ) -> None:
         """Copy by the definition of the snapshot, if equal to the prepared definition."""

@@ -64,7 +64,7 @@ class RoundRemoval:
 
         *again*: why the copy begins again, or None. *then* is called once no task writes the table.
         """
-        batch = self._queue.leaves(mapped)
+        batch = self._queue.begin_removal(mapped)
         if batch is not None:
             assert self._tasks is not None, "rounds run in the same group"
             self._tasks.create_task(
@@ -86,7 +86,7 @@ class RoundRemoval:
             await _persist(then)
         if again is not None:
             await patience.wait()
-        self._queue.left(mapped, batch, again=again is not None)
+        self._queue.removed(mapped, batch, again=again is not None)
         self._wake()
 
     async def _report(

@@ -56,14 +56,14 @@ class CopyTurns:
         self._waiting: list[_WaitingSource] = []
         self._numbers = itertools.count()
 
-    def take_free(self, source: str) -> CopyTurn | None:
+    def acquire_free(self, source: str) -> CopyTurn | None:
         """Return a turn of *source* if free without a wait."""
         if self._waiting or not self._has_room(source):
             return None
         self._copying[source] += 1
         return CopyTurn(self, source)
 
-    async def take(self, source: str, priority: int, size_bytes: int, tell: Tell) -> CopyTurn:
+    async def acquire(self, source: str, priority: int, size_bytes: int, tell: Tell) -> CopyTurn:
         """Wait for a turn of *source*; *tell* receives each new reason."""
         waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
         self._waiting.append(waiting)

@@ -213,7 +213,7 @@ class _Cursor:
         self._conversion = conversion
         self._position = 1
 
-    def _take(self, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         end = self._position + size
         if end > len(self._data):
             raise self.error("truncated")
@@ -226,22 +226,22 @@ class _Cursor:
         return ProtocolError(f"{problem} pgoutput message {kind!r} at offset {self._position}")
 
     def int8(self) -> int:
-        return self._take(1)[0]
+        return self._read(1)[0]
 
     def int16(self) -> int:
-        return int.from_bytes(self._take(2), "big")
+        return int.from_bytes(self._read(2), "big")
 
     def int32(self) -> int:
-        return int.from_bytes(self._take(4), "big")
+        return int.from_bytes(self._read(4), "big")
 
     def signed32(self) -> int:
-        return int.from_bytes(self._take(4), "big", signed=True)
+        return int.from_bytes(self._read(4), "big", signed=True)
 
     def time(self) -> int:
-        return int.from_bytes(self._take(8), "big", signed=True)
+        return int.from_bytes(self._read(8), "big", signed=True)
 
     def lsn(self) -> Lsn:
-        return Lsn(int.from_bytes(self._take(8), "big"))
+        return Lsn(int.from_bytes(self._read(8), "big"))
 
     def _terminated(self) -> bytes:
         end = self._data.find(b"\0", self._position)
@@ -265,10 +265,10 @@ class _Cursor:
         return self._terminated().decode(errors="replace")
 
     def content(self) -> bytes:
-        return self._take(self.int32())
+        return self._read(self.int32())
 
     def skip(self, size: int) -> bytes:
-        return self._take(size)
+        return self._read(size)
 
     @property
     def has_more(self) -> bool:
@@ -280,7 +280,7 @@ class _Cursor:
         for _ in range(self.int16()):
             start = self._position
             if self.int8() in b"tb":
-                self._take(self.int32())
+                self._read(self.int32())
             columns.append(self._data[start : self._position])
         return columns
 

@@ -265,7 +265,7 @@ class TransactionAssembler:
                 yield from self._handle(kind, payload)
             number += 1
         self._keep()
-        yield from self._take_block()
+        yield from self._pop_block()
         self._forget_unwanted()
         if self._transaction is not None:
             self._size += sum(map(len, payloads))
@@ -317,7 +317,7 @@ class TransactionAssembler:
             return
         last_end_lsn = self._block.end_lsns[-1] if self._block.end_lsns else 0
         if transaction.final_lsn < last_end_lsn or commit.end_lsn <= transaction.final_lsn:
-            yield from self._take_block()
+            yield from self._pop_block()
         block = self._block
         for changes in (*self._former, *self._touched.values()):
             count = len(changes.payloads)
@@ -352,7 +352,7 @@ class TransactionAssembler:
             case LogicalMessage():
                 if message.is_instruction:
                     self._expect_transaction(kind)
-                    yield from self._take_block()  # the piece then has this transaction alone
+                    yield from self._pop_block()  # the piece then has this transaction alone
                     self._add_instruction(message)
             case pgoutput.StreamStart():
                 self._expect_no_transaction(kind)
@@ -364,7 +364,7 @@ class TransactionAssembler:
                 self._handle_stream_abort(message)
             case pgoutput.StreamCommit():
                 self._expect_no_transaction(kind)
-                yield from self._take_block()
+                yield from self._pop_block()
                 yield from self._handle_stream_commit(message)
 
     def _expect_transaction(self, kind: int) -> Transaction:
@@ -388,7 +388,7 @@ class TransactionAssembler:
         self._instructions: list[Instruction] = []
         """Those of the present transaction, which then is alone in the block."""
 
-    def _take_block(self) -> Iterator[TransactionBlock]:
+    def _pop_block(self) -> Iterator[TransactionBlock]:
         """Yield a non-empty block; changes of the present transaction stay behind."""
         block = self._block
         if not block.xids:

@@ -85,5 +85,5 @@ def release_delete_counts(lane: Lane, share: LaneTransaction, metrics: Metrics) 
 
 def report_quarantine(lane: Lane, writer: QuarantineWriter) -> None:
     """Report to the owner of *lane* the relations whose number of rows in quarantine changed."""
-    for mapped in writer.take_changed():
+    for mapped in writer.pop_changed():
         lane.owner.quarantine_changed(mapped)

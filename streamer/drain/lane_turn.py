@@ -55,7 +55,7 @@ class Turn:
             await self._fulfil()
             return True
         try:
-            shares = self._lane.take(READ_BYTES)
+            shares = self._lane.read_held(READ_BYTES)
         except OpenShareDiscarded:
             self._lane.front.rewind()
             return True

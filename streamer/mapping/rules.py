@@ -99,7 +99,7 @@ class TableRule:
     """Tables with a higher priority are copied first."""
 
     @property
-    def asks_for_definitions(self) -> bool:
+    def includes_definitions(self) -> bool:
         """Whether a created target gets more than columns and the primary key."""
         return self.create is not Create.COLUMNS or self.partitioned
 
@@ -323,7 +323,7 @@ class SourceMapping:
     @property
     def makes_definitions(self) -> bool:
         """Whether target tables get definitions beside the stream."""
-        asked = any(rule.asks_for_definitions for rule in self.rules)
+        asked = any(rule.includes_definitions for rule in self.rules)
         return asked or self.ddl is DdlCapture.CAPTURE
 
     @property

@@ -159,8 +159,8 @@ async def current_password(url: Secret, *, goes_first: bool = False) -> str | No
     if source is None:
         return state.replacement
     state.goes_first |= goes_first
-    if state.kept is not None:
-        return state.kept
+    if state.valid is not None:
+        return state.valid
     reading = _readings_here().begin(url, source, state)
     return await asyncio.shield(reading.task)
 
@@ -258,13 +258,13 @@ async def job_url(
 
 
 @asynccontextmanager
-async def passwords_kept(*urls: Secret) -> AsyncIterator[None]:
+async def passwords_renewed(*urls: Secret) -> AsyncIterator[None]:
     """Run the commands of *urls* again before their outputs expire, for the length of a block.
 
     The tasks of a job read the outputs from files (`job_url`).
     """
     tasks = [
-        asyncio.create_task(_keep(url, source), name="password of a job")
+        asyncio.create_task(_renew(url, source), name="password of a job")
         for url in urls
         if (source := _source(url)) is not None and source.command is not None
     ]
@@ -275,7 +275,7 @@ async def passwords_kept(*urls: Secret) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def _keep(url: Secret, source: PasswordSource) -> None:
+async def _renew(url: Secret, source: PasswordSource) -> None:
     state = _known(url)
     while True:
         remaining = state.expires_at - time.monotonic() if state.expires_at else source.seconds

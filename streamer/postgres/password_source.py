@@ -71,7 +71,7 @@ class KnownPassword:
     """A file with the last output of the command, for tasks of jobs."""
 
     @property
-    def kept(self) -> str | None:
+    def valid(self) -> str | None:
         """The output of a command that is still valid."""
         return self.last if time.monotonic() < self.expires_at else None
 
@@ -107,7 +107,7 @@ def read_password_of(
     with state.lock:
         if source.file is not None:
             state.last = _read_file(Path(source.file))
-        elif state.kept is None:
+        elif state.valid is None:
             assert source.command is not None
             began = time.monotonic()
             try:

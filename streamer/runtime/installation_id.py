@@ -50,9 +50,9 @@ class Installation:
 
     async def learn(self, installation: str) -> None:
         """Store the id of the target's bookkeeping. Log a directory that refuses the file."""
-        await in_thread(self._keep, installation)  # the method syncs a file
+        await in_thread(self._store, installation)  # the method syncs a file
 
-    def _keep(self, installation: str) -> None:
+    def _store(self, installation: str) -> None:
         if installation == self.id and self._path.exists():
             return
         self.id = installation

@@ -19,7 +19,7 @@ from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.observability.metrics import Metrics
 from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_health import TargetHealth
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.target.connection import TargetAddress
 from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import NOTHING, Lsn
@@ -35,7 +35,7 @@ class Services:
 
     address: TargetAddress
     bookkeeping: Bookkeeping
-    sources: KeptConnections
+    sources: IdleConnections
     """For the successive steps of a start and questions of the planner."""
     locks: LockSession
     positions: AcknowledgedPositions

@@ -238,14 +238,14 @@ def _objects(
             former, quoted = quote_identifier(expected.name), quote_identifier(renamed)
             statements = tuple(statement.replace(former, quoted) for statement in statements)
         if actual is None:
-            if not _is_left_out(expected, place):
+            if not _is_omitted(expected, place):
                 yield DefinitionDifference(expected.kind, expected.name, _text(expected), None)
-        elif not _is_left_out(expected, place) and _plain(actual.statements) != _plain(statements):
+        elif not _is_omitted(expected, place) and _plain(actual.statements) != _plain(statements):
             yield DefinitionDifference(expected.kind, expected.name, _text(expected), _text(actual))
     column_names = {place.column(column.name) for column in source.columns}
     for extra in at_target.values():
         is_default = extra.kind is ObjectKind.DEFAULT and extra.name in column_names
-        counts = _binds(extra) or (is_default and not _is_left_out(extra, place))
+        counts = _binds(extra) or (is_default and not _is_omitted(extra, place))
         if counts and not _is_of_open_versions(extra.name, source, place, target):
             yield DefinitionDifference(extra.kind, extra.name, None, _text(extra))
 
@@ -254,7 +254,7 @@ def _plain(statements: Iterable[str]) -> list[str]:
     return [without_needless_quotes(statement) for statement in statements]
 
 
-def _is_left_out(planned: Planned, place: TargetPlace) -> bool:
+def _is_omitted(planned: Planned, place: TargetPlace) -> bool:
     """Whether the object is a default, which a table of versions or several sources lacks."""
     return planned.kind is ObjectKind.DEFAULT and (
         place.has_sid or place.mapping.type is not TableType.CLONE

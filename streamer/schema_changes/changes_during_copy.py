@@ -176,7 +176,7 @@ class ChangedDefinitions:
             if mapped.state.follows:
                 await self._events.reach(mapped, await flush_wal(source))
             else:
-                await self._take_in(source, target, mapped)
+                await self._apply_unsent(source, target, mapped)
             now = (await read_relations(source, [relation.name])).get(relation.name)
             if now is None:
                 raise SyncError(f'table "{relation.name}" is not in the source')
@@ -202,7 +202,7 @@ class ChangedDefinitions:
                 raise TargetContentionError(f"a type changes, and the stream has not reached {lsn}")
             await asyncio.sleep(CHECK_SECONDS)
 
-    async def _take_in(
+    async def _apply_unsent(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation
     ) -> None:
         """Make the changes of which no message comes any more."""

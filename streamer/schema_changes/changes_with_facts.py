@@ -73,7 +73,7 @@ async def translate_changes(
     )
     translation = columns.translate(of_class(made, ColumnChange))
     for change in of_class(done, ColumnChange):
-        columns.note_made(change, translation)
+        columns.backfill_made(change, translation)
     translation.statements += columns.ignore(of_class(ignored, ColumnChange)).statements
     _add_types(translation, typed, columns, command)
     translation.before += await missing_labels(session, labels, typed.created)

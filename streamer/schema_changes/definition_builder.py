@@ -13,7 +13,7 @@ import structlog
 from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import Mapping
 from streamer.observability.metrics import Metrics
-from streamer.schema_changes.target_definitions import make_online, note_made
+from streamer.schema_changes.target_definitions import make_online, mark_made
 from streamer.target.connection import TargetAddress, target_connection
 from streamer.util.backoff import Backoff
 
@@ -38,17 +38,17 @@ class DefinitionBuilder:
     async def run(self) -> None:
         """Create pending definitions every two seconds."""
         for number in itertools.count(1):
-            if self._are_asked_for:
+            if self._creates_definitions:
                 try:
                     async with target_connection(self._address, "streamer definitions") as target:
                         await make_online(target)
                         if number % LOOKS_AT_OTHERS == 0:
-                            await note_made(target)
+                            await mark_made(target)
                 except StreamerError as exc:
                     self._metrics.count_error(exc)
                     self._backoff.log(log, "definitions have to wait", exc)
             await asyncio.sleep(CHECK_SECONDS)
 
     @property
-    def _are_asked_for(self) -> bool:
+    def _creates_definitions(self) -> bool:
         return any(source.makes_definitions for source in self._read_mapping().sources)

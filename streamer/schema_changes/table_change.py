@@ -44,9 +44,9 @@ from streamer.schema_changes.changes_with_facts import (
     translate_changes,
 )
 from streamer.schema_changes.definition_stop import stop_error, undecided
-from streamer.schema_changes.keep_definition import keep_definition
 from streamer.schema_changes.object_changes import Objects
 from streamer.schema_changes.shared_changes import made_for_all
+from streamer.schema_changes.store_new_definition import store_new_definition
 from streamer.schema_changes.translate.definition_translator import Translation
 from streamer.schema_changes.types_with_facts import lock_types
 from streamer.target.catalog import read_relation
@@ -90,7 +90,7 @@ class TableChange:
         filled: Sequence[str] = ()
         if changes and not self._command.message.is_made:
             filled = await self._change(changes)
-        await keep_definition(self._table, self._command, changes, filled)
+        await store_new_definition(self._table, self._command, changes, filled)
 
     async def after_rollback(self) -> None:
         """Make the statements that have to come before, or store a command that waits."""

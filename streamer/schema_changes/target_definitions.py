@@ -139,7 +139,7 @@ async def plan_definitions(
     asking = [
         copy
         for copy in copies
-        if copy.mapped.mapping.rule.asks_for_definitions and not copy.scope.resync.is_partial
+        if copy.mapped.mapping.rule.includes_definitions and not copy.scope.resync.is_partial
     ]
     if not asking:
         return
@@ -235,7 +235,7 @@ _HAS_EXPRESSIONS: Final = frozenset(
 _BUILT: Final = frozenset({ObjectKind.INDEX, ObjectKind.EXCLUSION, ObjectKind.UNIQUE})
 
 
-def left_to_run(
+def remaining_statements(
     record: DefinitionRecord, facts: DefinitionFacts, *, online: bool
 ) -> tuple[str, ...]:
     """Return the statements of *record* that have not been run; all but the first may be run again.
@@ -310,7 +310,7 @@ async def make_online(target: TargetConnection) -> int:
     return len(records)
 
 
-async def note_made(target: TargetConnection) -> None:
+async def mark_made(target: TargetConnection) -> None:
     """Mark the definitions as made that streamer gave up and an operator has made since."""
     for record in await read_given_up(target):
         facts = await _read_facts(target, record)
@@ -373,7 +373,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
         if not is_final:
             await set_failed(target, record, exc.message)
         else:
-            statements = await _left_to_operator(target, record)
+            statements = await _operator_steps(target, record)
             await give_up(target, record, exc.message, statements)
             log.warning(
                 "the target refuses a definition; the table continues without it",
@@ -393,7 +393,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
         )
 
 
-async def _left_to_operator(target: TargetConnection, record: DefinitionRecord) -> tuple[str, ...]:
+async def _operator_steps(target: TargetConnection, record: DefinitionRecord) -> tuple[str, ...]:
     """Return the statements for the parts of *record* that no attempt made."""
     try:
         facts = await _clear(target, record)
@@ -401,7 +401,7 @@ async def _left_to_operator(target: TargetConnection, record: DefinitionRecord) 
         if target.is_closed:
             raise
         return record.online
-    return record.online if facts is None else left_to_run(record, facts, online=True)
+    return record.online if facts is None else remaining_statements(record, facts, online=True)
 
 
 async def _clear(target: TargetConnection, record: DefinitionRecord) -> DefinitionFacts | None:
@@ -424,7 +424,7 @@ async def _make(target: TargetConnection, record: DefinitionRecord, *, online: b
     place, facts = record.target, await _clear(target, record)
     if facts is None:
         return  # dropped meanwhile
-    statements = left_to_run(record, facts, online=online)
+    statements = remaining_statements(record, facts, online=online)
     is_new = bool(statements) and statements[0] in (record.statements[0], record.online[0])
     if is_new and (parts := around_table(record)) is not None:
         table = quote_qualified(place.namespace, place.name)

@@ -136,7 +136,7 @@ class WriteFacts:
             text += f", now of {_listed(hidden)}"
         return [(text, self._grant("pg_read_all_stats"))]
 
-    def of_kept(self) -> list[Problem]:
+    def of_superusers(self) -> list[Problem]:
         """Return the sessions that only a superuser can end. Pure."""
         return [
             (
@@ -176,7 +176,7 @@ class WriteFacts:
                 "database"
             )
             problems.append((text, Remedy.of("run at the source: ", at_source(sql))))
-        return problems + self.of_kept()
+        return problems + self.of_superusers()
 
 
 async def read_write_facts(plain: Connection) -> WriteFacts:

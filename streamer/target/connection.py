@@ -496,7 +496,7 @@ class TargetConnection:
         """Send a statement without parameters together with the next statement, before it."""
         self._before += f"{sql}; "
 
-    def _take_before(self) -> str:
+    def _pop_before(self) -> str:
         statements, self._before = self._before, ""
         return statements
 
@@ -513,7 +513,7 @@ class TargetConnection:
         stamp = replication_origin.STAMP_SQL if self._has_origin else ""
         sql = "; ".join(filter(None, [last, stamp, "commit"]))
         with translating(), self._watch.waiting():
-            status: str = await self._connection.execute(self._take_before() + sql)
+            status: str = await self._connection.execute(self._pop_before() + sql)
         if status != "COMMIT":
             # COMMIT of a transaction in which a statement failed is no error to the server.
             raise TargetError(f'target: the answer to COMMIT was "{status}"')
@@ -537,14 +537,14 @@ class TargetConnection:
             if parameters:
                 await self._send_before()
             else:
-                sql = self._take_before() + sql
+                sql = self._pop_before() + sql
             status: str = await self._connection.execute(sql, *parameters)
         return _row_count(status)
 
     async def _send_before(self) -> None:
         # A message with parameters has a single statement.
         if self._before:
-            await self._connection.execute(self._take_before())
+            await self._connection.execute(self._pop_before())
 
     async def fetch(self, sql: str, *parameters: Any) -> list[Record]:
         """Run a query and return its rows."""
@@ -605,7 +605,7 @@ class TargetConnection:
         listed = f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
         options = "format binary" if binary else "format text"
         copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
-        sql = self._take_before() + "; ".join(filter(None, [copy, then]))
+        sql = self._pop_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
             # asyncpg's copy_to_table calls this with one statement, and skips further answers.
             status: str = await self._connection._copy_in(sql, watched(), None)

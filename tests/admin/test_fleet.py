@@ -121,7 +121,7 @@ def test_a_copy_in_chunks_shows_the_chunk_that_comes() -> None:
     assert "chunk" not in shown[1]
 
 
-class Asked:
+class Requested:
     """Records requests about many sources; the one of t017 fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ async def token_of(client: httpx.AsyncClient, path: str) -> str:
 async def test_an_act_on_many_sources_is_confirmed_with_counts_and_lists_failures(
     open_admin: OpenAdmin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(monkeypatch)
+    asked = Requested(monkeypatch)
     async with open_admin("", is_alone=False) as admin, admin.client(None) as client:
         show_fleet(admin.service, large_fleet(), tmp_path)
         page = (await client.get("/sources/act?action=pause&pick=shop:t017&pick=web:t003")).text
@@ -192,7 +192,7 @@ async def test_an_act_on_many_sources_is_confirmed_with_counts_and_lists_failure
 async def test_the_api_acts_on_many_sources_with_the_guards_of_every_change(
     open_admin: OpenAdmin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(monkeypatch)
+    asked = Requested(monkeypatch)
     body = {
         "sources": [{"database": "shop", "sid": "t017"}, {"database": "web", "sid": "t003"}],
         "tables": ["public.*"],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.admin.admin_server import take_over_users
+from streamer.admin.admin_server import load_users
 from streamer.admin.mapping.admin_store import Query
 from streamer.admin.service.access import Access, hash_password
 from streamer.admin.service.admin_service import open_service
@@ -65,11 +65,11 @@ async def test_a_server_that_runs_takes_users_over_and_ends_their_sessions(
         assert (await client.post("/api/login", json=login)).status_code == 401
         store = admin.service.store
         await store.set_user("alice", "admin", hash_password(PASSWORD), "test")
-        await take_over_users(admin.service, admin.access)
+        await load_users(admin.service, admin.access)
         assert (await client.post("/api/login", json=login)).status_code == 200
         assert (await client.get("/api/draft")).status_code == 200
         await store.remove_user("alice", "test")
-        await take_over_users(admin.service, admin.access)
+        await load_users(admin.service, admin.access)
         assert (await client.get("/api/draft")).status_code == 401
         entries, _ = await store.audit(Query())
         actions = [(entry["action"], entry["object"]) for entry in entries]
@@ -83,10 +83,10 @@ async def test_removing_the_last_user_does_not_open_the_server(config: Path) -> 
         access = Access(settings.admin)
         assert access.is_open
         await service.store.set_user("alice", "admin", "$argon2id$", "test")
-        await take_over_users(service, access)
+        await load_users(service, access)
         assert not access.is_open
         await service.store.remove_user("alice", "test")
-        await take_over_users(service, access)
+        await load_users(service, access)
         assert not access.is_open
     finally:
         await service.close()

@@ -464,7 +464,7 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
 
     async with books.transaction() as target:
         await purges.begin_purge(target, "shop", "eu", ["public.t"])
-        await purges.keep_columns(target, source_id)
+        await purges.store_columns(target, source_id)
         (purge,) = await purges.read_purges(target)
         await purges.move_purge(target, purge, 5, 1, 2)
         await purges.finish_purge(target, purge)

@@ -8,7 +8,7 @@ from streamer.errors.error_classes import SourceError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.connection import fetch_one
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.wait_limits import set_lock_timeout
 from tests.support.postgres import Database
 from tests.support.waiting import until
@@ -17,13 +17,13 @@ SESSIONS = "select count(*) from pg_stat_activity where application_name = 'stre
 
 
 @pytest.fixture
-async def kept() -> AsyncIterator[KeptConnections]:
-    made = KeptConnections(60)
+async def kept() -> AsyncIterator[IdleConnections]:
+    made = IdleConnections(60)
     yield made
     await made.close()
 
 
-async def backend(kept: KeptConnections, source: SourceMapping) -> int:
+async def backend(kept: IdleConnections, source: SourceMapping) -> int:
     """Ask one question; return the backend that answered."""
     async with kept.connection(source) as plain:
         assert (await fetch_one(plain, "show lock_timeout"))["lock_timeout"] == "0"
@@ -32,7 +32,7 @@ async def backend(kept: KeptConnections, source: SourceMapping) -> int:
 
 
 async def test_questions_in_a_row_share_a_session_and_those_at_one_time_do_not(
-    source: Database, kept: KeptConnections
+    source: Database, kept: IdleConnections
 ) -> None:
     shop = SourceMapping("shop", None, Secret(source.url), ())
     first = await backend(kept, shop)
@@ -53,6 +53,6 @@ async def test_questions_in_a_row_share_a_session_and_those_at_one_time_do_not(
 
     await kept.close()
     await until(lambda: source.value(SESSIONS) == 0)
-    brief = KeptConnections(0.2)
+    brief = IdleConnections(0.2)
     await backend(brief, shop)
     await until(lambda: source.value(SESSIONS) == 0, "its time is over")

@@ -6,7 +6,7 @@ import pytest
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
-from streamer.bookkeeping.purges import read_left_columns
+from streamer.bookkeeping.purges import read_remaining_columns
 from streamer.bookkeeping.sources import forget_source
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
@@ -36,4 +36,4 @@ async def test_a_tenant_that_comes_back_and_goes_again_left_the_columns_of_both_
         number = target.value(COMES.format(sid="moves", columns=columns))
         await forget_source(bookkeeping, int(str(number)))
     async with bookkeeping.connection() as connection:
-        assert [each.name for each in await read_left_columns(connection)] == ["former"]
+        assert [each.name for each in await read_remaining_columns(connection)] == ["former"]

@@ -424,7 +424,7 @@ class Users:
                 )
             self._sessions[session.info.backend_pid] = session
 
-    def let_go(self) -> None:
+    def delete_dropped(self) -> None:
         """Commit the changes that streamer waits for."""
         for (pid,) in self._target.execute(BLOCKING):
             if session := self._sessions.pop(int(str(pid)), None):
@@ -442,7 +442,7 @@ async def caught_up(streamer: Streamer, users: Users) -> None:
     catching = asyncio.create_task(streamer.caught_up())
 
     async def is_done() -> bool:
-        await asyncio.to_thread(users.let_go)
+        await asyncio.to_thread(users.delete_dropped)
         return catching.done()
 
     await until(is_done, "streamer has written what users let go")

@@ -142,7 +142,7 @@ class Target:
             if self.chunks is not None:
                 copied = CopiedRange(self.chunks, message)
             for payload in self.source.sent[self.position]:
-                taken = payload if copied is None else copied.take(payload)
+                taken = payload if copied is None else copied.effect_of(payload)
                 if taken is not None:
                     self._change(rows, taken)
             self.rows, self.position = rows, self.position + 1

@@ -293,7 +293,7 @@ class Dispatching(Transactions):
             return
         mapped.relid = None
         before = self.relations.lane(mapped)
-        self.relations.become(mapped, mapped.state.asked_for_rows(ALL_ROWS))
+        self.relations.become(mapped, mapped.state.rows_requested(ALL_ROWS))
         self.forget_owed(relid, EVERYTHING)
         self.settle_queue(before)
 
@@ -345,7 +345,7 @@ class Dispatching(Transactions):
             mapped = self.mapped[relid]
             state = mapped.state.paused() if is_paused else mapped.state.resumed()
             if not is_paused and relid in self.copied_through:
-                state = mapped.state.asked_again()
+                state = mapped.state.copy_requested()
             self.relations.become(mapped, state)
 
     # ---- workers and drainers ------------------------------------------------------------------
@@ -394,7 +394,7 @@ class Dispatching(Transactions):
             lane.applied(shares)
 
     def drain(self, lane: Lane, count: int) -> None:
-        taken = lane.take(count)
+        taken = lane.read_held(count)
         lane.drained(sum(share.end_lsn is not None for share in taken))
         for share in taken:
             self.apply(lane, share)

@@ -89,10 +89,10 @@ def fill(journal: Journal, given_rows: list[list[bytes]], flush_every: int) -> l
         whole.append(messages)
         assert gatherer.feed(messages)
         if number % flush_every == 0:
-            journal.write(gatherer.take())
+            journal.write(gatherer.pop_records())
         if number % 4 == 0:
             assert gatherer.keepalive(Lsn(end_lsn(number) + 10))
-    journal.write(gatherer.take())
+    journal.write(gatherer.pop_records())
     return whole
 
 
@@ -104,7 +104,7 @@ def test_a_message_outside_transactions_is_left_out_anywhere(place: int) -> None
         journal = Journal.create(path, IDENTITY, START, FIRST)
         gatherer = gatherer_of(journal)
         assert gatherer.feed([*messages[:place], outside, *messages[place:]])
-        journal.write(gatherer.take())
+        journal.write(gatherer.pop_records())
         assert messages_in(journal) == messages
         journal.close()
 
@@ -166,7 +166,7 @@ def test_torn_anywhere_it_ends_behind_a_whole_transaction(
         again.rewind()
         gatherer = gatherer_of(again)
         assert gatherer.feed([message for each in whole for message in each])
-        again.write(gatherer.take())
+        again.write(gatherer.pop_records())
         everything = [message for each in whole for message in each]
         assert row_messages(messages_in(again)) == row_messages(everything)
         again.close()
@@ -206,14 +206,14 @@ def test_a_transaction_that_has_not_ended_is_not_read() -> None:
         gatherer.feed(first)
         gatherer.keepalive(Lsn(end_lsn(1) + 5))
         gatherer.feed(second[:-1])
-        journal.write(gatherer.take())
+        journal.write(gatherer.pop_records())
         assert journal.end_lsn == end_lsn(1) + 5
         assert messages_in(journal) == first
         journal.rewind()  # the connection is lost
         assert messages_in(journal) == first
         again = gatherer_of(journal)
         assert again.feed([*first, *second])
-        journal.write(again.take())
+        journal.write(again.pop_records())
         journal.close()
         opened = Journal.open(path)
         assert opened is not None
@@ -282,7 +282,7 @@ def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", fail)
             with pytest.raises(SpoolError, match="No space left"):
-                journal.write(gatherer.take())
+                journal.write(gatherer.pop_records())
         assert (journal.end_lsn, journal.size_bytes) == (end, size)
         journal.rewind()
         assert journal._segments[-1].path.stat().st_size == journal._segments[-1].size
@@ -302,7 +302,7 @@ def test_a_journal_goes_on_with_a_later_timeline_and_a_reader_of_the_former_one_
         first = fill(journal, [[b"x"]], 1)[0]
         gatherer = gatherer_of(journal, journal.end_lsn)
         assert gatherer.keepalive(Lsn(fork_lsn + 1))
-        journal.write(gatherer.take())
+        journal.write(gatherer.pop_records())
         assert journal.changes_end_lsn < fork_lsn < journal.end_lsn
         journal.rewind()
         journal.turn(later)
@@ -317,7 +317,7 @@ def test_a_journal_goes_on_with_a_later_timeline_and_a_reader_of_the_former_one_
         gatherer = gatherer_of(again, again.end_lsn)
         second = transaction(2, [b"y"])
         assert gatherer.feed(second)
-        again.write(gatherer.take())
+        again.write(gatherer.pop_records())
         assert messages_in(again, branch=later) == first + second
         for branch in (FIRST, another):
             with pytest.raises(SourceConnectionError, match="different history"):

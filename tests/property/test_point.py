@@ -102,7 +102,7 @@ class HeldToPoint(RuleBasedStateMachine):
     @precondition(lambda self: self.lane.may_drain)
     @rule(size=st.integers(1, 30), count=st.integers(0, 3))
     def drain(self, size: int, count: int) -> None:
-        shares = self.lane.take(size)
+        shares = self.lane.read_held(size)
         assert self.lane.point is None or all(
             share.transaction.final_lsn < self.lane.point for share in shares
         )

@@ -30,7 +30,7 @@ from streamer.copy.spark.launcher import SparkLauncher
 from streamer.errors.error_classes import ComparisonError, TargetConnectionError
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.runtime.process.engine import Engine, StopCondition
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.primary_of_standby import flush_source
 from streamer.target.connection import TargetAddress
 from streamer.util.backoff import Backoff
@@ -54,7 +54,7 @@ class Streamer:
             TargetAddress.parse(self.settings.target.url), "streamer wait"
         )
         # A test waits some five times, and a connection costs more than the rest of a wait.
-        self._sources = KeptConnections(math.inf)
+        self._sources = IdleConnections(math.inf)
         self._has_run = False
         self._task: asyncio.Task[None] | None = None
 

@@ -21,21 +21,21 @@ def test_a_round_takes_the_requested_relations_once() -> None:
     queue.request(one)
     queue.request(two)
     queue.request(one)
-    assert queue.take() == [one, two]
-    assert queue.take() == []
+    assert queue.next_batch() == [one, two]
+    assert queue.next_batch() == []
     assert queue.has(one)
     assert not queue.is_empty
 
 
 def test_relations_in_sync_have_a_round_of_their_own_after_the_others() -> None:
     queue, whole, part = CopyQueue(), mapped_relation(1), mapped_relation(2)
-    part.become(part.state.asked_for_part(SOME_COLUMNS))
+    part.become(part.state.part_requested(SOME_COLUMNS))
     queue.request(part)
     queue.request(whole)
-    assert queue.take() == [whole]
+    assert queue.next_batch() == [whole]
     assert queue.waiting == [part]
     assert queue.has(part)
-    assert queue.take() == [part]
+    assert queue.next_batch() == [part]
     assert queue.waiting == []
 
 
@@ -44,16 +44,16 @@ def test_relations_to_declare_have_a_round_of_their_own_before_the_others() -> N
     declared.become(TableState.stored(State.INIT, is_to_mark_synced=True))
     queue.request(copied)
     queue.request(declared)
-    assert queue.take() == [declared]
+    assert queue.next_batch() == [declared]
     assert queue.can_begin
-    assert queue.take() == [copied]
+    assert queue.next_batch() == [copied]
 
 
 def test_copies_that_are_done_or_given_up_are_not_requested_again() -> None:
     queue, relations = CopyQueue(), [mapped_relation(number) for number in range(3)]
     for mapped in relations:
         queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     queue.copied(batch[0])
     queue.remove(batch[1])
     assert queue.unfinished(batch) == [batch[2]]
@@ -63,15 +63,15 @@ def test_a_copy_that_an_operator_asked_for_again_is_repeated_if_it_fails() -> No
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
     queue.request_again(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     assert not queue.failed(mapped), "the round began after the operator asked"
     queue.end(batch)
     queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     queue.request_again(mapped)
     assert queue.failed(mapped)
     queue.end(batch)
-    assert queue.take() == [mapped]
+    assert queue.next_batch() == [mapped]
     queue.request_again(mapped)
     queue.cancel_request(mapped)
     assert not queue.failed(mapped)
@@ -83,29 +83,29 @@ def test_a_relation_that_a_round_has_is_in_no_other_until_copied_or_the_round_en
     queue, given_up, failed, done, later = CopyQueue(), *map(mapped_relation, range(4))
     for mapped in (given_up, failed, done):
         queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     queue.give_up(given_up)
     queue.failed(failed)
     queue.copied(done)
     for mapped in (given_up, failed, done, later):
         queue.request(mapped)
-    assert queue.take() == [done, later], "the other round does not wait for the first"
+    assert queue.next_batch() == [done, later], "the other round does not wait for the first"
     assert not queue.can_begin
     queue.end(batch)
     assert queue.can_begin
-    assert queue.take() == [given_up, failed]
+    assert queue.next_batch() == [given_up, failed]
 
 
 def test_a_relation_that_was_set_aside_leaves_the_queue() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     mapped.become(mapped.state.lost(ErrorReport("changes are lost", "sync")))
     assert not queue.has(mapped)
     assert queue.unfinished(batch) == []
     assert queue.is_empty
     queue.request(mapped)
-    assert queue.take() == []
+    assert queue.next_batch() == []
 
 
 def test_rewrites_in_a_row_ask_for_a_lock_until_the_relation_is_copied() -> None:
@@ -136,7 +136,7 @@ def test_a_chunk_that_is_copied_needed_no_lock_but_chunks_in_vain_do() -> None:
 def test_a_copy_that_is_given_up_is_neither_waited_for_nor_finished_until_requested_again() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     assert queue.is_copying(mapped)
     queue.give_up(mapped)
     assert not queue.is_copying(mapped)
@@ -145,17 +145,17 @@ def test_a_copy_that_is_given_up_is_neither_waited_for_nor_finished_until_reques
     queue.request(mapped)
     assert not queue.is_copying(mapped), "the round under way does not get it back"
     queue.end(batch)
-    assert queue.take() == [mapped]
+    assert queue.next_batch() == [mapped]
 
 
 def test_the_next_chunk_of_a_relation_does_not_wait_for_the_round_of_the_one_before() -> None:
     queue, mapped, other = CopyQueue(), mapped_relation(1), mapped_relation(2)
     queue.request(mapped)
     queue.request(other)
-    first = queue.take()
+    first = queue.next_batch()
     queue.copied(mapped, has_more=True)
     queue.request(mapped)
-    second = queue.take()
+    second = queue.next_batch()
     assert second == [mapped]
     assert queue.unfinished(first) == [other], "the round of its first chunk is done with it"
     queue.end(first)
@@ -169,7 +169,7 @@ def test_a_relation_that_leaves_its_round_is_free_for_another_before_the_end() -
     queue, fails, again, long = CopyQueue(), *map(mapped_relation, range(3))
     for mapped in (fails, again, long):
         queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     assert queue.leaves(again) is batch
     assert queue.leaves(again) is None, "it is leaving already"
     assert queue.leaves(fails) is batch
@@ -177,10 +177,10 @@ def test_a_relation_that_leaves_its_round_is_free_for_another_before_the_end() -
     assert queue.unfinished(batch) == [long], "the end of the round requests no leaving relation"
     queue.request(fails)
     assert not queue.can_begin, "tasks may write them"
-    queue.left(again, batch, again=True)
-    assert queue.take() == [again]
-    queue.left(fails, batch, again=False)
-    assert queue.take() == [fails]
+    queue.removed(again, batch, again=True)
+    assert queue.next_batch() == [again]
+    queue.removed(fails, batch, again=False)
+    assert queue.next_batch() == [fails]
     queue.end(batch)
     assert queue.is_copying(again)
 
@@ -188,11 +188,11 @@ def test_a_relation_that_leaves_its_round_is_free_for_another_before_the_end() -
 def test_a_relation_that_is_given_up_while_it_leaves_is_not_requested() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
-    batch = queue.take()
+    batch = queue.next_batch()
     assert queue.leaves(mapped) is batch
     queue.end(batch)
     queue.give_up(mapped)
-    queue.left(mapped, batch, again=True)
+    queue.removed(mapped, batch, again=True)
     assert queue.is_empty
     assert queue.leaves(mapped) is None, "it has no round"
 
@@ -232,9 +232,9 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     context: Any = SimpleNamespace(bookkeeping=None, events=events, target=None, source=source)
     leaving: Any = None
     finisher = Finisher(context, queue, queue.request, leaving)
-    part.become(part.state.asked_for_part(SOME_COLUMNS))
+    part.become(part.state.part_requested(SOME_COLUMNS))
     queue.request(part)
-    batch = queue.take()
+    batch = queue.next_batch()
     queue.began(part, 7)
     if comes_first:
         queue.request_again(part)
@@ -242,5 +242,5 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
     queue.end(batch)
     meanwhile = ["failure", "request"] if is_stored else ["failure"]
     assert (stored, failed) == ([] if comes_first else meanwhile, [])
-    assert queue.take() == [part]
+    assert queue.next_batch() == [part]
     assert queue.attempt(part) is None

@@ -22,12 +22,12 @@ class Asking:
         async def tell(reason: str) -> None:
             self.told[name] = reason
 
-        async def take() -> CopyTurn:
-            turn = await self.turns.take(name.split("/")[0], priority, size, tell)
+        async def acquire() -> CopyTurn:
+            turn = await self.turns.acquire(name.split("/")[0], priority, size, tell)
             self.got.append(name)
             return turn
 
-        self._tasks[name] = asyncio.create_task(take(), name=name)
+        self._tasks[name] = asyncio.create_task(acquire(), name=name)
         await self.settle()
 
     async def end(self, name: str) -> None:
@@ -87,9 +87,9 @@ async def test_a_source_that_gives_up_leaves_its_place_to_the_next() -> None:
 
 async def test_a_turn_that_comes_to_a_cancelled_source_goes_on_to_the_next() -> None:
     turns = CopyTurns(1)
-    first = await turns.take("a", 0, 0, _no_reason)
-    second = asyncio.create_task(turns.take("b", 0, 0, _ignore), name="b")
-    third = asyncio.create_task(turns.take("c", 0, 0, _ignore), name="c")
+    first = await turns.acquire("a", 0, 0, _no_reason)
+    second = asyncio.create_task(turns.acquire("b", 0, 0, _ignore), name="b")
+    third = asyncio.create_task(turns.acquire("c", 0, 0, _ignore), name="c")
     await asyncio.sleep(0)
     first.end()
     first.end()  # a second end does nothing
@@ -101,17 +101,17 @@ async def test_a_turn_that_comes_to_a_cancelled_source_goes_on_to_the_next() -> 
 
 async def test_a_free_turn_is_there_at_once_or_not_at_all() -> None:
     asking = Asking(1)
-    free = asking.turns.take_free("a")
+    free = asking.turns.acquire_free("a")
     assert free is not None
-    assert asking.turns.take_free("a") is not None, "a source that copies gets another"
-    assert asking.turns.take_free("b") is None
+    assert asking.turns.acquire_free("a") is not None, "a source that copies gets another"
+    assert asking.turns.acquire_free("b") is None
     await asking.ask("b")
-    assert asking.turns.take_free("a") is None, "others wait"
+    assert asking.turns.acquire_free("a") is None, "others wait"
 
 
 async def test_a_free_turn_that_ends_goes_to_the_next_in_order() -> None:
     asking = Asking(1)
-    free = asking.turns.take_free("a")
+    free = asking.turns.acquire_free("a")
     await asking.ask("large", size=100)
     await asking.ask("small", size=10)
     assert free is not None

@@ -24,7 +24,7 @@ def new_lane(*, queued_count: int = 0) -> Lane:
 
 def move(lanes: HotLanes, lane: Lane, now: float = 0) -> bool:
     """Move *lane* to a place as a worker does; tell whether there is one."""
-    place = lanes.take(lane, now)
+    place = lanes.reserve(lane, now)
     lane.queue = place or lane.queue
     return place is not None
 
@@ -38,12 +38,12 @@ def test_a_place_serves_one_lane_and_a_further_lane_stays() -> None:
 
 def test_a_lane_goes_home_once_it_is_cool_and_its_time_is_over() -> None:
     lanes, hot = hot_lanes(), new_lane()
-    assert lanes.leave(hot, LATER, is_cool=True) is None, "it is at home"
+    assert lanes.release(hot, LATER, is_cool=True) is None, "it is at home"
     move(lanes, hot)
-    assert lanes.leave(hot, 1, is_cool=True) is None
-    assert lanes.leave(hot, LATER, is_cool=False) is None
-    assert lanes.leave(hot, LATER, is_cool=True) is HOME
-    assert lanes.take(new_lane(), LATER) is PLACES[0]
+    assert lanes.release(hot, 1, is_cool=True) is None
+    assert lanes.release(hot, LATER, is_cool=False) is None
+    assert lanes.release(hot, LATER, is_cool=True) is HOME
+    assert lanes.reserve(new_lane(), LATER) is PLACES[0]
 
 
 def test_a_place_is_free_when_its_lane_is_idle_or_has_ended() -> None:
@@ -62,5 +62,5 @@ def test_a_lane_that_lost_its_place_while_idle_does_not_take_that_of_another() -
     lanes, idle, other = hot_lanes(), new_lane(), new_lane(queued_count=1)
     move(lanes, idle)
     move(lanes, other, LATER)
-    assert lanes.leave(idle, 2 * LATER, is_cool=True) is None
-    assert lanes.leave(other, 2 * LATER, is_cool=True) is HOME
+    assert lanes.release(idle, 2 * LATER, is_cool=True) is None
+    assert lanes.release(other, 2 * LATER, is_cool=True) is HOME

@@ -7,8 +7,8 @@ import pytest
 
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.source.server import kept_connections
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server import idle_connections
+from streamer.source.server.idle_connections import IdleConnections
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://shop"), ())
 
@@ -33,9 +33,9 @@ async def test_of_two_connections_that_become_idle_at_once_one_is_kept_and_one_c
     async def reset(connection: object, seconds: float) -> None:
         await asyncio.sleep(0)  # the other task comes to its turn
 
-    monkeypatch.setattr(kept_connections, "connect", connect)
-    monkeypatch.setattr(kept_connections, "set_lock_timeout", reset)
-    connections = KeptConnections(60)
+    monkeypatch.setattr(idle_connections, "connect", connect)
+    monkeypatch.setattr(idle_connections, "set_lock_timeout", reset)
+    connections = IdleConnections(60)
     both_use_one = asyncio.Barrier(2)
 
     async def use() -> None:

@@ -61,14 +61,14 @@ def test_shares_that_come_back_are_taken_in_commit_order_until_they_are_applied(
     assert lane.may_drain
     assert lane.held(MAPPED) == (6, 60)
 
-    assert numbers(lane.take(1000)) == [1, 2]
+    assert numbers(lane.read_held(1000)) == [1, 2]
     lane.drained(1)
     assert lane.held(MAPPED) == (5, 50)
     taken = []
-    while shares := lane.take(1000):
+    while shares := lane.read_held(1000):
         taken += numbers(shares)
         lane.drained(0)
-        assert numbers(lane.take(1000)) == numbers(shares), "what was not applied comes again"
+        assert numbers(lane.read_held(1000)) == numbers(shares), "what was not applied comes again"
         lane.drained(len(shares))
     assert taken == [2, 3, 4, 5, 6]
     assert lane.held(MAPPED) == (0, 0)
@@ -86,7 +86,7 @@ def test_shares_that_come_back_wait_on_disk(lane: Lane, tmp_path: Path) -> None:
         for number in range(20, 0, -1):
             lane.give_back([share(number, MEGABYTE)])
         assert tracemalloc.get_traced_memory()[0] - before < 2 * MEGABYTE
-        lane.take(4 * MEGABYTE)
+        lane.read_held(4 * MEGABYTE)
         lane.drained(0)
         assert tracemalloc.get_traced_memory()[0] - before < 3 * MEGABYTE
     finally:

@@ -174,7 +174,7 @@ async def test_minutes_wait_in_memory_for_a_target_that_is_away_at_most_a_day(
     minutes = [Minute(START + 60 * n, "shop", (1.0, 1.0, 1.0)) for n in range(3000)]
     for minute in minutes:
         clock.now = minute.at
-        first.history.exchange.note([minute])
+        first.history.exchange.enqueue([minute])
     assert len(first.history.exchange._waiting) <= KEPT_SECONDS // COARSE_SECONDS + 1
 
 
@@ -200,8 +200,8 @@ async def test_the_exchange_goes_on_beside_the_samples_after_a_failure(
     target.is_away = True
     process = OneProcess(clock)
     own = Minute(START - 60, "other", (1.0, 2.0, 3.0))
-    process.history._series.take_over([own], START)
-    process.history.exchange.note([own])
+    process.history._series.merge([own], START)
+    process.history.exchange.enqueue([own])
     slept: list[float] = []
     done = asyncio.Event()
 

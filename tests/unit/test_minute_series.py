@@ -58,7 +58,7 @@ def test_a_process_that_stood_still_leaves_a_gap_and_a_clock_that_goes_back_begi
     assert known == [*range(START, START + 60, FINE_SECONDS), START + 600]
     series.add(START - 10 * KEPT_SECONDS, {"shop": (3.0, None, None)})
     assert [values for _, values in series.of("shop")][-1] == (3.0, None, None)
-    series.keep_only([])
+    series.retain([])
     assert series.of("shop") == []
 
 
@@ -81,7 +81,7 @@ def test_pictures_are_small_and_show_gaps_and_single_values() -> None:
     assert spark([]) == spark([(START, 1.0)]) == ""
     assert spark([(START, 0.0), (START + 600, 0.0)]) == "24,11 29,11"
     stored = Series()
-    stored.take_over([Minute(START, "shop", (None, 4.0, None))], START)
+    stored.merge([Minute(START, "shop", (None, 4.0, None))], START)
     stored.add(START + 600, {"shop": (None, 2.0, None)})
     assert stored.rates("shop", START - 1) == [(START, 4.0), (START + 600, 2.0)]
 

@@ -16,7 +16,7 @@ from streamer.postgres.credentials import (
     current_password,
     forget_password,
     job_url,
-    passwords_kept,
+    passwords_renewed,
 )
 from streamer.postgres.password_source import (
     COMMAND_VARIABLE,
@@ -173,7 +173,7 @@ def test_the_end_of_the_loop_ends_a_command(tmp_path: Path) -> None:
 async def test_tasks_of_a_job_have_the_output_that_is_current(tmp_path: Path) -> None:
     url = by_shell(COUNT.format(path=tmp_path / "count"), "job", seconds=0.05)
     text = await job_url(url)
-    async with passwords_kept(url):
+    async with passwords_renewed(url):
         await until(lambda: "password-3" in open_job_url(text), "the command runs again")
     assert forget_password(url)
 

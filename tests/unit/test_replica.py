@@ -140,9 +140,9 @@ async def test_free_sources_go_past_a_replica_that_keeps_another_mapping(clock: 
         for number, mapping in ((1, "new"), (2, "old"))
     ]
     fleet = FleetRecord(others, {}, ["new", "old"])
-    replica._note(fleet)
+    replica._update_fleet(fleet)
     assert [member.has_newest_mapping for member in replica._members] == [True, False]
     assert replica._find_refused(clock.seconds) == set(), "it may be about to read the new mapping"
     clock.seconds += FOLLOW_SECONDS
-    replica._note(fleet)
+    replica._update_fleet(fleet)
     assert replica._find_refused(clock.seconds) == {(2, "shop:a")}

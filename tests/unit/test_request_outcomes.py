@@ -24,8 +24,8 @@ def record(**facts: Any) -> RelationRecord:
 FAILED = ErrorReport("the target refuses a row", "conflict")
 GAP = ErrorReport("rows are missing", "gap")
 OPEN, DONE = (False, None), (True, None)
-UNTIL = TableState.stored(State.READY).asked_for_part(Resync(Mode.DIFF))
-ROWS = TableState.stored(State.READY).asked_for_rows(Resync())
+UNTIL = TableState.stored(State.READY).part_requested(Resync(Mode.DIFF))
+ROWS = TableState.stored(State.READY).rows_requested(Resync())
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,12 @@ from streamer.schema.source_definition import (
 )
 from streamer.schema_changes.changes_with_facts import needed_types, of_class
 from streamer.schema_changes.definition_stop import undecided
-from streamer.schema_changes.keep_definition import added_columns, moved_columns, renamed_labels
 from streamer.schema_changes.shared_changes import OtherSources, made_for_all
+from streamer.schema_changes.store_new_definition import (
+    added_columns,
+    moved_columns,
+    renamed_labels,
+)
 
 T = RelationName("public", "t")
 ID = DefinedColumn(1, "id", "integer")

@@ -71,7 +71,7 @@ async def test_a_copy_of_columns_that_met_a_waiting_lane_is_asked_for_again_once
 
     monkeypatch.setattr(table_events, "request_still_unfilled", request)
     mapped = add(events, State.READY)
-    events.relations.become(mapped, mapped.state.asked_for_part(Resync(columns=("v",))))
+    events.relations.become(mapped, mapped.state.part_requested(Resync(columns=("v",))))
     lane: Any = events.relations.lane(mapped)
     lane.add_hold(Hold.ERROR, "the target refuses a change")
     lane.spool.held.of.return_value = (1, 100)

@@ -23,11 +23,11 @@ Event: TypeAlias = Callable[[TableState], TableState]
 OPERATOR: Final[dict[str, Event]] = {
     "pause": lambda state: state.paused(),
     "resume": lambda state: state.resumed(),
-    "resync": lambda state: state.asked_for_rows(ALL_ROWS),
+    "resync": lambda state: state.rows_requested(ALL_ROWS),
 }
 PART: Final[dict[str, Event]] = {
-    "ask for columns": lambda state: state.asked_for_part(COLUMNS),
-    "ask for columns of a paused table": lambda state: state.asked_for_part(
+    "ask for columns": lambda state: state.part_requested(COLUMNS),
+    "ask for columns of a paused table": lambda state: state.part_requested(
         COLUMNS, stays_paused=state.is_paused
     ),
 }
@@ -61,7 +61,7 @@ def events(state: TableState) -> Iterator[tuple[str, TableState]]:
     if state.skips_through != EVERYTHING and state.need in (Need.NOTHING, Need.PART):
         possible |= PART
     if state.need not in (Need.NOTHING, Need.REQUEST):
-        possible["ask again"] = lambda before: before.asked_again(DIFFERENT)
+        possible["ask again"] = lambda before: before.copy_requested(DIFFERENT)
     if state.lacks(state.scope.need):
         possible["begin an attempt"] = lambda before: before.copy_begins()
     if state.need is Need.ROWS:

@@ -64,4 +64,4 @@ def test_it_is_refused_during_a_copy_in_chunks(other: str, change: str) -> None:
     relation = apply_plan(["a", "b", "c"], ["a"]).relation
     copied = ChunkedCopy(("a",), ("integer",), ("5",), "", 1, 10, 20, target_oid=1)
     with pytest.raises(ProtocolError):
-        CopiedRange(copied, relation).take(messages(OTHERS[other], binary=False)[change])
+        CopiedRange(copied, relation).effect_of(messages(OTHERS[other], binary=False)[change])

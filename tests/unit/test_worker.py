@@ -158,5 +158,5 @@ def test_a_window_is_not_kept_open_for_a_hot_lane_while_others_wait(
         lane = Lane(f"lane {number}", worker, cast("Any", owner), nothing)
         window.lanes[lane] = LaneWindow(lane, change_count=count)
         window.change_count += count
-        budget.take(lane, 1 if has_room else 1000)
+        budget.add(lane, 1 if has_room else 1000)
     assert worker._delays_others(window) == delays

@@ -58,7 +58,7 @@ class Gate:
             if path != ALIVE:
                 self._access.check_host(request)
             if is_api:
-                scope.setdefault("state", {})["identity"] = self._let_in(request, path)
+                scope.setdefault("state", {})["identity"] = self._authenticate(request, path)
         except StreamerError as exc:
             await error_answer(exc)(scope, receive, send)
             return
@@ -69,7 +69,7 @@ class Gate:
             send = _with_forgetting(send, self._service)
         await self._app(scope, _bounded(receive, most, announced), send)
 
-    def _let_in(self, request: Request, path: str) -> UserIdentity | None:
+    def _authenticate(self, request: Request, path: str) -> UserIdentity | None:
         if path in OPEN_PATHS:
             if request.method not in SAFE_METHODS:
                 check_origin(request)

@@ -49,7 +49,7 @@ class MinuteExchange:
         """The times of the last two reads; empty before the first."""
         self._failure: str | None = None
 
-    def note(self, minutes: Sequence[Minute]) -> None:
+    def enqueue(self, minutes: Sequence[Minute]) -> None:
         """Store *minutes* of the series as soon as the target accepts them."""
         for minute in minutes:
             self._waiting.setdefault(minute.at, {})[minute.source] = None
@@ -73,7 +73,7 @@ class MinuteExchange:
         await asyncio.sleep(seconds or COARSE_SECONDS)
 
     async def _try(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Exchange; the next minute repeats a failed exchange."""
+        """Run *act*; the next minute repeats a failed act."""
         try:
             await act()
             self._failure = None
@@ -113,6 +113,6 @@ class MinuteExchange:
             is_last = since + PART_SECONDS >= now
             until = now + AHEAD_SECONDS if is_last else since + PART_SECONDS
             minutes = await read_minutes(bookkeeping, since, until)
-            self._series.take_over(minutes, now)
+            self._series.merge(minutes, now)
             since = until
         self._read_at = [*self._read_at[-1:], now]

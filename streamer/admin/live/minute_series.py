@@ -120,7 +120,7 @@ class Ring:
             if not math.isnan(value := held[begin + slot % count])
         ]
 
-    def keep_only(self, sources: Iterable[str]) -> None:
+    def retain(self, sources: Iterable[str]) -> None:
         """Forget sources that are gone."""
         for source in self._sources.keys() - set(sources):
             del self._sources[source]
@@ -133,7 +133,7 @@ class Series:
         self._fine = Ring(FINE_SECONDS, FINE_SLOTS)
         self._coarse = Ring(COARSE_SECONDS, COARSE_SLOTS)
 
-    def take_over(self, minutes: Iterable[Minute], now: float) -> None:
+    def merge(self, minutes: Iterable[Minute], now: float) -> None:
         """Add stored minutes, of this or a second process, the newest version of a minute last.
 
         Minutes outside the last day do not count: a clock was wrong.
@@ -199,11 +199,11 @@ class Series:
         coarse = self._coarse.known(source, field, since)
         return sorted([*(point for point in coarse if point[0] not in sampled), *fine])
 
-    def keep_only(self, sources: Iterable[str]) -> None:
+    def retain(self, sources: Iterable[str]) -> None:
         """Remove the sources that are not in *sources*."""
         names = list(sources)
-        self._fine.keep_only(names)
-        self._coarse.keep_only(names)
+        self._fine.retain(names)
+        self._coarse.retain(names)
 
 
 _UNKNOWN: Final[Values] = (None, None, None)

@@ -84,8 +84,8 @@ class SourceHistory:
     def sample(self) -> None:
         """Add a sample of each source; the exchange stores a completed minute."""
         now = self._clock()
-        self._series.keep_only(self._read_labels())
-        self.exchange.note(self._series.add(now, self._read(now)))
+        self._series.retain(self._read_labels())
+        self.exchange.enqueue(self._series.add(now, self._read(now)))
 
     def _read(self, now: float) -> dict[str, Values]:
         """Return the present values of each source of this process, without a rate at first."""

@@ -129,7 +129,9 @@ class AdminStore:
             self.problem = await in_admin_thread(self._file.check, is_thorough=is_thorough)
         return self.problem
 
-    async def _kept(self, name: str, read: "Callable[[aiosqlite.Connection], Awaitable[T]]") -> T:
+    async def _read_or_last(
+        self, name: str, read: "Callable[[aiosqlite.Connection], Awaitable[T]]"
+    ) -> T:
         """Read the part *name* of an intact file; of a damaged file, return the last reading.
 
         The pages and an export need the part while the process streams on.
@@ -210,11 +212,11 @@ class AdminStore:
 
     async def content(self) -> Content:
         """Return the whole draft."""
-        return await self._kept("content", fetch_content)
+        return await self._read_or_last("content", fetch_content)
 
     async def latest(self) -> tuple[int, Content] | None:
         """Return the newest revision with its number; None before the first revision."""
-        return await self._kept("latest", fetch_latest)
+        return await self._read_or_last("latest", fetch_latest)
 
     async def audit(self, query: Query) -> tuple[list[Row], int]:
         """Return the changes, the newest first."""
@@ -233,7 +235,7 @@ class AdminStore:
 
     async def users(self) -> list[Row]:
         """Return the users with their password hashes."""
-        return await self._kept("users", fetch_users)
+        return await self._read_or_last("users", fetch_users)
 
     async def set_user(self, name: str, role: str, password_hash: str, actor: str) -> bool:
         """Add or change a user; return whether the user is new."""

@@ -268,7 +268,7 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
         raise SettingsError(f"{where}: {exc.message}", hint=exc.hint) from None
 
 
-def keep_passwords(groups: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
+def mask_passwords(groups: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
     """Replace the variables of an export with masks of the stored passwords."""
     variables = _Variables(urls, base)
     stored = {

@@ -30,7 +30,7 @@ class Results:
     def __init__(self) -> None:
         self._results: OrderedDict[str, tuple[str, list[SourceOutcome]]] = OrderedDict()
 
-    def keep(self, action: str, outcomes: list[SourceOutcome]) -> str:
+    def store(self, action: str, outcomes: list[SourceOutcome]) -> str:
         """Store outcomes; return their name."""
         name = secrets.token_urlsafe(12)
         self._results[name] = (action, outcomes)
@@ -91,7 +91,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         )
         status.forget()
         outcomes.sort(key=lambda outcome: outcome.error is None)
-        return frame.redirect(f"/sources/done?result={results.keep(action, outcomes)}")
+        return frame.redirect(f"/sources/done?result={results.store(action, outcomes)}")
 
     @router.get("/sources/done")
     async def done(request: Request) -> Response:

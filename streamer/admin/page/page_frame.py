@@ -182,7 +182,7 @@ def _route_class(frame: Frame) -> type[APIRoute]:
 
             async def handle(request: Request) -> Response:
                 try:
-                    await _let_in(frame, request)
+                    await _authenticate(frame, request)
                     return await handler(request)
                 except UnauthenticatedError as exc:
                     if request.method in SAFE_METHODS and exc.message == _WHO:
@@ -202,7 +202,7 @@ def _route_class(frame: Frame) -> type[APIRoute]:
 _WHO: Final = "no user is logged in"
 
 
-async def _let_in(frame: Frame, request: Request) -> None:
+async def _authenticate(frame: Frame, request: Request) -> None:
     """Raise UnauthenticatedError, ForbiddenError, ThrottledError or ReadOnlyError."""
     identity = frame.access.identify(request)
     if identity is None:

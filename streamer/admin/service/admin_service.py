@@ -22,7 +22,7 @@ from streamer.admin.mapping import api_models
 from streamer.admin.mapping.admin_store import AdminStore, Query, open_store
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.mapping.applied_mapping import EMPTY, applied_mapping, keyring_of, show_static
-from streamer.admin.mapping.export_and_import import export_mapping, keep_passwords, read_import
+from streamer.admin.mapping.export_and_import import export_mapping, mask_passwords, read_import
 from streamer.admin.mapping.keyring import Keyring
 from streamer.admin.mapping.mapping_of_draft import build_mapping, check_table, unfinished
 from streamer.admin.mapping.mapping_rows import Content, Row
@@ -351,7 +351,7 @@ class AdminService:
         contents = await in_admin_thread(read_import, path, text, excludes_missing=excludes_missing)
         content = await self.store.content()
         urls = await self.store.reveal(content)
-        rows = keep_passwords(contents.wanted, content, urls, await self._base())
+        rows = mask_passwords(contents.wanted, content, urls, await self._base())
         for _, _, tables in rows:
             for row in tables:
                 check_table(row, self.settings)

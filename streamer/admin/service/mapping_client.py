@@ -85,17 +85,17 @@ class RemoteClient:
         rows: list[Row] = []
         while True:
             numbers = {"page": len(rows) // PER_PAGE + 1, "per_page": PER_PAGE}
-            answer = await self._ask("GET", f"/{kind}s", params=filters | numbers)
+            answer = await self._request("GET", f"/{kind}s", params=filters | numbers)
             rows += answer["items"]
             if len(rows) >= answer["total"] or not answer["items"]:
                 return rows
 
     async def create(self, kind: str, fields: Row) -> Row:
-        row: Row = await self._ask("POST", f"/{kind}s", json=fields)
+        row: Row = await self._request("POST", f"/{kind}s", json=fields)
         return row
 
     async def patch(self, kind: str, number: int, changes: Row) -> Row:
-        row: Row = await self._ask("PATCH", f"/{kind}s/{number}", json=changes)
+        row: Row = await self._request("PATCH", f"/{kind}s/{number}", json=changes)
         return row
 
     async def delete(self, kind: str, number: int) -> None:
@@ -105,11 +105,11 @@ class RemoteClient:
         return bool((await self.draft())["changed"])
 
     async def plan(self) -> Row:
-        plan: Row = await self._ask("GET", "/plan")
+        plan: Row = await self._request("GET", "/plan")
         return plan
 
     async def apply(self, *, force: bool) -> Row:
-        answer: Row = await self._ask("POST", "/apply", json={"force": force})
+        answer: Row = await self._request("POST", "/apply", json={"force": force})
         return answer
 
     async def export(self) -> tuple[str, list[str]]:
@@ -119,7 +119,7 @@ class RemoteClient:
 
     async def import_text(self, path: Path, text: str, *, excludes_missing: bool) -> list[str]:
         body = {"yaml": text, "exclude_missing": excludes_missing}
-        notes: list[str] = (await self._ask("POST", "/import", json=body))["notes"]
+        notes: list[str] = (await self._request("POST", "/import", json=body))["notes"]
         return notes
 
     async def events(self) -> AsyncGenerator[tuple[str, Any]]:
@@ -142,12 +142,12 @@ class RemoteClient:
 
     async def draft(self, seconds: float = SECONDS_MAX) -> Row:
         """Return the state of the draft. Raises NotFoundError if the answer is not our API's."""
-        draft: Any = await self._ask("GET", "/draft", timeout=seconds)
+        draft: Any = await self._request("GET", "/draft", timeout=seconds)
         if not isinstance(draft, dict) or "mapping_database" not in draft:
             raise NotFoundError(f"{self._url} is not streamer")
         return draft
 
-    async def _ask(self, method: str, path: str, **options: Any) -> Any:
+    async def _request(self, method: str, path: str, **options: Any) -> Any:
         response = await self._send(method, path, **options)
         try:
             return response.json()

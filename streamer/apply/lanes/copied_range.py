@@ -59,7 +59,7 @@ class CopiedRange:
         except KeyError as exc:
             raise UnknownRowError(f"its key has no column {exc} any more") from None
 
-    def take(self, payload: bytes) -> bytes | None:
+    def effect_of(self, payload: bytes) -> bytes | None:
         """Return the effect of a change on the rows of the range; None for no effect.
 
         Raises UnknownRowError, ProtocolError.
@@ -132,7 +132,7 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
         keeps_deleted = mapping.type is TableType.APPEND or mapping.rule.deleted_at is not None
         try:
             range_ = CopiedRange(copied, items.relation, keeps_deleted=keeps_deleted)
-            results = map(range_.take, items.payloads)
+            results = map(range_.effect_of, items.payloads)
             payloads = [payload for payload in results if payload is not None]
             changes.append((mapped, Changes(items.relation, payloads)))
         except UnknownRowError as exc:

@@ -53,17 +53,17 @@ class HotLanes:
     def is_place(self, queue: "ShareQueue") -> bool:
         return queue in self._guests
 
-    def take(self, lane: "Lane", now: float) -> "ShareQueue | None":
+    def reserve(self, lane: "Lane", now: float) -> "ShareQueue | None":
         """Reserve a place for *lane*; None if no place is free, or *lane* is at a place."""
         if self.is_place(lane.queue):
             return None
         for place, guest in self._guests.items():
-            if guest is None or _has_left(guest, now):
+            if guest is None or _is_free(guest, now):
                 self._guests[place] = _Guest(lane, lane.queue, now, now)
                 return place
         return None
 
-    def leave(self, lane: "Lane", now: float, *, is_cool: bool) -> "ShareQueue | None":
+    def release(self, lane: "Lane", now: float, *, is_cool: bool) -> "ShareQueue | None":
         """Return the worker to which *lane* must return after a commit at a place; None: it stays.
 
         *is_cool*: `SlowLanes.is_cool` of *lane*.
@@ -78,7 +78,7 @@ class HotLanes:
         return guest.home
 
 
-def _has_left(guest: _Guest, now: float) -> bool:
+def _is_free(guest: _Guest, now: float) -> bool:
     """Whether the place of *guest* is free. Return an idle lane, which has no changes anywhere, to
     its worker.
     """

@@ -614,7 +614,7 @@ class Lane:
         if self.queued_count == 0:
             self.changed.set()
 
-    def take(self, size: int) -> list[LaneTransaction]:
+    def read_held(self, size: int) -> list[LaneTransaction]:
         """Return the next held shares, about *size* bytes, or a piece of a larger share.
 
         The lane keeps the shares until `drained` is called. A lane held to a point returns the
@@ -635,7 +635,9 @@ class Lane:
         return shares
 
     def drained(self, count: int) -> None:
-        """Drop the first *count* finished shares; the next `take` returns the remaining shares."""
+        """Drop the first *count* finished shares; the next `read_held` returns the remaining
+        shares.
+        """
         spool = self.front
         spool.release(count)
         spool.rewind()

@@ -27,11 +27,11 @@ class Budget:
         self._by_source: dict[object, int] = {}
         self._given = asyncio.Event()
 
-    def take(self, lane: Queued, size: int) -> None:
+    def add(self, lane: Queued, size: int) -> None:
         """Add *size* bytes of *lane*."""
         self._by_source[lane.owner] = self._by_source.get(lane.owner, 0) + size
 
-    def give(self, lane: Queued, size: int) -> None:
+    def subtract(self, lane: Queued, size: int) -> None:
         """Subtract *size* bytes of *lane*."""
         size_left = self._by_source.get(lane.owner, 0) - size
         if size_left > 0:

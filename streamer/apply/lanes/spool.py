@@ -343,7 +343,7 @@ class LaneSpool:
                 self._read.append(((number, offset + end), self._piece_held))
                 self._piece_held = Held()
             used_total += used
-        if not shares and (piece := self._reader.take_piece()) is not None:
+        if not shares and (piece := self._reader.pop_piece()) is not None:
             shares.append(piece)
             self._piece_held.add(piece)
         return shares
@@ -426,12 +426,12 @@ class _ShareReader:
                 self._transaction = Transaction(xid, Lsn(final_lsn), commit_time)
                 self._is_lead = lead
             else:
-                shares.append(self._take_share(Lsn(_end_fields.unpack_from(data, begin)[0])))
+                shares.append(self._build_share(Lsn(_end_fields.unpack_from(data, begin)[0])))
                 self._transaction = None
                 boundaries.append(position)
         return position, boundaries
 
-    def _take_share(self, end_lsn: Lsn | None) -> LaneTransaction:
+    def _build_share(self, end_lsn: Lsn | None) -> LaneTransaction:
         assert self._transaction is not None
         share = LaneTransaction(
             self._transaction, self._changes, end_lsn, self._size, self._is_lead
@@ -439,12 +439,12 @@ class _ShareReader:
         self._start_piece()
         return share
 
-    def take_piece(self) -> LaneTransaction | None:
+    def pop_piece(self) -> LaneTransaction | None:
         """Return the read piece of an unfinished lane transaction, if any."""
         if self._transaction is None or self._size == 0:
             return None
         mapped, changes = self._changes[-1]
-        piece = self._take_share(None)
+        piece = self._build_share(None)
         # Later changes belong to the same relation until the next _RELATION record.
         self._changes.append((mapped, Changes(changes.relation, self._payloads)))
         return piece

@@ -77,7 +77,7 @@ class QuarantineWriter:
         """The connection. Raises TargetConnectionError if there is none."""
         return self.transaction.target
 
-    def take_changed(self) -> set[MappedRelation]:
+    def pop_changed(self) -> set[MappedRelation]:
         """Return the relations whose number of rows in quarantine changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed

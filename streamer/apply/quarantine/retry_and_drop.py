@@ -27,10 +27,10 @@ from streamer.apply.write.planner import Planner
 from streamer.bookkeeping.quarantined_changes import (
     QuarantinedChange,
     count_quarantined,
-    leave_all_quarantined,
-    leave_quarantined,
     read_quarantine_page,
     remove_quarantined,
+    store_retry_error,
+    store_retry_errors,
 )
 from streamer.bookkeeping.requests import end_request, lock_request
 from streamer.decode.pgoutput import from_datetime
@@ -59,7 +59,7 @@ async def fulfil(
             if exc.retry is Retry.TIMED:
                 raise
             # The cause is no row: for example, the table is missing, or the role may not write.
-            await _leave_all(request, writer, exc)
+            await _record_failure(request, writer, exc)
         else:
             log.info(
                 "rows in quarantine were applied again",
@@ -96,13 +96,11 @@ async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
     return False
 
 
-async def _leave_all(
+async def _record_failure(
     request: QuarantineRequest, writer: QuarantineWriter, error: StreamerError
 ) -> None:
     if await _begin(request, writer):
-        await leave_all_quarantined(
-            writer.target, request.mapped.relation_id, request.ids, str(error)
-        )
+        await store_retry_error(writer.target, request.mapped.relation_id, request.ids, str(error))
         await end_request(writer.target, request.request_id, ErrorReport.of(error))
         await writer.transaction.commit({})
     log.error(
@@ -199,7 +197,7 @@ class _Attempt:
         applied = set(ids) - {row_id for row_id, _, _ in failures}
         await remove_quarantined(self.writer.target, self._mapped.relation_id, list(applied))
         if failures:
-            await leave_quarantined(self.writer.target, failures)
+            await store_retry_errors(self.writer.target, failures)
         self.applied_count += len(applied)
         self.left_count += len(failures)
         self.left_code = next((code for _, _, code in failures), self.left_code)

@@ -115,9 +115,9 @@ class SegmentWriter:
         for index in sorted(segment.outcomes):
             error, code = segment.outcomes[index]
             blocked.put(items[index].quarantined(plan, error, code))
-        await self._note_refused(mapped, segment)
+        await self._record_refused(mapped, segment)
 
-    async def _note_refused(self, mapped: MappedRelation, segment: _ItemRun) -> None:
+    async def _record_refused(self, mapped: MappedRelation, segment: _ItemRun) -> None:
         """Note the changes that go into quarantine because of the target's rows."""
         conflicts = []
         for index, (_, code) in sorted(segment.outcomes.items()):

@@ -103,8 +103,8 @@ class ComputedStatements(Statements):
         out = self._out(op)
         return f"select exists (select from {out.source} join {self.rows} t on {out.condition})"
 
-    def leave(self, op: int) -> str | None:
-        return None if self._passes is None else self._leave(self._out(op))
+    def remove_unfiltered(self, op: int) -> str | None:
+        return None if self._passes is None else self._remove_unfiltered(self._out(op))
 
     def make_room(self, op: int) -> str | None:
         if not self.plan.marks_in_filter:
@@ -112,7 +112,7 @@ class ComputedStatements(Statements):
         match = f"{self.matches_new_key} and not (true{self._is_unmarked})"
         return self.delete_rows(self._staged_as(op, match, self._if_passes(op)))
 
-    def _leave(self, at: RowPlace) -> str:
+    def _remove_unfiltered(self, at: RowPlace) -> str:
         """Remove or mark rows whose update does not pass the filter."""
         if self.plan.type is TableType.APPEND:
             return "null"
@@ -170,7 +170,7 @@ class ComputedStatements(Statements):
         return (
             f"{search}\n{self._decide(partial)}\n"
             f"if streamer_passes then\n{write}\n"
-            f"elsif streamer_ctid is not null then {self._leave(FOUND)}; end if;"
+            f"elsif streamer_ctid is not null then {self._remove_unfiltered(FOUND)}; end if;"
         )
 
     def _clear_new_key(self) -> str:

@@ -92,16 +92,16 @@ class Statements(SetStatements):
         *notes*: a change of a missing row goes to `NOTED`; else the change ends the block.
         *cascades*: a delete of a missing row does neither, because foreign keys may remove rows.
         """
-        return self._block(self._how_to_note(notes, cascades), self._change(partial))
+        return self._block(self._recording(notes, cascades), self._change(partial))
 
     @staticmethod
-    def _how_to_note(notes: bool, cascades: bool) -> str:
+    def _recording(notes: bool, cascades: bool) -> str:
         return (
             f"\n    streamer_notes constant boolean := {str(notes).lower()};"
             f"\n    streamer_cascades constant boolean := {str(cascades).lower()};"
         )
 
-    def _note(self, kind: str, name: Callable[[PlanColumn], str]) -> str:
+    def _record(self, kind: str, name: Callable[[PlanColumn], str]) -> str:
         """Store a missing row of a change in `NOTED`. With a filter that is no conflict."""
         if self.plan.filter is not None:
             return ""
@@ -131,7 +131,7 @@ class Statements(SetStatements):
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
-        declarations = f"""{self._how_to_note(True, cascades)}
+        declarations = f"""{self._recording(True, cascades)}
     streamer_first constant integer[] := '{{{first}}}';
     streamer_second constant integer[] := '{{{second}}}';
     streamer_marked boolean[] := array_fill(false, array[{key_count + 1}], array[0]);
@@ -389,7 +389,7 @@ end loop;"""
 
     def _write_missing(self, partial: bool) -> str:
         """Write a whole row that the target unexpectedly lacks."""
-        insert = self._note("update_missing", self.old) + self._write_new()
+        insert = self._record("update_missing", self.old) + self._write_new()
         if not partial:
             return insert
         complain = self._missing("the row to update is missing, and its unchanged values with it")
@@ -477,13 +477,13 @@ end loop;"""
         remove = self.remove_rows(FOUND)
         return (
             f"{self._search()}\n{self._refuse_partial_old()}"
-            f"if streamer_ctid is not null then {remove};{self._note_delete} end if;"
+            f"if streamer_ctid is not null then {remove};{self._record_delete} end if;"
         )
 
     @property
-    def _note_delete(self) -> str:
+    def _record_delete(self) -> str:
         """Store a delete of a missing row, unless rows that stay make that normal."""
-        note = "" if self.plan.may_outlive else self._note("delete_missing", self.old)
+        note = "" if self.plan.may_outlive else self._record("delete_missing", self.old)
         return f" elsif not streamer_cascades then {note}" if note else ""
 
     def _refuse_partial_old(self) -> str:

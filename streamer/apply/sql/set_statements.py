@@ -305,7 +305,7 @@ class SetStatements:
         source = f"from {self.rows} t, {at.source} where {at.condition} for no key update of t"
         return self.insert(self.replacement(self._present(masked)), source)
 
-    def leave(self, op: int) -> str | None:
+    def remove_unfiltered(self, op: int) -> str | None:
         """Delete or mark the rows whose update, staged as *op*, does not pass the filter."""
         return None
 

@@ -57,7 +57,7 @@ from streamer.target.add_columns import (
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.fencing_token import FencingToken
-from streamer.target.kept_connection import KeptConnection
+from streamer.target.persistent_connection import PersistentConnection
 from streamer.util.batched import Batched
 from streamer.util.containment import apart, contained
 
@@ -110,7 +110,7 @@ class Planner:
         self._read_type_names = read_type_names
         self._read_types = read_types
         self._read_expressions = read_expressions
-        self._kept = KeptConnection(address, "streamer planner")
+        self._kept = PersistentConnection(address, "streamer planner")
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._inside: TargetConnection | None = None

@@ -152,7 +152,7 @@ class Worker:
         """Queue a share; readers check the budget before."""
         self._queue.append((lane, share))
         self.queued_bytes += share.size
-        self._budget.take(lane, share.size)
+        self._budget.add(lane, share.size)
         self._arrived.set()
         if self._connects_ahead:
             self._filled.set()
@@ -163,17 +163,17 @@ class Worker:
 
     def _give_bytes(self, lane: Lane, size: int) -> None:
         self.queued_bytes -= size
-        self._budget.give(lane, size)
+        self._budget.subtract(lane, size)
 
     async def drop(self, lanes: set[Lane]) -> None:
         """Remove the changes of *lanes*, whose pipeline ends, and wait until none is in flight."""
         for lane in lanes:
-            self._take_back(lane)
+            self._withdraw(lane)
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
             self._left.clear()
             await self._left.wait()
 
-    def _take_back(self, lane: Lane) -> list[LaneTransaction]:
+    def _withdraw(self, lane: Lane) -> list[LaneTransaction]:
         """Remove and return the shares of *lane* outside the running COMMIT, oldest first."""
         window = self._filling.lanes.pop(lane, None)
         shares = window.shares if window else []
@@ -258,7 +258,7 @@ class Worker:
 
     def _give_back(self, lane: Lane, committing: LaneWindow | None = None) -> None:
         shares = committing.shares if committing else []
-        shares = [*shares, *self._take_back(lane)]
+        shares = [*shares, *self._withdraw(lane)]
         try:
             lane.give_back(shares)
         except SpoolError as exc:
@@ -351,7 +351,7 @@ class Worker:
             except (TargetConnectionError, TargetRejectedError) as exc:
                 self._transaction.disconnect()
                 self._metrics.count_error(exc)
-                self._leave(window, [lane for lane in window.lanes if lane.is_ending])
+                self._abandon(window, [lane for lane in window.lanes if lane.is_ending])
                 backoff.log(log, f"worker {self.number} waits for the target", exc)
                 await backoff.wait()
             except StreamerError as exc:
@@ -434,9 +434,9 @@ class Worker:
         """Make the sources of *lanes* begin again, and remove all lanes of those sources."""
         for owner in {lane.owner for lane in lanes}:
             owner.source_failed(error)
-            self._leave(window, [lane for lane in window.lanes if lane.owner is owner])
+            self._abandon(window, [lane for lane in window.lanes if lane.owner is owner])
 
-    def _leave(self, window: Window, lanes: Collection[Lane]) -> None:
+    def _abandon(self, window: Window, lanes: Collection[Lane]) -> None:
         """Leave the changes of *lanes* to the next attempts of the sources, which read the target's
         position.
         """
@@ -469,10 +469,10 @@ class Worker:
                 )
                 self._give_back(lane)
                 lane.defer_to_drainer(now + ASIDE_SECONDS)
-            elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.take(lane, now)):
+            elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.reserve(lane, now)):
                 log.debug("hot lane moved to a separate worker", lane=lane.name)
                 self._move(lane, place)
-            elif home := self._hot_lanes.leave(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
+            elif home := self._hot_lanes.release(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
                 log.debug("lane returned to its shared worker", lane=lane.name)
                 self._move(lane, home)
 
@@ -491,7 +491,7 @@ class Worker:
 
     def _move(self, lane: Lane, to: ShareQueue) -> None:
         """Move *lane*, of which no change is in a commit, and its queued shares to *to*."""
-        shares = self._take_back(lane)
+        shares = self._withdraw(lane)
         lane.queue = to
         for share in shares:
             to.put(lane, share)

@@ -215,7 +215,7 @@ def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
         whole_rows(sets, OP_UPDATED, whole),
         OP_UPDATED,
         len(whole),
-        leaves=sets.leave(OP_UPDATED),
+        leaves=sets.remove_unfiltered(OP_UPDATED),
         room=sets.make_room(OP_UPDATED),
         writes=sets.update_whole,
         inserts=True,
@@ -234,7 +234,7 @@ def _update_partly(sets: Statements, partial: list[PendingRow]) -> Change:
         partial_rows(sets, op, partial),
         op,
         len(partial),
-        leaves=sets.leave(op),
+        leaves=sets.remove_unfiltered(op),
         room=sets.make_room(op),
         writes=update,
     )

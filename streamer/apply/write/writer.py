@@ -90,7 +90,7 @@ class Writer:
                 failpoint("apply.write")
                 statements = mapped.statements(fold.plan)
                 steps = fold_steps(fold, statements, half, fires_keys=fires_keys)
-                await self._take(steps, mapped, window)
+                await self._run_steps(steps, mapped, window)
 
     async def _write_versions(self, window: LaneWindow, relation: RelationWindow) -> None:
         """Write versions of a history table as sets; in exact order, if sets do not fit the
@@ -102,7 +102,7 @@ class Writer:
         try:
             for versions in relation.versions:
                 steps = version_steps(versions, mapped.statements(versions.plan))
-                await self._take(steps, mapped, window)
+                await self._run_steps(steps, mapped, window)
         except NotFoldable:
             await self._transaction.rollback_to_savepoint("streamer_versions")
             relation.needs_order()
@@ -132,7 +132,7 @@ class Writer:
             statements = mapped.statements(run.plan).in_order
             steps = ordered_steps(run, statements, notes=self.conflicts.are_recorded(mapped))
             try:
-                await self._take(steps, mapped, window)
+                await self._run_steps(steps, mapped, window)
             except StreamerError as exc:
                 self.conflicts.raise_if_found(mapped, exc)
                 _explain(exc, mapped, run)
@@ -140,7 +140,7 @@ class Writer:
 
     # ---- steps ---------------------------------------------------------------------------------
 
-    async def _take(
+    async def _run_steps(
         self, steps: Iterable[Step], mapped: MappedRelation, window: LaneWindow
     ) -> None:
         transaction = self._transaction
@@ -171,7 +171,7 @@ class Writer:
                     count = None if window.size > LARGE_WINDOW_BYTES else step.count
                     is_indexed = step.is_indexed
                     async with self.staged(mapped, step.statements, count, is_indexed=is_indexed):
-                        await self._take(step.steps, mapped, window)
+                        await self._run_steps(step.steps, mapped, window)
 
     @asynccontextmanager
     async def staged(

@@ -339,7 +339,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.bytewise = await read_bytewise(plain, [r.oid for r in facts.relations.values()])
     facts.distant = await find_distant(plain, facts.relations.values())
     asking = [
-        relation.oid for mapping, relation in facts.mapped() if mapping.rule.asks_for_definitions
+        relation.oid for mapping, relation in facts.mapped() if mapping.rule.includes_definitions
     ]
     definitions = await read_at_source(plain, asking)
     facts.definitions = {definition.name: definition for definition in definitions.values()}

@@ -15,7 +15,7 @@ from streamer.apply.rows.make_plan import (
     missing_target,
 )
 from streamer.apply.write.planner import judge_added
-from streamer.bookkeeping.purges import left_rows_error
+from streamer.bookkeeping.purges import remaining_rows_error
 from streamer.commands.check.findings import (
     Finding,
     Fix,
@@ -211,7 +211,7 @@ def check_table(
     if not is_widened:
         yield from check_columns(pair, relation)
     yield from check_triggers(pair, table)
-    yield from check_left_rows(pair)
+    yield from check_remaining_rows(pair)
     yield from check_occupied(pair, relation)
 
 
@@ -423,7 +423,7 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
         yield warning(pair.place, problem, fix)
 
 
-def check_left_rows(pair: Pair) -> Iterable[Finding]:
+def check_remaining_rows(pair: Pair) -> Iterable[Finding]:
     """Rows of a source that was removed, in a table that `initial: none` declares in sync."""
     facts, mapping = pair.facts, pair.mapping
     is_purged = pair.target.removed.get((facts.label, str(mapping.target)))
@@ -431,7 +431,7 @@ def check_left_rows(pair: Pair) -> Iterable[Finding]:
     if mapping.rule.initial is Initial.NONE and record is None and is_purged is not None:
         source = facts.source
         names = str(mapping.source), str(mapping.target), source.database, source.sid
-        yield from_error(pair.place, left_rows_error(*names, is_purged=is_purged))
+        yield from_error(pair.place, remaining_rows_error(*names, is_purged=is_purged))
 
 
 def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:

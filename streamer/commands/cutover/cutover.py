@@ -90,7 +90,7 @@ Report = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class CutoverState:
-    """The state of a source's cut-over, for the command to show. ``left``: steps to come."""
+    """The state of a source's cut-over, for the command to show. ``remaining``: steps to come."""
 
     label: str
     database: str
@@ -102,13 +102,13 @@ class CutoverState:
         """Return the steps that are left, in words."""
         return [
             f"{number}. {step.value}: {describe(step, self.options, self.label, self.database)}"
-            for number, step in enumerate(self.left, 1)
+            for number, step in enumerate(self.remaining, 1)
         ]
 
     def marked_lines(self, obstacles: Sequence[StepObstacle]) -> list[str]:
         """Return the steps with the verdicts of the check, each with its obstacles below."""
         lines = []
-        for step, line in zip(self.left, self.lines(), strict=True):
+        for step, line in zip(self.remaining, self.lines(), strict=True):
             lines.append(f"{marked(step, obstacles):<5} {line}")
             for obstacle in obstacles:
                 if obstacle.step is step:

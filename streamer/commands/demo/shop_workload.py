@@ -75,7 +75,7 @@ class ShopClient:
         cursor = await self._connection.execute(sql.encode(), parameters)
         return await cursor.fetchall() if cursor.description else []
 
-    async def _note(self, action: str, **detail: Any) -> None:
+    async def _count_action(self, action: str, **detail: Any) -> None:
         await self._execute(
             "insert into audit.events (actor, action, detail) values (%s, %s, %s)",
             f"clerk {self._random.randrange(40)}",
@@ -117,13 +117,13 @@ class ShopClient:
             " where order_id = id) where id = %s",
             order,
         )
-        await self._note("order", order=order, items=len(products))
+        await self._count_action("order", order=order, items=len(products))
         self._last_order = order
 
     async def _pay(self) -> None:
         order = self._some_order()
         await self._execute("update orders set status = 'paid' where id = %s", order)
-        await self._note("payment", order=order, amount=self._random.random() * 300)
+        await self._count_action("payment", order=order, amount=self._random.random() * 300)
 
     async def _ship(self) -> None:
         await self._execute(
@@ -134,7 +134,7 @@ class ShopClient:
     async def _cancel(self) -> None:
         order = self._some_order()
         await self._execute("delete from orders where id = %s", order)  # also deletes the items
-        await self._note("cancel", order=order)
+        await self._count_action("cancel", order=order)
 
     async def _register(self) -> None:
         number = self._random.randrange(10**9)

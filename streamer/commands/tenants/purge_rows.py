@@ -20,9 +20,9 @@ from streamer.bookkeeping.purges import (
     PurgeRecord,
     begin_purge,
     finish_purge,
-    keep_columns,
     move_purge,
     read_purges,
+    store_columns,
 )
 from streamer.bookkeeping.registered_relations import remove_relations
 from streamer.bookkeeping.relation_records import find_other_writer, read_targets
@@ -190,7 +190,7 @@ async def _purge_all(
         )
     async with _under(fence, target):
         await begin_purge(target, database, sid, relations)
-        await keep_columns(target, fence.source_id)
+        await store_columns(target, fence.source_id)
         # From here on rows are missing: a source that returns needs a new copy.
         await remove_relations(target, fence.source_id)
         for record in records:  # tables that were dropped meanwhile

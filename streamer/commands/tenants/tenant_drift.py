@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.purges import LeftColumn, read_left_columns
+from streamer.bookkeeping.purges import RemainingColumn, read_remaining_columns
 from streamer.bookkeeping.server_of_run import connection_of_run
 from streamer.commands.command_scope import Scope
 from streamer.commands.terminal_table import ListingColumn, print_lines, table_lines
@@ -139,7 +139,7 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
         relations = await read_relations(target, names)
         targets = await read_at_target(target, [relation.oid for relation in relations.values()])
         is_known = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
-        left = await read_left_columns(target) if is_known else []
+        left = await read_remaining_columns(target) if is_known else []
     items = list(judge(tenant_tables, {table.name: table for table in targets.values()}, left))
     labels = [source.label for source in sources]
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
@@ -163,7 +163,7 @@ async def _read_source(
 def judge(
     tables: Iterable[TenantTable],
     targets: dict[RelationName, TableDefinition],
-    left: Sequence[LeftColumn] = (),
+    left: Sequence[RemainingColumn] = (),
 ) -> Iterator[Drift]:
     """Yield the items of all tables. Tenants of a group share a table if their sources' tables and
     their targets have the same names. Pure.
@@ -178,7 +178,7 @@ def judge(
         target = targets.get(group[0].mapping.target)
         yield from _judge_table(group, target)
         if target is not None:
-            yield from _judge_left(group, target, left)
+            yield from _judge_remaining(group, target, left)
 
 
 def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -> Iterator[Drift]:
@@ -231,8 +231,8 @@ def _differing(table: TenantTable, target: TableDefinition, *, is_shared: bool) 
     return {(item.kind, "" if item.kind == KEY else item.name) for item in differences}
 
 
-def _judge_left(
-    group: Sequence[TenantTable], target: TableDefinition, left: Sequence[LeftColumn]
+def _judge_remaining(
+    group: Sequence[TenantTable], target: TableDefinition, left: Sequence[RemainingColumn]
 ) -> Iterator[Drift]:
     mapping = group[0].mapping
     present_items = {item for table in group for item in items_of(table.definition)}

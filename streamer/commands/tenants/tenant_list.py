@@ -71,7 +71,7 @@ async def read_tenants(
             purges = await read_purges(bookkeeping)
     finally:
         await bookkeeping.close()
-    tenants = [_mapped(status) for status in statuses] + _left(mapping, records, purges)
+    tenants = [_mapped(status) for status in statuses] + _remaining(mapping, records, purges)
     return [tenant for tenant in tenants if database in (None, tenant.database)]
 
 
@@ -91,7 +91,7 @@ def _mapped(status: SourceStatus) -> Tenant:
     )
 
 
-def _left(
+def _remaining(
     mapping: Mapping, records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
 ) -> list[Tenant]:
     """Return the tenants without a mapping whose rows may be in the target."""
@@ -114,7 +114,7 @@ def _left(
     ]
 
 
-def note_of(tenant: Tenant) -> str:
+def remark_of(tenant: Tenant) -> str:
     """Return the remark about a tenant: its error, or its remaining rows."""
     if tenant.error:
         return tenant.error
@@ -135,7 +135,7 @@ LISTING: Final[Listing[Tenant]] = Listing(
         ListingColumn("state", lambda tenant: tenant.state),
         ListingColumn("tables", _ready),
         ListingColumn("process", lambda tenant: tenant.process),
-        ListingColumn("note", note_of),
+        ListingColumn("note", remark_of),
     ),
     "no tenants",
 )

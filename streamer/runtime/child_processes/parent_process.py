@@ -53,10 +53,12 @@ class Parent:
         with OwnedDirectory(parent, f"streamer-processes-{os.getuid()}-") as directory:
             async with asyncio.TaskGroup() as group:
                 for number in range(1, self._count + 1):
-                    group.create_task(self._keep(number, directory), name=f"process {number}")
+                    group.create_task(
+                        self._keep_running(number, directory), name=f"process {number}"
+                    )
         return self._exit_code
 
-    async def _keep(self, number: int, directory: Path) -> None:
+    async def _keep_running(self, number: int, directory: Path) -> None:
         """Start a process, again and again, until all are to end."""
         restarts = Restarts()
         while not self._stopping.is_set():

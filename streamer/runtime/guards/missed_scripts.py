@@ -65,7 +65,7 @@ class MissedScripts:
         await self._set_missed(behind, OTHER_HISTORY)
         await self._set_missed(lost, LOST_AT_SOURCE)
 
-    async def find_left_out(self, snapshot: ExportedSnapshot) -> None:
+    async def find_missed(self, snapshot: ExportedSnapshot) -> None:
         """Record the scripts that a new slot leaves out, before the slot's position counts.
 
         An attempt that dies before that creates the slot again.

@@ -149,7 +149,7 @@ class Publishing:
             with translating(self._source.label):
                 relations = {mapped.mapping.source: mapped for mapped in self._relations}
                 state = await self._read(plain, relations)
-                self._take_oids(state, relations)
+                self._store_oids(state, relations)
                 tables = self._tables(relations, await self._read_bare(relations, state))
                 plan = reconcile(state, tables, self._source)
                 return await self._execute(plan, plain, relations)
@@ -269,7 +269,7 @@ class Publishing:
 
     # ---- effects -------------------------------------------------------------------------------
 
-    def _take_oids(
+    def _store_oids(
         self, state: SourceState, relations: Mapping[RelationName, MappedRelation]
     ) -> None:
         """Record the OIDs of published tables: the stream may send these tables under new names."""

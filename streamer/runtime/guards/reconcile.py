@@ -308,7 +308,7 @@ def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[Relati
         if table.name in moves:
             continue
         if table.name not in state.identities:
-            if table.is_bare or _is_let_go(table, state):
+            if table.is_bare or _is_dropped(table, state):
                 cases[table.name] = Case(Fate.DROPPED)
         elif _is_replaced(table, state):
             cases[table.name] = Case(Fate.REPLACED)
@@ -320,7 +320,7 @@ def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[Relati
     return cases
 
 
-def _is_let_go(table: MappedTable, state: SourceState) -> bool:
+def _is_dropped(table: MappedTable, state: SourceState) -> bool:
     """Whether `on_table_dropped` ends a missing table: neither its OID nor its membership exists.
 
     A renamed table has both.

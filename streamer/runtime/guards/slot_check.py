@@ -35,7 +35,7 @@ from streamer.source.catalog import SourceServer, check_same_history
 from streamer.source.connection import Connection
 from streamer.source.journal.journal_files import Journal
 from streamer.source.journal.journal_stream import JournalStream
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.timeline import check_same_server_plainly
 from streamer.source.server.wait_limits import Reported
 from streamer.source.slot_and_publications.slot import (
@@ -232,7 +232,7 @@ class SlotCheck:
 
     async def open_stream(
         self,
-        sources: KeptConnections,
+        sources: IdleConnections,
         start_lsn: Lsn,
         *,
         binary: bool,
@@ -343,7 +343,7 @@ class SlotCheck:
         )
         failpoint("sync.slot_created")
         try:
-            await self._scripts.find_left_out(snapshot)
+            await self._scripts.find_missed(snapshot)
             await self._store_identity()
             await reset_acknowledged(
                 self._bookkeeping, self._record.source_id, snapshot.consistent_point

@@ -84,12 +84,12 @@ class SourceMonitor:
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.saw_end(seen.flush_lsn, began)
                     await self._tell_standby_wait(plain)
-                    await cases.leave_replaced(plain)
+                    await cases.copy_replaced(plain)
                     cases.expect_missing()
                     if seen.digest != digest or cases.is_incomplete:
                         await cases.reconcile(plain)
                         digest = seen.digest  # read before: the next check sees later changes
-                    await cases.let_go(plain)
+                    await cases.delete_dropped(plain)
                 looked()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
 

@@ -139,7 +139,7 @@ class TableCases:
 
     # ---- tables that are gone ------------------------------------------------------------------
 
-    async def leave_replaced(self, plain: Connection) -> None:
+    async def copy_replaced(self, plain: Connection) -> None:
         """Copy, or stop, relations of replaced tables once the target has all former changes."""
         for mapped, waiting in self._of(Fate.REPLACED).items():
             if mapped not in self._relations:
@@ -178,7 +178,7 @@ class TableCases:
             self._expect(mapped)
             self.is_incomplete = True
 
-    async def let_go(self, plain: Connection) -> None:
+    async def delete_dropped(self, plain: Connection) -> None:
         """Delete the relations of dropped tables as soon as the target has all their changes."""
         for mapped, waiting in self._of(Fate.DROPPED).items():
             if not await self._has_all(mapped, waiting, plain):
@@ -224,7 +224,7 @@ class TableCases:
         """Reconcile all tables now. Raises StreamerError."""
         reconciled = await self._publishing.reconcile(plain)
         self.is_incomplete = reconciled.is_incomplete
-        named = self._keep_open(reconciled.cases)
+        named = self._store_open(reconciled.cases)
         cases = {**reconciled.cases, **await self._judge_renames(named)}
         for mapped, case in cases.items():
             if case.fate is Fate.STOP and case.error is not None:
@@ -242,7 +242,7 @@ class TableCases:
             await self._block(cases)
         return reconciled
 
-    def _keep_open(self, cases: Mapping[MappedRelation, Case]) -> list[MappedRelation]:
+    def _store_open(self, cases: Mapping[MappedRelation, Case]) -> list[MappedRelation]:
         """Store the cases that wait; return the tables that have regained their names."""
         named = []
         for mapped, waiting in list(self._open.items()):

@@ -70,7 +70,7 @@ from streamer.runtime.target_health import TargetHealth, TargetMonitor
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.schema_changes.definition_builder import DefinitionBuilder
 from streamer.source.connection import connection
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.slot_and_publications.slot import drop_slot_sql
 from streamer.source.slot_and_publications.source_teardown import teardown_source
 from streamer.source.timeline_branches import KnownPlace
@@ -179,7 +179,7 @@ class Engine:
         gc.set_threshold(100_000, 20, 100)
         bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
-        sources = KeptConnections(KEPT_SECONDS)
+        sources = IdleConnections(KEPT_SECONDS)
         questions = SourceQuestions(self._source_of, sources)
         planner = Planner(
             self._address,
@@ -255,7 +255,7 @@ class Engine:
     def _build_services(
         self,
         bookkeeping: Bookkeeping,
-        sources: KeptConnections,
+        sources: IdleConnections,
         spools: SpoolDirectory,
         planner: Planner,
     ) -> Services:
@@ -395,7 +395,7 @@ class Engine:
             for task in common:
                 task.cancel()
             if self._replica is not None:
-                await self._replica.leave()
+                await self._replica.sign_off()
 
     def _led_mapping(self) -> Mapping:
         """Return the sources for which this process does the work that replicas share."""
@@ -574,7 +574,7 @@ class Engine:
         guard.runner = supervisor = Supervisor(source, self._services, guard)
         supervisor.stop_lsn = self._condition.lsn
         if self._replica is not None:
-            supervisor.hand_back()  # until this process takes the source
+            supervisor.unassign()  # until this process takes the source
             self._replica.wake()
         self.supervisors.append(supervisor)
         self._running[supervisor] = self._group.create_task(

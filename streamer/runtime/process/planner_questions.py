@@ -10,7 +10,7 @@ from streamer.schema.definition_message import DefinitionMessage
 from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.source.capture.ddl_capture import read_present
 from streamer.source.catalog import SourceRelation, read_relations
-from streamer.source.server.kept_connections import KeptConnections
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.wait_limits import set_lock_timeout
 from streamer.source.tables.expression_check import read_expressions
 from streamer.source.tables.user_defined_types import read_named_types, read_type_names
@@ -24,7 +24,7 @@ class SourceQuestions:
     """Queries the source of a database and sid; *find* returns None for a removed source."""
 
     def __init__(
-        self, find: Callable[[str, str | None], SourceMapping | None], sources: KeptConnections
+        self, find: Callable[[str, str | None], SourceMapping | None], sources: IdleConnections
     ) -> None:
         self._find = find
         self._sources = sources

@@ -28,9 +28,9 @@ from streamer.bookkeeping.replicas import (
     Presence,
     ReplicaRecord,
     beat,
+    delete_replica,
     end_sessions,
     join,
-    leave,
     propose_mapping,
     read_fleet,
 )
@@ -97,7 +97,7 @@ class Shared(Protocol):
 
     def assign(self) -> None: ...
 
-    def hand_back(self) -> None: ...
+    def unassign(self) -> None: ...
 
     def show(
         self,
@@ -208,7 +208,7 @@ class Replica:
             for shared in self._read_sources():
                 await self._locks.give_up(shared.source.label)
         except StreamerError as exc:
-            _log_left(exc)
+            _log_unreleased(exc)
 
     async def release(self, label: str) -> None:
         """Release the lock of a source that this process has removed from its mapping."""
@@ -216,16 +216,16 @@ class Replica:
             await self._locks.use(self._report)  # first: so that no peer takes the source
             await self._locks.give_up(label)
         except StreamerError as exc:
-            _log_left(exc)
+            _log_unreleased(exc)
 
-    async def leave(self) -> None:
+    async def sign_off(self) -> None:
         """Tell the replicas that this process has ended in order."""
         if self._number:
             try:
                 async with asyncio.timeout(1.0):
-                    await self._locks.use(partial(leave, number=self._number))
+                    await self._locks.use(partial(delete_replica, number=self._number))
             except (StreamerError, TimeoutError) as exc:
-                _log_left(exc)
+                _log_unreleased(exc)
 
     # ---- one look ------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class Replica:
                     log.warning("a replica does not answer; its sessions end", replica=replica.name)
                 await self._locks.use(partial(end_sessions, replica=replica))
             record = await self._locks.use(read_fleet)
-        self._note(record)
+        self._update_fleet(record)
         if self._is_stopping:
             return
         now = time.monotonic()
@@ -246,7 +246,7 @@ class Replica:
             current = record.mappings[0] if record.mappings else None
             await self._locks.use(partial(propose_mapping, fingerprint=newest, current=current))
         sources = {shared.source.label: shared for shared in self._read_sources()}
-        await self._keep(sources, record)
+        await self._renew_locks(sources, record)
         await self._share(sources, record)
         self._probe(sources)
         if time.monotonic() - self._shown_at >= SHOW_SECONDS:
@@ -269,7 +269,7 @@ class Replica:
         )
         if not is_known:
             if self._number:
-                await leave(session, self._number)
+                await delete_replica(session, self._number)
             self._number = await join(session, self._locks.holder, self._address)
             self._backend_pid = session.backend_pid
             self._joined_at = time.monotonic()
@@ -323,7 +323,7 @@ class Replica:
         self._beats = seen
         return frozen
 
-    def _note(self, record: FleetRecord) -> None:
+    def _update_fleet(self, record: FleetRecord) -> None:
         now = time.monotonic()
         alive = [replica for replica in record.replicas if replica.is_alive]
         newest = record.mappings[0] if record.mappings else None
@@ -363,7 +363,7 @@ class Replica:
         self._members = members
         self.fleet = Fleet.of(record)
 
-    async def _keep(self, sources: dict[str, Shared], record: FleetRecord) -> None:
+    async def _renew_locks(self, sources: dict[str, Shared], record: FleetRecord) -> None:
         """Give up sources whose lock a second process has; lock sources of this process again."""
         for label, shared in sources.items():
             owner = record.owners.get(label)
@@ -385,7 +385,7 @@ class Replica:
             return
         if shared.is_assigned and not shared.has_journal:
             log.warning("another replica runs this source", source=shared.source.label, by=holder)
-            shared.hand_back()
+            shared.unassign()
 
     async def _share(self, sources: dict[str, Shared], record: FleetRecord) -> None:
         now = time.monotonic()
@@ -407,7 +407,7 @@ class Replica:
         owners = dict(sorted(owners.items()))
         plan = make_plan(self._members, owners, refused)
         takers = {label: t for label, t in plan.takers.items() if owners[label] is None}
-        self._note_free(takers, now)
+        self._record_free(takers, now)
         busy = {label for label, shared in sources.items() if shared.is_busy}
         decision = decide(self._number, plan, self._members, owners, busy, refused)
         await self._give(sources, decision.give, now)
@@ -433,7 +433,7 @@ class Replica:
         draining = [label for label, shared in sources.items() if shared.is_draining]
         for label in give[: max(0, GIVEN_AT_ONCE - len(draining))]:
             log.info("releasing the source to a different replica", source=label)
-            sources[label].hand_back()
+            sources[label].unassign()
             await self._locks.give_up(label)
 
     def _ordered(
@@ -447,7 +447,7 @@ class Replica:
         take = [label for label in take if label not in self._removed]
         return sorted(take, key=lambda label: -sources[label].source.priority)
 
-    def _note_free(self, takers: dict[str, int], now: float) -> None:
+    def _record_free(self, takers: dict[str, int], now: float) -> None:
         """Record since when each free source waits for the replica that is to take the source."""
         self._free = {
             label: entry
@@ -476,7 +476,7 @@ class Replica:
                 shared.show(record.state, record.error, holder, tables.get(label, {}))
 
 
-def _log_left(error: Exception) -> None:
+def _log_unreleased(error: Exception) -> None:
     """Log that a lock ends with its session, because the target did not accept the message."""
     log.info("the locks of this process end with its session", reason=str(error) or "timeout")
 

@@ -83,7 +83,7 @@ class Requests:
         state = mapped.state.resumed()
         if self._coordinator.is_at(mapped):
             self._coordinator.request_again(mapped)
-            self._relations.become(mapped, mapped.state.asked_again())
+            self._relations.become(mapped, mapped.state.copy_requested())
         elif state.follows:
             self._relations.become(mapped, state)
             self._coordinator.request(mapped)
@@ -99,11 +99,11 @@ class Requests:
             self._resync_to_point(mapped, request)
         elif self._coordinator.is_at(mapped) and not state.follows:
             self._coordinator.request_again(mapped)
-            self._relations.become(mapped, state.asked_again(request.resync))
+            self._relations.become(mapped, state.copy_requested(request.resync))
         else:
             self._coordinator.give_up(mapped)
             # No change of the relation may be in flight when the copy begins.
-            await self._relations.become_when_applied(mapped, state.asked_for_rows(request.resync))
+            await self._relations.become_when_applied(mapped, state.rows_requested(request.resync))
             self._relations.lane(mapped).release(Hold.ERROR)
             await self._publish([mapped])
 
@@ -112,7 +112,7 @@ class Requests:
         if mapped.skip_through_lsn == EVERYTHING:
             return  # the relation has stopped meanwhile, and only a copy of all rows helps
         self._coordinator.give_up(mapped)  # the new copy replaces the copy under way
-        state = mapped.state.asked_for_part(request.resync, stays_paused=request.stays_paused)
+        state = mapped.state.part_requested(request.resync, stays_paused=request.stays_paused)
         self._relations.become(mapped, state)
         if not state.is_paused:
             self._relations.lane(mapped).release(Hold.ERROR)

@@ -327,7 +327,7 @@ class Pipeline:
                     tables.advanced.set()
                     break
                 if burst.wal_end_lsn is not None:
-                    self._take_keepalive(session, burst.wal_end_lsn)
+                    self._handle_keepalive(session, burst.wal_end_lsn)
             except AnotherHistory:
                 raise session.slot_check.another_history() from None
             if session.feedback.answer(burst):
@@ -356,24 +356,24 @@ class Pipeline:
             if dispatched.end_lsn is None:
                 await asyncio.sleep(0)
             elif dispatched.is_new:
-                self._note_commit(session, dispatched, dispatched.end_lsn)
+                self._record_commit(session, dispatched, dispatched.end_lsn)
                 if not dispatched.parts:
-                    self._note_move(session)
+                    self._record_move(session)
 
-    def _note_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
+    def _record_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
         session.lag.received(dispatched.commit_time)
         self.heartbeat.check_arrival(session.tracker)
         if end_lsn > self.health.wal_end_lsn:
             self.health.wal_end_lsn = end_lsn
 
-    def _take_keepalive(self, session: Session, wal_end_lsn: Lsn) -> None:
+    def _handle_keepalive(self, session: Session, wal_end_lsn: Lsn) -> None:
         self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
         if not session.dispatcher.keepalive(wal_end_lsn):
             return
         self.heartbeat.check_arrival(session.tracker)
-        self._note_move(session)
+        self._record_move(session)
 
-    def _note_move(self, session: Session) -> None:
+    def _record_move(self, session: Session) -> None:
         """Store a position that has moved without changes of mapped tables."""
         position = session.position
         is_due = time.monotonic() - position.tried_at >= QUIET_SECONDS

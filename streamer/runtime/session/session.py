@@ -248,7 +248,7 @@ class _Opening:
             require_same_database(source, stored_place, *identity, names)
             check_ready(server, source)
             if record.acknowledged_lsn == NOTHING:
-                await self._take_turn()
+                await self._acquire_turn()
             session = await self._open_under(server, record, branch, replication)
             opened.pop_all()
             return session
@@ -270,7 +270,7 @@ class _Opening:
                 if (awaited := awaited_password(self._source.url)) is not None:
                     await self._report_wait(awaited, SourcePasswordError.code)
 
-    async def _take_turn(self) -> None:
+    async def _acquire_turn(self) -> None:
         """Wait for the copy turn of a new source, if all its tables need a copy.
 
         The source has no slot yet. An earlier slot would keep WAL, and its snapshot old row
@@ -278,7 +278,7 @@ class _Opening:
         turn.
         """
         source, services = self._source, self._services
-        self._turn = services.copy_turns.take_free(source.label)
+        self._turn = services.copy_turns.acquire_free(source.label)
         if self._turn is not None:
             return
         async with services.sources.connection(source) as plain:
@@ -286,7 +286,7 @@ class _Opening:
         if not copies_all(mappings):
             return
         size = sum(definitions[m.source].size_bytes for m in mappings if m.source in definitions)
-        self._turn = await services.copy_turns.take(
+        self._turn = await services.copy_turns.acquire(
             source.label, source.priority, size, self._report_turn
         )
         self._attempt.health.waiting_for = None

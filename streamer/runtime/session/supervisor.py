@@ -137,7 +137,7 @@ class Supervisor:
             self._is_to_begin_anew = True
             self.pipeline.stop.set()
 
-    def let_stream(self, may: bool) -> None:
+    def allow_streaming(self, may: bool) -> None:
         if may:
             self._may_stream.set()
         else:
@@ -186,7 +186,7 @@ class Supervisor:
         self._confirmed_at = None
         self._assigned.set()
 
-    def hand_back(self) -> None:
+    def unassign(self) -> None:
         """End the present attempt in order, and begin no further attempt until `assign`."""
         self._assigned.clear()
         self.failure = None

@@ -132,7 +132,7 @@ class Runner(Protocol):
         """End the pipeline in order, and restart it."""
         ...
 
-    def let_stream(self, may: bool) -> None:
+    def allow_streaming(self, may: bool) -> None:
         """Allow or forbid new attempts."""
         ...
 
@@ -314,7 +314,7 @@ class BacklogGuard:
         log.error("streamer drops the slot", source=self.source.label, error=self.given_up)
         runner = self.runner
         if runner is not None:
-            runner.let_stream(False)
+            runner.allow_streaming(False)
             runner.begin_anew()
         try:
             async with connection(self.source) as plain:
@@ -324,7 +324,7 @@ class BacklogGuard:
             log.error("the slot cannot be dropped", source=self.source.label, error=str(exc))
         finally:
             if runner is not None:
-                runner.let_stream(True)
+                runner.allow_streaming(True)
 
     # ---- when the target has caught up ---------------------------------------------------------
 

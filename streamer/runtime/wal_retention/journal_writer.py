@@ -96,7 +96,7 @@ class Journaler:
             if await wait_for_event(self._arrived, QUIET_SECONDS):
                 await asyncio.sleep(GROUP_SECONDS)
             self._arrived.clear()
-            records = self._gatherer.take()
+            records = self._gatherer.pop_records()
             if not records:
                 continue
             former_end = self._journal.end_lsn

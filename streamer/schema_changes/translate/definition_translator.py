@@ -152,7 +152,7 @@ class DefinitionTranslator:
         if name is not None and name in self._columns:
             result.fill(name, reason)
 
-    def note_made(self, change: ColumnChange, result: Translation) -> None:
+    def backfill_made(self, change: ColumnChange, result: Translation) -> None:
         """Backfill a column after a change that a peer source has made for this source, too.
 
         The target may have the column under a later name by now, from the next changes.
@@ -160,7 +160,7 @@ class DefinitionTranslator:
         column = change.after
         if change.kind is not DdlKind.CHANGE_TYPE or column is None:
             return
-        self._note_new_values(change, column, result)
+        self._record_new_values(change, column, result)
         name = self._name(column)
         if name is not None and not column.generated:
             result.fill(name, f'another source gave column "{name}" another type')
@@ -232,7 +232,7 @@ class DefinitionTranslator:
         assert old is not None
         assert after is not None
         if change.kind in (DdlKind.WIDEN_TYPE, DdlKind.CHANGE_TYPE):
-            self._note_new_values(change, after, result)
+            self._record_new_values(change, after, result)
         name = self._name(after)
         is_stored_now = old.generated and not after.generated
         if name is not None and is_stored_now and change.kind is DdlKind.SET_DEFAULT:
@@ -431,7 +431,7 @@ class DefinitionTranslator:
                     f'"{former}", which other sources of the table still have'
                 )
 
-    def _note_new_values(
+    def _record_new_values(
         self, change: ColumnChange, column: DefinedColumn, result: Translation
     ) -> None:
         """Note the columns and conditions that depend on the values of a column with a new type."""

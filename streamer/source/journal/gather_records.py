@@ -164,7 +164,7 @@ class Gatherer:
             last = self._last
             self._records.append(Record(kind, body, last.end_lsn, last.xid, last.commit_time))
 
-    def take(self) -> list[Record | NewSegment]:
+    def pop_records(self) -> list[Record | NewSegment]:
         """Return the complete records; of an unfinished transaction only large portions."""
         self._finish_record(may_be_part=False)
         self._put_position()

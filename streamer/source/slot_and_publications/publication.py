@@ -544,10 +544,10 @@ async def ensure_publications(
         except _FORBIDDEN:
             break
         except _CHANGING as exc:
-            raise _have_to_wait(source, exc) from exc
+            raise _contention(source, exc) from exc
         except psycopg.Error as exc:
             if changes is attempts[-1] and isinstance(exc, psycopg.errors.UndefinedColumn):
-                raise _have_to_wait(source, exc) from exc  # a session has just dropped it
+                raise _contention(source, exc) from exc  # a session has just dropped it
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
             log.info(
@@ -591,7 +591,7 @@ async def _ensure_needed(
         except _FORBIDDEN as exc:
             errors[identity.name] = _rejected(source, exc, single.needed)
         except _CHANGING as exc:
-            raise _have_to_wait(source, exc) from exc
+            raise _contention(source, exc) from exc
     return errors
 
 
@@ -610,7 +610,7 @@ async def _execute(connection: Connection, source: SourceMapping, statements: li
             await writing.execute(statement.encode())
 
 
-def _have_to_wait(source: SourceMapping, error: psycopg.Error) -> SourceContentionError:
+def _contention(source: SourceMapping, error: psycopg.Error) -> SourceContentionError:
     return SourceContentionError(
         f'source "{source.label}": publications have to wait: {first_line(error)}'
     )

@@ -278,7 +278,7 @@ class ReplicationStream:
             if size > 0:
                 remaining -= size
                 if size > LARGE_BYTES:
-                    data = self._take_large(view, burst)
+                    data = self._read_large(view, burst)
                     has_consumed = False
                     continue
                 data = view.tobytes()
@@ -324,7 +324,7 @@ class ReplicationStream:
                 continue
             view = memoryview(frame)
             if len(view) > LARGE_BYTES:
-                self._received(_lsn_at(self._take_large(view, burst), 1)[0])
+                self._received(_lsn_at(self._read_large(view, burst), 1)[0])
             else:
                 self._handle_other(view.tobytes(), burst)
         if payloads:
@@ -334,7 +334,7 @@ class ReplicationStream:
     def _received(self, lsn: int) -> None:
         self.received_lsn = max(self.received_lsn, Lsn(lsn))
 
-    def _take_large(self, frame: memoryview, burst: Burst) -> bytes:
+    def _read_large(self, frame: memoryview, burst: Burst) -> bytes:
         """Take a large frame without a copy; return the first bytes."""
         head = frame[: _XLOG_DATA_HEADER + 1].tobytes()
         if head[0] != _XLOG_DATA:

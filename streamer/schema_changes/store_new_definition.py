@@ -18,7 +18,7 @@ from streamer.schema_changes.changes_with_facts import of_class
 from streamer.target.catalog import holds_rows, read_relation
 
 
-async def keep_definition(
+async def store_new_definition(
     table: ChangedTable,
     command: SourceCommand,
     changes: Sequence[AnyChange],

@@ -9,7 +9,7 @@ from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.target.fencing_token import FencingToken
 
 
-class KeptConnection:
+class PersistentConnection:
     """A connection that stays open between uses, and opens again after a failure.
 
     The owner ensures that a single task at a time uses the connection.

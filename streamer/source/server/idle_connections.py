@@ -21,7 +21,7 @@ from streamer.source.server.wait_limits import set_lock_timeout
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Idle:
     connection: Connection
     closes_at: float
     """In `time.monotonic`'s terms."""
@@ -47,7 +47,7 @@ async def _reset(connection: Connection) -> bool:
     return True
 
 
-class KeptConnections:
+class IdleConnections:
     """Keeps at most one idle connection to each source, until *seconds* after the login.
 
     An address may lead to a different server later, so no connection lives long. One task at a time
@@ -56,7 +56,7 @@ class KeptConnections:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._idle: dict[Secret, _Kept] = {}
+        self._idle: dict[Secret, _Idle] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -70,16 +70,16 @@ class KeptConnections:
             await entry.connection.close()
             entry = None
         if entry is None:
-            entry = _Kept(await connect(source), time.monotonic() + self._seconds)
+            entry = _Idle(await connect(source), time.monotonic() + self._seconds)
         try:
             with translating(source.label):
                 yield entry.connection
         except BaseException:
             await entry.connection.close()
             raise
-        await self._keep(source.url, entry)
+        await self._park(source.url, entry)
 
-    async def _keep(self, url: Secret, entry: _Kept) -> None:
+    async def _park(self, url: Secret, entry: _Idle) -> None:
         is_reset = url not in self._idle and await _reset(entry.connection)
         seconds = entry.closes_at - time.monotonic()
         # A concurrent task may have stored a connection during the reset.
@@ -90,7 +90,7 @@ class KeptConnections:
         if seconds != math.inf:
             asyncio.get_running_loop().call_later(seconds, self._expire, url, entry)
 
-    def _expire(self, url: Secret, entry: _Kept) -> None:
+    def _expire(self, url: Secret, entry: _Idle) -> None:
         if self._idle.get(url) is entry:
             del self._idle[url]
             closing = asyncio.create_task(entry.connection.close(), name="close idle connection")
