@@ -17,7 +17,7 @@ state is true after a crash. A process that reads a state at its start acts as f
 - ``error``: the target rejects a change. A drainer retries now and then, and after an operator's
   request.
 
-In the last two too, ``snapshot_lsn`` tells whether the relation still needs a copy: the value is
+In the last two states too, ``snapshot_lsn`` says whether the relation needs a copy: the value is
 null until a copy is complete.
 
 `Need` names the copy or request that the table lacks to be in sync, and decides the fate of its

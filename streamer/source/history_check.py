@@ -2,11 +2,12 @@
 
 After a crash a slot falls back a little, because the server saves the position at checkpoints only.
 The source then sends transactions again that the target has. A source that was restored to an
-earlier time can look the same, once it has written past the old position. System identifier and WAL
-position do not show the difference, but the source sends a different history. So streamer remembers
-the newest acknowledged transaction. If a stream begins before that transaction, the
-source must send that transaction again, with the same xid and commit time. The catalogs at the time
-of a transaction decide whether a stream contains the transaction, so the answer never changes.
+earlier time is not distinguishable by its position, once it has written past the old position.
+System identifier and WAL position do not show the difference, but the source sends a different
+history. So streamer remembers the newest acknowledged transaction. If a stream begins before that
+transaction, the source must send that transaction again, with the same xid and commit time. The
+catalogs at the time of a transaction decide whether a stream contains the transaction, so the
+answer never changes.
 
 Pure.
 """

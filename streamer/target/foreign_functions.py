@@ -1,8 +1,8 @@
 """Functions that the expressions of a source call at the target, where they run as streamer's role.
 
 The owner of a table at the source writes its defaults and checks, and no such text has authority at
-the target. streamer creates a definition without running its expressions. The catalogs then tell
-which functions PostgreSQL has found for them: by the OIDs in the stored trees, not by a text.
+the target. streamer creates a definition without running its expressions. The catalogs then have
+the functions that PostgreSQL has found for them: as OIDs in the stored trees, not as text.
 
 An expression may call built-in functions that are immutable, belong to an operator or a cast, or
 are on a short list. None of these reads a table, a file or a setting. Immutable functions of an

@@ -2,7 +2,8 @@
 
 A new slot begins behind the transactions that its snapshot sees, so its stream leaves out their
 scripts. A failover or a restored server can lose the transaction of a script. The transaction's
-number then belongs to a different transaction, or is free. The script would then wait for ever.
+number then belongs to a different transaction, or is free. The target would then wait for the
+script forever.
 
 The source stops instead, with a `ScriptError`. The source does not run the script: the stream has
 passed the script's place, and copies may already have its rows.

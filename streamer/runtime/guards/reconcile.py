@@ -16,8 +16,9 @@ plan has a case for each table that does not continue as before:
 - *block*: streamer cannot publish a table that is not ready. Its copy begins as soon as streamer
   can publish the table.
 - *renamed*: the source's table has a new name, and the source captures renames.
-- *dropped*: the source's table is gone, and its relation need not stop.
-- *replaced*: the source's table is gone, and a new table has the name. The relation stays unchanged
+- *dropped*: the source's table was dropped, and its relation need not stop.
+- *replaced*: the source's table was dropped, and a new table has the name. The relation stays
+unchanged
   until the target has the last changes of the former table.
 """
 

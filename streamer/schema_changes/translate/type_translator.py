@@ -7,7 +7,7 @@ A new value of an enum cannot be used in the transaction that adds it, unless th
 The source has the same rule, so rows with the value come in later transactions.
 
 A name may mean a new type, because the source has dropped or renamed the former type. The target's
-former type then goes, or makes room under a name of streamer's own until no column uses it
+former type is then dropped, or renamed to a name of streamer's own until no column uses it
 (`DefinedType.former_name`).
 """
 

@@ -6,8 +6,9 @@ source. `Journal.rewind` cuts off all data behind ``end_lsn`` before the next wr
 transaction, a record torn by a crash, records whose flush failed. The source still has these.
 
 A file gets its name when the first records are on disk. So a segment without a sound header is
-damage, never the result of a crash. Damage behind the last sound record of the last segment looks
-like a torn record, though. Then the slot shows the damage: it is ahead of the journal's end.
+damage, never the result of a crash. Damage behind the last sound record of the last segment cannot
+be told from a torn record, though. Then the slot shows the damage: it is ahead of the journal's
+end.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ filled, because the application may have deleted or changed its first rows. The 
 the system column ctid dates a table: PostgreSQL writes it only with the table.
 
 A row of a subtransaction has a later xmin than the transaction, like a row written after the
-attachment. Subtransactions share the command ids of the transaction, so a lower cmin tells that the
+attachment. Subtransactions share the command ids of the transaction, so a lower cmin means that the
 row is older. A row of a later transaction can have a lower cmin, too. So cmin counts only where
 rows can be older: in a table that ATTACH, not CREATE TABLE, made a partition. ATTACH writes the
 pg_attribute rows of all columns with the row in pg_inherits. CREATE TABLE writes the columns first.
