@@ -206,7 +206,7 @@ class Round:
             mapped = pairs[0][0]
             if is_contention:
                 name = mapped.mapping.source
-                self._finisher.leaving.remove(
+                self._finisher.removal.remove(
                     mapped, f'"{name}" waits at the target: {exc.message}'
                 )
             else:
@@ -244,7 +244,7 @@ class Round:
                 sync_slot_name(context.source.slot),
                 context.server,
                 temporary=True,
-                tell=partial(self._reports.tell_sessions, relations),
+                report=partial(self._reports.tell_sessions, relations),
                 passed=partial(context.events.snapshot_passes, relations),
             )
             sessions.push_async_callback(exported.close)
@@ -389,7 +389,7 @@ class Round:
                             target, copy.mapped, copy.relation, copy.target
                         )
                     fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))
-                    self._finisher.leaving.remove(copy.mapped, then=fail)
+                    self._finisher.removal.remove(copy.mapped, then=fail)
         return is_busy
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:

@@ -72,10 +72,10 @@ class Finisher:
         context: CopyContext,
         queue: CopyQueue,
         request: Callable[[MappedRelation], None],
-        leaving: RoundRemoval,
+        removal: RoundRemoval,
     ) -> None:
         """*request* requests a new copy, or the next chunk."""
-        self.leaving = leaving
+        self.removal = removal
         self._context = context
         self._queue = queue
         self._request = request
@@ -83,7 +83,7 @@ class Finisher:
     async def retry_later(self, copy: TableCopy, reason: str) -> None:
         """Have the next round copy the table of *copy*, for *reason*."""
         await self._end(copy)
-        self.leaving.remove(copy.mapped, reason)
+        self.removal.remove(copy.mapped, reason)
 
     async def retry_changed(self, copy: TableCopy, when: str) -> None:
         self._queue.rewritten(copy.mapped)
@@ -120,7 +120,7 @@ class Finisher:
             error = await self._clear_up(mapped, error)
             await self._store_failure(mapped, error)
         finally:
-            self.leaving.remove(mapped)
+            self.removal.remove(mapped)
 
     async def _clear_up(self, mapped: MappedRelation, error: ErrorReport) -> ErrorReport:
         try:

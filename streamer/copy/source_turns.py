@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from streamer.copy.turn_waits import TURN
 from streamer.util.quantities import format_bytes
 
-Tell = Callable[[str], Awaitable[None]]
+Report = Callable[[str], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -63,8 +63,10 @@ class CopyTurns:
         self._copying[source] += 1
         return CopyTurn(self, source)
 
-    async def acquire(self, source: str, priority: int, size_bytes: int, tell: Tell) -> CopyTurn:
-        """Wait for a turn of *source*; *tell* receives each new reason."""
+    async def acquire(
+        self, source: str, priority: int, size_bytes: int, report: Report
+    ) -> CopyTurn:
+        """Wait for a turn of *source*; *report* receives each new reason."""
         waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
         self._waiting.append(waiting)
         self._serve()
@@ -74,7 +76,7 @@ class CopyTurns:
                 waiting.changed.clear()
                 if (reason := self._reason(waiting)) != told:
                     told = reason
-                    await tell(reason)
+                    await report(reason)
                 if not waiting.has_turn:
                     await waiting.changed.wait()
         except BaseException:

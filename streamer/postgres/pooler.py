@@ -22,7 +22,7 @@ _keeping: Final[set[Secret]] = set()
 """The urls behind a pooler that keeps a session for each connection."""
 _OF_DRIVER: Final = re.compile(r"prepared statement \S*__asyncpg_")
 
-Ask = Callable[[str], Awaitable[Any]]
+Query = Callable[[str], Awaitable[Any]]
 
 
 def is_lost_statement(state: str, message: str) -> bool:
@@ -35,14 +35,16 @@ def may_share(url: Secret, number: int, pid: int) -> bool:
     return number != pid and url not in _keeping
 
 
-async def shares_sessions(url: Secret, pid: int, ask: Ask, ask_second: Ask, begin: Ask) -> bool:
+async def shares_sessions(
+    url: Secret, pid: int, query: Query, query_second: Query, begin: Query
+) -> bool:
     """Whether a pooler at *url* gives sessions away between two transactions.
 
-    *ask* returns the value of a query over the connection whose process was *pid*. *ask_second* and
-    *begin* run statements over a second connection.
+    *query* returns the value of a query over the connection whose process was *pid*. *query_second*
+    and *begin* run statements over a second connection.
     """
     await begin("begin")
-    if await ask_second(PID_SQL) == pid or await ask(PID_SQL) != pid:
+    if await query_second(PID_SQL) == pid or await query(PID_SQL) != pid:
         return True
     _keeping.add(url)
     return False

@@ -205,46 +205,46 @@ def definition_after(
 
     *namespace* and *relid*: of the table at the source.
     """
-    told, changed = message.definition, message.own
+    reported, changed = message.definition, message.own
     if stored is None or not stored.is_whole:
-        if told is not None and changed is None:
-            return Outcome(told)
+        if reported is not None and changed is None:
+            return Outcome(reported)
         return Outcome(stored, is_doubtful=True)
     stored = _without(stored, message.dropped, namespace, relid)
-    if told is None:  # the message drops parts, or describes no columns
+    if reported is None:  # the message drops parts, or describes no columns
         return Outcome(stored, is_doubtful=message.relid is not None)
     if changed is None:
-        return Outcome(_whole(stored, told, message.known))
-    return _merged(stored, told, changed)
+        return Outcome(_whole(stored, reported, message.known))
+    return _merged(stored, reported, changed)
 
 
 def _whole(
-    stored: SourceDefinition, told: SourceDefinition, seen: Mapping[str, Sequence[int]] | None
+    stored: SourceDefinition, reported: SourceDefinition, seen: Mapping[str, Sequence[int]] | None
 ) -> SourceDefinition:
     """Return a state that counts as a whole, with the parts that were added since the request."""
     seen = seen or {}
     columns, objects = seen.get("columns", ()), seen.get("objects", ())
     partitions = seen.get("partitions", ())
-    names = {(part.kind, part.name) for part in told.objects or ()}
+    names = {(part.kind, part.name) for part in reported.objects or ()}
     return SourceDefinition.of_columns(
-        _added(told.columns, stored.columns, columns, lambda part: part.number),
+        _added(reported.columns, stored.columns, columns, lambda part: part.number),
         tuple(
             part
-            for part in _added(told.objects, stored.objects, objects, lambda part: part.oid)
-            if part in (told.objects or ()) or (part.kind, part.name) not in names
+            for part in _added(reported.objects, stored.objects, objects, lambda part: part.oid)
+            if part in (reported.objects or ()) or (part.kind, part.name) not in names
         ),
-        _with_former(told.types or (), stored.types or ()),
-        _added(told.partitions, stored.partitions, partitions, lambda part: part.oid),
-        oid=told.oid,
+        _with_former(reported.types or (), stored.types or ()),
+        _added(reported.partitions, stored.partitions, partitions, lambda part: part.oid),
+        oid=reported.oid,
     )
 
 
 def _added(
-    told: Iterable[V] | None, stored: Iterable[V] | None, seen: Collection[int], key: Any
+    reported: Iterable[V] | None, stored: Iterable[V] | None, seen: Collection[int], key: Any
 ) -> tuple[V, ...]:
-    told = tuple(told or ())
-    present = {key(part) for part in told}
-    return (*told, *(e for e in stored or () if key(e) not in present and key(e) not in seen))
+    reported = tuple(reported or ())
+    present = {key(part) for part in reported}
+    return (*reported, *(e for e in stored or () if key(e) not in present and key(e) not in seen))
 
 
 def _without(
@@ -294,13 +294,13 @@ def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Pa
     return tuple(staying)
 
 
-def _merged(stored: SourceDefinition, told: SourceDefinition, changed: Own) -> Outcome:
-    types, doubts = _types(stored.types or (), told.types or (), changed)
+def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) -> Outcome:
+    types, doubts = _types(stored.types or (), reported.types or (), changed)
     renames = type_difference(stored.types or (), types)
     # A column loses the sequence that a different column gets, and no mark shows that loss.
     serials = [
         part.sequence.oid
-        for part in told.columns
+        for part in reported.columns
         if part.number in changed.columns and part.sequence
     ]
     losers = {
@@ -308,18 +308,18 @@ def _merged(stored: SourceDefinition, told: SourceDefinition, changed: Own) -> O
     }
     columns, is_doubtful = _chosen(
         {part.number: part for part in under_new_names(stored, renames).columns},
-        {part.number: part for part in told.columns},
+        {part.number: part for part in reported.columns},
         changed.columns | losers,
     )
     doubts |= is_doubtful
     replaced = {
         (part.kind, part.name): part.oid
-        for part in told.objects or ()
+        for part in reported.objects or ()
         if part.oid in changed.objects
     }
     absorbed = {
         part.index.oid
-        for part in told.objects or ()
+        for part in reported.objects or ()
         if part.oid in changed.objects and part.index is not None
     }
     objects, is_doubtful = _chosen(
@@ -329,34 +329,34 @@ def _merged(stored: SourceDefinition, told: SourceDefinition, changed: Own) -> O
             if replaced.get((part.kind, part.name), part.oid) == part.oid
             and not (part.is_index and part.oid in absorbed)
         },
-        {part.oid: part for part in told.objects or ()},
+        {part.oid: part for part in reported.objects or ()},
         changed.objects,
     )
     doubts |= is_doubtful
-    joined = told.partitions or ()
+    joined = reported.partitions or ()
     came = {part.oid for part in joined}
     partitions = (*(part for part in stored.partitions or () if part.oid not in came), *joined)
     definition = SourceDefinition.of_columns(
-        columns.values(), tuple(objects.values()), types, partitions, oid=told.oid
+        columns.values(), tuple(objects.values()), types, partitions, oid=reported.oid
     )
     return Outcome(definition, doubts)
 
 
 def _chosen(
-    stored: Mapping[K, V], told: Mapping[K, V], changed: Collection[K]
+    stored: Mapping[K, V], reported: Mapping[K, V], changed: Collection[K]
 ) -> tuple[dict[K, V], bool]:
     """Return own parts from the message and further stored parts, and whether these differ."""
-    chosen = {**stored, **{key: part for key, part in told.items() if key in changed}}
-    return chosen, chosen != dict(told)
+    chosen = {**stored, **{key: part for key, part in reported.items() if key in changed}}
+    return chosen, chosen != dict(reported)
 
 
 def _types(
-    stored: Sequence[DefinedType], told: Sequence[DefinedType], changed: Own
+    stored: Sequence[DefinedType], reported: Sequence[DefinedType], changed: Own
 ) -> tuple[tuple[DefinedType, ...], bool]:
     """Return the types after a message: `_chosen` for types that a table may share."""
     former = {kind.oid: kind for kind in stored}
     types, is_doubtful = [], False
-    for now in told:
+    for now in reported:
         was = former.pop(now.oid, None)
         if was is None:
             types.append(now)
@@ -377,9 +377,9 @@ def _with_former(
     return (*types, *(e for e in former if e.full_name not in names and e.oid not in oids))
 
 
-def _united(was: DefinedType, told: DefinedType) -> DefinedType:
+def _united(was: DefinedType, reported: DefinedType) -> DefinedType:
     """Return a type with the labels and parts that concurrent sessions added since its snapshot."""
-    labels = list(told.labels)
+    labels = list(reported.labels)
     present = {oid for oid, _ in labels}
     for position, label in enumerate(was.labels):
         if label[0] not in present:
@@ -387,10 +387,10 @@ def _united(was: DefinedType, told: DefinedType) -> DefinedType:
             places = [place for place, entry in enumerate(labels) if entry[0] in earlier]
             labels.insert(max(places, default=-1) + 1, label)
             present.add(label[0])
-    checks = {oid: (oid, name, text) for oid, name, text in (*was.checks, *told.checks)}
-    attributes = {n: (n, name, text) for n, name, text in (*was.attributes, *told.attributes)}
+    checks = {oid: (oid, name, text) for oid, name, text in (*was.checks, *reported.checks)}
+    attributes = {n: (n, name, text) for n, name, text in (*was.attributes, *reported.attributes)}
     return replace(
-        told,
+        reported,
         labels=tuple(labels),
         checks=tuple(checks[oid] for oid in sorted(checks)),
         attributes=tuple(attributes[number] for number in sorted(attributes)),
@@ -433,30 +433,32 @@ class Shown:
         )
 
 
-def explaining(stored: SourceDefinition, told: SourceDefinition, shown: Shown) -> SourceDefinition:
+def explaining(
+    stored: SourceDefinition, reported: SourceDefinition, shown: Shown
+) -> SourceDefinition:
     """Return the stored definition with the parts of the present definition that refused rows need.
 
-    The present definition *told* may be ahead of the rows. So it counts only where *shown* agrees,
-    or where a change lets more rows in and refuses none.
+    The present definition *reported* may be ahead of the rows. So it counts only where *shown*
+    agrees, or where a change lets more rows in and refuses none.
     """
-    columns = _explaining_columns(stored, told, shown)
+    columns = _explaining_columns(stored, reported, shown)
     if len({column.name for column in columns}) < len(columns):
         return stored
     has_changed = [*stored.columns] != columns
     return SourceDefinition.of_columns(
         columns,
-        _easing_objects(stored.objects or (), told.objects or (), shown),
-        _explaining_types(stored.types or (), told.types or (), shown, takes_new=has_changed),
-        _more_partitions(stored.partitions or (), told.partitions or (), shown),
+        _easing_objects(stored.objects or (), reported.objects or (), shown),
+        _explaining_types(stored.types or (), reported.types or (), shown, takes_new=has_changed),
+        _more_partitions(stored.partitions or (), reported.partitions or (), shown),
         oid=stored.oid,
     )
 
 
 def _explaining_columns(
-    stored: SourceDefinition, told: SourceDefinition, shown: Shown
+    stored: SourceDefinition, reported: SourceDefinition, shown: Shown
 ) -> list[DefinedColumn]:
-    names, present = shown.names, {item.number: item for item in told.columns}
-    are_traded = not shown.follows(stored) and shown.follows(told)
+    names, present = shown.names, {item.number: item for item in reported.columns}
+    are_traded = not shown.follows(stored) and shown.follows(reported)
     columns = []
     for column in stored.columns:
         now = present.pop(column.number, None)
@@ -476,11 +478,11 @@ def _explaining_columns(
 
 
 def _easing_objects(
-    stored: Sequence[DefinedObject], told: Sequence[DefinedObject], shown: Shown
+    stored: Sequence[DefinedObject], reported: Sequence[DefinedObject], shown: Shown
 ) -> tuple[DefinedObject, ...]:
     """Return the objects except dropped objects that refuse rows."""
-    oids = {part.oid for item in told for part in (item, item.index) if part is not None}
-    names = {(item.kind, item.name) for item in told}
+    oids = {part.oid for item in reported for part in (item, item.index) if part is not None}
+    names = {(item.kind, item.name) for item in reported}
 
     def is_gone(part: DefinedObject) -> bool:
         kind = DdlKind.DROP_INDEX if part.is_index else DdlKind.DROP_CONSTRAINT
@@ -491,7 +493,7 @@ def _easing_objects(
 
 
 def _explaining_types(
-    stored: Sequence[DefinedType], told: Sequence[DefinedType], shown: Shown, *, takes_new: bool
+    stored: Sequence[DefinedType], reported: Sequence[DefinedType], shown: Shown, *, takes_new: bool
 ) -> tuple[DefinedType, ...]:
     """Return the types with labels that rows may have, and without checks that are gone.
 
@@ -499,7 +501,7 @@ def _explaining_types(
     """
     former = {kind.oid: kind for kind in stored}
     types = []
-    for now in told:
+    for now in reported:
         was = former.pop(now.oid, None)
         if was is None:
             if takes_new:
@@ -543,8 +545,8 @@ def _explaining_attributes(
 
 
 def _more_partitions(
-    stored: tuple[Partition, ...], told: tuple[Partition, ...], shown: Shown
+    stored: tuple[Partition, ...], reported: tuple[Partition, ...], shown: Shown
 ) -> tuple[Partition, ...]:
     """Return the present partitions if all remain: a new partition could reuse bounds."""
-    is_more = {partition.oid for partition in stored} <= {partition.oid for partition in told}
-    return told if stored and is_more and DdlKind.ATTACH_PARTITION in shown.eases else stored
+    is_more = {partition.oid for partition in stored} <= {partition.oid for partition in reported}
+    return reported if stored and is_more and DdlKind.ATTACH_PARTITION in shown.eases else stored

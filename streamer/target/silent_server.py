@@ -44,11 +44,14 @@ class SilenceMonitor:
     """Monitors a connection; *sever* is called when the connection is dead."""
 
     def __init__(
-        self, ask: ReadActivity, sever: Callable[[], None], unsent: Callable[[], int] = lambda: 0
+        self,
+        read_activity: ReadActivity,
+        sever: Callable[[], None],
+        unsent: Callable[[], int] = lambda: 0,
     ) -> None:
         """*unsent*: the bytes in the send buffer; while they decrease, the server reads."""
         self._unsent = unsent
-        self._ask = ask
+        self._read_activity = read_activity
         self._sever = sever
         self._checking: asyncio.Task[None] | None = None
         self.progress = 0
@@ -74,7 +77,7 @@ class SilenceMonitor:
         while True:
             now: tuple[int, int, Activity] | None = None
             try:
-                activity = await self._ask()
+                activity = await self._read_activity()
             except Unreachable:
                 break
             except StreamerError:

@@ -394,7 +394,7 @@ def a_job_by_spark_submit(
     part |= {"types_out": "", "types_in": "", "stores": bookkeeping, "numbers": [1, 2]}
     part |= {"named": ["public.t", bookkeeping[0][0]]}
     part |= {"lock": "lock table only public.t in access share mode"}
-    part |= {"look": "select id, v from only public.t limit 0"}
+    part |= {"probe": "select id, v from only public.t limit 0"}
     tasks = [
         [
             part

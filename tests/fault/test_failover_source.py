@@ -266,7 +266,7 @@ async def the_standby_alone(second: Standby) -> None:
         told.append(awaited)
         second.primary.execute("begin; create table noise (); rollback")
 
-    make = partial(create_slot, alone, "alone", server, temporary=True, tell=tell)
+    make = partial(create_slot, alone, "alone", server, temporary=True, report=tell)
     with mock.patch.object(slot, "WAIT_SECONDS", 1.0), pytest.raises(SlotWaitError) as late:
         await make()
     remedy = late.value.remedy

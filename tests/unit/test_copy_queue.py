@@ -170,9 +170,9 @@ def test_a_relation_that_leaves_its_round_is_free_for_another_before_the_end() -
     for mapped in (fails, again, long):
         queue.request(mapped)
     batch = queue.next_batch()
-    assert queue.leaves(again) is batch
-    assert queue.leaves(again) is None, "it is leaving already"
-    assert queue.leaves(fails) is batch
+    assert queue.begin_removal(again) is batch
+    assert queue.begin_removal(again) is None, "it is leaving already"
+    assert queue.begin_removal(fails) is batch
     queue.failed(fails)
     assert queue.unfinished(batch) == [long], "the end of the round requests no leaving relation"
     queue.request(fails)
@@ -189,12 +189,12 @@ def test_a_relation_that_is_given_up_while_it_leaves_is_not_requested() -> None:
     queue, mapped = CopyQueue(), mapped_relation()
     queue.request(mapped)
     batch = queue.next_batch()
-    assert queue.leaves(mapped) is batch
+    assert queue.begin_removal(mapped) is batch
     queue.end(batch)
     queue.give_up(mapped)
     queue.removed(mapped, batch, again=True)
     assert queue.is_empty
-    assert queue.leaves(mapped) is None, "it has no round"
+    assert queue.begin_removal(mapped) is None, "it has no round"
 
 
 @pytest.mark.parametrize("comes_first", [True, False])

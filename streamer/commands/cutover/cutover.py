@@ -189,10 +189,12 @@ class Cutover:
             return []
         findings: list[StepObstacle] = []
 
-        async def check_step(step: Step, ask: Callable[[], Awaitable[list[Problem]]]) -> None:
+        async def check_step(
+            step: Step, find_problems: Callable[[], Awaitable[list[Problem]]]
+        ) -> None:
             where = step if step in begun else begun[0]
             try:
-                findings.extend(StepObstacle(where, *problem) for problem in await ask())
+                findings.extend(StepObstacle(where, *problem) for problem in await find_problems())
             except StreamerError as exc:
                 findings.append(StepObstacle(where, exc.message, exc.remedy))
 

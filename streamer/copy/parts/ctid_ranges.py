@@ -45,7 +45,7 @@ class CopyPart:
     """A unit of work, small and free of secrets.
 
     ``lock``: the lock that keeps the table unchanged during the COPY. ``stores``, ``numbers`` and
-    ``named``: storage, columns and name at the time of the plan, see `Heap`; ``look``: a query
+    ``named``: storage, columns and name at the time of the plan, see `Heap`; ``probe``: a query
     without rows whose columns have these numbers.
 
     ``types_out`` and ``types_in``: queries without rows whose columns show the types on both sides,
@@ -62,7 +62,7 @@ class CopyPart:
     types_in: str
     size_bytes: int
     lock: str
-    look: str
+    probe: str
     stores: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
     locate: str
@@ -132,7 +132,7 @@ def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
                     types_in=f"select {columns} from {table} limit 0" if source.binary else "",
                     size_bytes=heap.size_bytes // count,
                     lock=f"lock table {heap.relation_sql} in access share mode",
-                    look=f"select {source.columns} from {heap.relation_sql} limit 0",
+                    probe=f"select {source.columns} from {heap.relation_sql} limit 0",
                     stores=heap.stores,
                     numbers=heap.numbers,
                     locate=f"select ctid, {rows}" if source.select_list else "",

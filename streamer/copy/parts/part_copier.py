@@ -316,7 +316,7 @@ class PartCopier:
                 _IS_ANOTHER_SQL,
                 (*part["named"], [oid for oid, _ in stores], [filenode for _, filenode in stores]),
             ).fetchone()
-            result = self._source.execute(part["look"].encode()).pgresult
+            result = self._source.execute(part["probe"].encode()).pgresult
         except psycopg.errors.LockNotAvailable:
             raise NotCopiedError(
                 "busy", f"a session at the source has held a lock for {LOCK_SECONDS} s"

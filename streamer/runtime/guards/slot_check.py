@@ -236,11 +236,11 @@ class SlotCheck:
         start_lsn: Lsn,
         *,
         binary: bool,
-        took: Callable[[Slot], None],
+        on_slot: Callable[[Slot], None],
     ) -> ChangeStream:
         """Begin to read at *start_lsn*, which `open_slot` has returned.
 
-        *took* is called with the slot, unless the changes come from a journal.
+        *on_slot* is called with the slot, unless the changes come from a journal.
         """
         failpoint("slot.checked")
         if self._journal is not None:
@@ -255,7 +255,7 @@ class SlotCheck:
         )
         try:
             async with sources.connection(source) as plain:
-                took(await self._check_taken(plain, start_lsn))
+                on_slot(await self._check_taken(plain, start_lsn))
         except BaseException:
             await stream.close()
             raise
@@ -339,7 +339,7 @@ class SlotCheck:
         self._journal = None
         await drop_slot(plain, self._source.slot)
         snapshot = await create_slot(
-            self._source, self._source.slot, self._server, tell=self._report_wait
+            self._source, self._source.slot, self._server, report=self._report_wait
         )
         failpoint("sync.slot_created")
         try:

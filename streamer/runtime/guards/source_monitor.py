@@ -62,8 +62,8 @@ class SourceMonitor:
             slot.safe_wal_bytes,
         )
 
-    async def run(self, looked: Callable[[], None]) -> None:
-        """Check until cancelled; *looked* is called after each check.
+    async def run(self, on_check: Callable[[], None]) -> None:
+        """Check until cancelled; *on_check* is called after each check.
 
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
         """
@@ -90,7 +90,7 @@ class SourceMonitor:
                         await cases.reconcile(plain)
                         digest = seen.digest  # read before: the next check sees later changes
                     await cases.delete_dropped(plain)
-                looked()
+                on_check()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
 
     def _check_slot(self, seen: GuardFacts) -> None:

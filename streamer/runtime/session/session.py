@@ -555,7 +555,7 @@ class _Opening:
             services.sources,
             reconciled.start_lsn,
             binary=reconciled.transport.is_binary,
-            took=reconciled.monitor.report_slot,
+            on_slot=reconciled.monitor.report_slot,
         )
         return Session(
             services=services,

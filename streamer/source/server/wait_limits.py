@@ -23,7 +23,7 @@ CHECK_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 10
 """How long a statement waits for a lock before streamer cancels it and tries again later."""
 
-Tell = Callable[[str], Awaitable[None]]
+Report = Callable[[str], Awaitable[None]]
 
 _CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
 """Without this, pg_stat_activity would repeat its first answer within a transaction."""
@@ -69,7 +69,7 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
 
 
 async def _report_blockers(
-    source: SourceMapping, server: SourceServer, pid: int, tell: Tell
+    source: SourceMapping, server: SourceServer, pid: int, report: Report
 ) -> None:
     """Report the sessions that the backend *pid* waits for, for as long as this runs.
 
@@ -82,7 +82,7 @@ async def _report_blockers(
         )  # on another server the pid is of a different session
         while True:
             if awaited := await read_blockers(plain, pid):
-                await tell(awaited)
+                await report(awaited)
             await asyncio.sleep(CHECK_SECONDS)
 
 
@@ -91,7 +91,7 @@ async def reporting_blockers(
     server: SourceServer,
     plain: Connection,
     work: Awaitable[T],
-    tell: Tell,
+    report: Report,
 ) -> T:
     """Do *work*, which uses *plain* at *server*, and report the sessions that block it meanwhile.
 
@@ -101,7 +101,7 @@ async def reporting_blockers(
 
     async def remember(awaited: str) -> None:
         told[:] = [awaited]
-        await tell(awaited)
+        await report(awaited)
 
     watching = asyncio.ensure_future(
         _report_blockers(source, server, plain.info.backend_pid, remember)

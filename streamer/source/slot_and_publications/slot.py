@@ -35,7 +35,7 @@ from streamer.source.server.primary_of_standby import (
     primary_hint,
 )
 from streamer.source.server.timeline import check_same_server, check_same_server_plainly
-from streamer.source.server.wait_limits import Tell, read_blockers
+from streamer.source.server.wait_limits import Report, read_blockers
 from streamer.util.lsn import NOTHING, Lsn
 
 CHECK_SECONDS: Final = 1.0
@@ -372,23 +372,23 @@ async def create_slot(
     server: SourceServer,
     *,
     temporary: bool = False,
-    tell: Tell,
+    report: Report,
     passed: Callable[[Lsn], None] = lambda _: None,
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
     PostgreSQL waits for every transaction that runs at the source now. So the snapshot has all
     changes before the consistent point, and the slot all changes after that point. A standby waits
-    for records of running transactions, which only the primary writes. *tell* receives the sessions
-    or the record that the slot waits for, after each change. *passed* receives positions that the
-    consistent point will be behind, while sessions keep the slot waiting. Raises SlotWaitError
-    after `WAIT_SECONDS`, and leaves no slot behind.
+    for records of running transactions, which only the primary writes. *report* receives the
+    sessions or the record that the slot waits for, after each change. *passed* receives positions
+    that the consistent point will be behind, while sessions keep the slot waiting. Raises
+    SlotWaitError after `WAIT_SECONDS`, and leaves no slot behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
     try:
         pid = connection.info.backend_pid
-        return await _watched(creating, source, server, pid, tell, passed)
+        return await _watched(creating, source, server, pid, report, passed)
     except BaseException:
         creating.cancel()
         await connection.close()
@@ -431,7 +431,7 @@ async def _watched(
     source: SourceMapping,
     server: SourceServer,
     pid: int,
-    tell: Tell,
+    report: Report,
     passed: Callable[[Lsn], None],
 ) -> ExportedSnapshot:
     """Wait for the new slot; on cancellation, end the walsender.
@@ -462,7 +462,7 @@ async def _watched(
                     awaited = awaited or await running.trigger(plain)
                     if awaited and awaited != told:
                         told = awaited
-                        await tell(awaited)
+                        await report(awaited)
                     await asyncio.wait([creating], timeout=CHECK_SECONDS)
         except BaseException as exc:
             await asyncio.shield(_terminate(plain, pid))
