@@ -116,13 +116,13 @@ class OwnedDirectory:
     def __init__(self, parent: Path, prefix: str) -> None:
         remove_stale(parent, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._lock = self._lock()
+        self._lock = self._acquire_lock()
 
     def make_again(self) -> None:
         """Create the directory again after a cleaner has removed it. Raises OSError."""
         make_private(self.path)
         os.close(self._lock)
-        self._lock = self._lock()
+        self._lock = self._acquire_lock()
 
     def close(self) -> None:
         """Remove the directory with all files."""
@@ -135,7 +135,7 @@ class OwnedDirectory:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _lock(self) -> int:
+    def _acquire_lock(self) -> int:
         """Lock the file, again if a starting process removed it as a dead process's meanwhile."""
         while True:
             make_private(self.path)

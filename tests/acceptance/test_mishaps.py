@@ -397,7 +397,7 @@ def test_15_wrong_token(
         site.is_mended()
 
 
-@pytest.mark.follows("admin.mapping.mapping_file:_trouble")
+@pytest.mark.follows("admin.mapping.mapping_file:_file_problem")
 @pytest.mark.follows("mapping.lost_mapping:find_lost_mapping")
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
@@ -418,7 +418,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
         site.is_mended()
 
 
-@pytest.mark.follows("admin.mapping.mapping_file:_trouble")
+@pytest.mark.follows("admin.mapping.mapping_file:_file_problem")
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:

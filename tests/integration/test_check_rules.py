@@ -138,7 +138,7 @@ async def test_tables_whose_updates_are_not_published(checker: Checker) -> None:
                 "create unique index i on {0} (a); alter table {0} replica identity using index i;"
                 "drop index i"
             ),
-            "whose index is gone",
+            "whose index is dropped",
             "replica identity full",
         ),
         (

@@ -430,7 +430,7 @@ async def _both_ways_agree(
                 report=report,
                 sql=sql,
             )
-        went_on = [entry["done"] for entry in logs if entry["event"].startswith("going on")]
+        went_on = [entry["done"] for entry in logs if entry["event"].startswith("continuing")]
         assert went_on == ([done] if context else [])
         assert target.value("select count(*) from streamer.comparison") == 0
         counts = {n: (r.missing, r.extra, r.different) for n, r in found.items() if not r.is_equal}

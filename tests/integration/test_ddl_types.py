@@ -258,7 +258,7 @@ async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
             await streamer.apply()
             told = await error("c", "t")
             assert "add value if not exists 'odd' before 'sad'" in told
-            assert "in another order" in told
+            assert "in a different order" in told
             address = TargetAddress.parse(streamer.settings.target.url)
             await ddl_decisions.store_decision(address, "apply", "t", "shop", "c")
             await streamer.caught_up(60)

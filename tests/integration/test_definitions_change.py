@@ -210,14 +210,16 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
 
         async def is_told() -> bool:
             told = target.value("select error from streamer.relation where source = 'public.p'")
-            return told is not None and str(told).startswith('"public.p3" came as a partition')
+            return told is not None and str(told).startswith(
+                '"public.p3" was attached as a partition'
+            )
 
         await streamer.eventually(is_told)
         state = "select state from streamer.relation where source = 'public.p'"
         assert target.value(state) == "ready"
         attempt = "select attempt from streamer.relation where source = 'public.p'"
         before = target.value(attempt)
-        remedy = await remedy_of(streamer, "public.p", "came as a partition")
+        remedy = await remedy_of(streamer, "public.p", "was attached as a partition")
         await Operator(streamer.path, source, target).follow(remedy)
 
         async def is_copied_again() -> bool:
@@ -346,14 +348,14 @@ async def test_a_partition_is_not_known_before_a_copy_has_brought_its_rows(
         )
         # GIVEN a copy of the rows that the target refuses
         if group == "ddl: off":
-            await until(lambda: "came as a partition" in str(target.value(error)))
+            await until(lambda: "was attached as a partition" in str(target.value(error)))
             ask("resync", '{"mode": "diff"}')
         await until(lambda: "check constraint" in str(target.value(error)))
         # WHEN the table goes on without its error THEN it shows the gap again, or closes it
         target.execute("alter table p drop constraint p_id_check")
         await forget_the_error(streamer)
         if group == "ddl: off":
-            await until(lambda: "came as a partition" in str(target.value(error)))
+            await until(lambda: "was attached as a partition" in str(target.value(error)))
             ask("resync", '{"mode": "diff"}')
 
         async def is_equal() -> bool:

@@ -51,7 +51,7 @@ async def test_status_names_a_foreign_partition_and_its_table_goes_on(
         assert (await streamer.table("public.p"))["state"] == "ready"
         # A later gap is not hidden behind this one.
         await change("alter table p attach partition filled for values from (20) to (30)")
-        await until(lambda: '"public.filled" came as a partition' in told())
+        await until(lambda: '"public.filled" was attached as a partition' in told())
         assert '"public.far"' in told()
         # WHEN an operator detaches the partition and runs the command THEN the error is gone
         stored = target.value("select error_remedy from streamer.relation")

@@ -181,7 +181,7 @@ async def test_a_kind_that_stops_waits_for_its_decision(
         await streamer.table_state("public.t", "error")
         error = str((await streamer.table("public.t"))["error"])
         assert 'on_ddl is stop for add_column "c"' in error
-        assert "no message of the source" in error
+        assert "the source sent no message" in error
         address = TargetAddress.parse(streamer.settings.target.url)
         await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
         await streamer.table_state("public.t", "ready")

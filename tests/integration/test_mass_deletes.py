@@ -157,7 +157,7 @@ async def refused(streamer: Streamer, target: Database) -> Remedy:
 
 
 @pytest.mark.parametrize("settings", ["", "consistency: transaction"])
-@pytest.mark.follows("bookkeeping.taken_requests:_unseen_brake", "runbooks:mass-delete#1")
+@pytest.mark.follows("bookkeeping.taken_requests:_unseen_mass_delete", "runbooks:mass-delete#1")
 @pytest.mark.follows("runbooks:mass-delete#3")
 async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
     source: Database, target: Database, stream: MakeStreamer, settings: str

@@ -103,7 +103,7 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             await second.stop()
 
 
-@pytest.mark.follows("source.slot_and_publications.ownership:take_over_hint")
+@pytest.mark.follows("source.slot_and_publications.ownership:takeover_remedy")
 @pytest.mark.follows("source.slot_and_publications.ownership:unproven_rows")
 @pytest.mark.follows("runbooks:second-installation#2")
 async def test_another_target_with_all_rows_takes_the_place_of_the_first(

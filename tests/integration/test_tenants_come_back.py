@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 OTHER = "create table other (id int primary key)"
 
 
-@pytest.mark.follows("bookkeeping.purges:left_rows_error")
+@pytest.mark.follows("bookkeeping.purges:remaining_rows_error")
 # A purge finds rows by their sid.
 @pytest.mark.parametrize(
     ("sid", "purge"),

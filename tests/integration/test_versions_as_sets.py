@@ -76,7 +76,7 @@ class Side:
         writer = Writer(self.transaction)
         # Missing rows end no window; the bookkeeping lacks the relation that would note them.
         self.mapped.conflict_watch = 1000
-        writer.conflicts.note = _note_nothing  # type: ignore[method-assign]
+        writer.conflicts.add = _note_nothing  # type: ignore[method-assign]
         window = self.window(transactions)
         try:
             if in_order:

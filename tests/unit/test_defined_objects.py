@@ -160,7 +160,7 @@ def test_a_source_that_still_has_the_value_or_type_keeps_it() -> None:
         "alter type \"public\".\"mood\" add value if not exists 'blue' before 'happy'"
     ]
     assert list(found.rewritten) == ["public.mood"]
-    with pytest.raises(TargetSchemaError, match="another source"):
+    with pytest.raises(TargetSchemaError, match="a further source"):
         TypeTranslator({PLACE.full_name: PLACE}, [[PLACE]]).translate(
             type_difference([PLACE], [replace(PLACE, attributes=())])
         )
@@ -298,7 +298,7 @@ def test_a_value_without_a_certain_place_is_a_conflict() -> None:
     changes = type_difference([turned], [after])
     found = TypeTranslator({MOOD.full_name: MOOD}).translate(changes)
     assert found.statements == [f"{MOOD_SQL} add value if not exists 'odd'"]
-    assert "in another order" in found.doubts[0][1]
+    assert "in a different order" in found.doubts[0][1]
     assert not TypeTranslator({MOOD.full_name: turned}).translate(changes).doubts
 
 

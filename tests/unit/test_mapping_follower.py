@@ -65,7 +65,7 @@ class Follower:
     ) -> str | None:
         self.following.report()
         record = FleetRecord(list(replicas), {}, mappings)
-        return self.following.look(record, 1, self.now, joined)
+        return self.following.check(record, 1, self.now, joined)
 
 
 def test_a_fingerprint_is_that_of_the_mapping_without_its_passwords() -> None:

@@ -118,7 +118,7 @@ def test_another_user_cannot_exchange_a_directory_on_the_way(shared_temporary: P
         with pytest.raises(NotPrivateError, match=f"because {open_to_all} has the mode 0775"):
             make_private(open_to_all / "spool")
         foreign(open_to_all)
-        with pytest.raises(NotPrivateError, match=f"{open_to_all} on its way belongs to another"):
+        with pytest.raises(NotPrivateError, match=f"{open_to_all} above it belongs to the user"):
             make_private(open_to_all / "spool")
 
 

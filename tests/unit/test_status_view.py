@@ -157,7 +157,7 @@ async def test_a_source_that_no_replica_takes_waits_also_if_the_source_does_not_
 
     assert "each may have its --max-sources" in str(await told(taker))
     older = replace(taker, mapping="older")
-    assert "host:1 has another mapping" in str(await told(older))
+    assert "host:1 has a different mapping" in str(await told(older))
     assert "each may have its --max-sources" in str(await told(older, replace(taker, number=2)))
     assert await told(taker, holders={"shop": "host:1"}) is None
     assert await told(replica(1), replace(taker, is_stopping=True)) is None

@@ -96,10 +96,10 @@ class CutoverState:
     database: str
     record: CutoverRecord | None
     options: CutoverOptions
-    left: tuple[Step, ...]
+    remaining: tuple[Step, ...]
 
     def lines(self) -> list[str]:
-        """Return the steps that are left, in words."""
+        """Return the remaining steps, in words."""
         return [
             f"{number}. {step.value}: {describe(step, self.options, self.label, self.database)}"
             for number, step in enumerate(self.remaining, 1)
@@ -251,7 +251,7 @@ class Cutover:
             return await self._equality.mappings(plain)
 
     async def run(self) -> None:
-        """Do the steps that are left. Raises CutoverError at the first that cannot be done."""
+        """Do the remaining steps. Raises CutoverError at the first that cannot be done."""
         for step in steps(self._options, self._record):
             async with self._acting(step.value):
                 await self._do(step)

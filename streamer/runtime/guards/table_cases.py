@@ -310,7 +310,7 @@ class TableCases:
             self._relations.become(mapped, state)
             return
         self._coordinator.give_up(mapped)
-        await self._relations.reconcile(mapped, state)
+        await self._relations.become_when_applied(mapped, state)
         self._publishing.bind(mapped)
         if not state.is_paused and may_begin:
             self._coordinator.request(mapped)
