@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Final
@@ -17,19 +18,32 @@ def find_obstacle() -> str | None:
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:
-        said = subprocess.run(
-            [program, "-version"],
-            env=choose_environment(os.environ),
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stderr
+        said = (
+            _read_release(program)
+            or subprocess.run(
+                [program, "-version"],
+                env=choose_environment(os.environ),
+                check=False,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            ).stderr
+        )
     except (OSError, subprocess.SubprocessError):
         return f"Spark needs Java {MAJOR_MIN}, and {program} cannot be run"
-    version = re.search(r'version "((?:1\.)?(\d+)[^"]*)', said)
+    version = re.search(r'version[ =]"((?:1\.)?(\d+)[^"]*)', said, re.IGNORECASE)
     if version is None:
         return f"Spark needs Java {MAJOR_MIN}, and {program} does not say its version"
     if int(version[2]) < MAJOR_MIN:
         return f"Spark needs Java {MAJOR_MIN}, and {program} is version {version[1]}"
     return None
+
+
+def _read_release(program: str) -> str | None:
+    """Return the file with the version beside *program*, which saves a start of Java."""
+    path = shutil.which(program)
+    release = None if path is None else Path(path).resolve().parents[1] / "release"
+    if release is None or not release.is_file():
+        return None
+    text = release.read_text(errors="replace")
+    return text if "JAVA_VERSION=" in text else None

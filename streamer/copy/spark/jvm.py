@@ -11,7 +11,6 @@ An installation with a ``spark-env.sh`` needs the shell scripts, and so does a c
 
 import os
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,8 @@ from streamer.util.owned_directory import OwnedDirectory
 _MAIN: Final = "org.apache.spark.deploy.SparkSubmit"
 _LAUNCHER_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.005
+_WITHOUT_INTERRUPTS: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$0" "$@"')
+"""Leaves Ctrl-C to the driver, which ends the JVM."""
 _INFO_VARIABLE: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 GATEWAY_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
 """spark-submit sets it for a driver whose JVM it has started."""
@@ -90,39 +91,32 @@ def start_jvm(settings: Mapping[str, str], options: list[str]) -> StartedJvm | N
         _INFO_VARIABLE: str(info),
     }
     process = subprocess.Popen(
-        [command[0], *options, *command[1:]],
+        [*_WITHOUT_INTERRUPTS, command[0], *options, *command[1:]],
         stdin=subprocess.PIPE,
         stdout=2,  # standard output is for events
         env=environment,
-        preexec_fn=_ignore_interrupts,
     )
     return StartedJvm(process, directory)
-
-
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the driver, which ends the JVM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _read_command(home: Path, settings: Mapping[str, str]) -> list[str] | None:
     """Ask Spark's launcher for the command of the JVM, as ``bin/spark-class`` does."""
     arguments = [item for name, value in settings.items() for item in ("--conf", f"{name}={value}")]
     arguments += shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
-    jars = home / "jars"
-    scala = next(jars.glob("spark-launcher_*.jar"), None)
-    if scala is None:
+    jar = next((home / "jars").glob("spark-launcher_*.jar"), None)
+    if jar is None:
         return None
     try:
         asked = subprocess.run(
             [
                 java_program(os.environ),
                 *("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-                *("-cp", f"{jars}/*", "org.apache.spark.launcher.Main", _MAIN, *arguments),
+                *("-cp", str(jar), "org.apache.spark.launcher.Main", _MAIN, *arguments),
             ],
             env=os.environ
             | {
                 "SPARK_HOME": str(home),
-                "SPARK_SCALA_VERSION": scala.name.removeprefix("spark-launcher_").split("-")[0],
+                "SPARK_SCALA_VERSION": jar.name.removeprefix("spark-launcher_").split("-")[0],
             },
             check=True,
             capture_output=True,

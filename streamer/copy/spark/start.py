@@ -7,6 +7,7 @@ the context.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -109,15 +110,19 @@ def start_spark(
         allow_insecure=allow_insecure,
     )
     jvm, lacks_archive = None, False
-    if is_local(settings["spark.master"]):
-        options = use_options(os.environ)
-        lacks_archive = not options
-        if archive_classes is not None:
-            options = make_options(archive_classes)
-        jvm = start_jvm(settings, options)
-    # Importing PySpark takes half a second, in which the JVM starts.
-    from pyspark import SparkConf, SparkContext
+    with ThreadPoolExecutor(1) as thread:
+        starting = None
+        if is_local(settings["spark.master"]):
+            options = use_options(os.environ)
+            lacks_archive = not options
+            if archive_classes is not None:
+                options = make_options(archive_classes)
+            starting = thread.submit(start_jvm, settings, options)
+        # Importing PySpark takes half a second, in which the JVM starts.
+        from pyspark import SparkConf, SparkContext
 
+        if starting is not None:
+            jvm = starting.result()
     if jvm is not None and not _connect(jvm):
         jvm = None  # PySpark starts a new JVM, or reports the failure
     conf = SparkConf()
