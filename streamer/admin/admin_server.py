@@ -69,7 +69,7 @@ class AdminServer:
     async def add_routes(self, app: FastAPI, events: Events) -> None:
         """Let *app* serve the API and the page."""
         await in_admin_thread(load)
-        install(app, self._service, self._access, events)
+        await in_admin_thread(install, app, self._service, self._access, events)
 
     def is_known(self, request: Request) -> bool:
         """Return whether the user behind a request may see values of rows."""

@@ -15,6 +15,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rename_targets import Renamed, RenameTargets
 from streamer.mapping.rules import SourceLabel
 from streamer.postgres.quoting import quote_qualified
+from streamer.target.fencing_token import LOCK_CLASS, LOCKS_SQL
 from streamer.util.lsn import Lsn
 
 _QUARANTINED_SQL: Final = "(select count(*) from streamer.quarantine q where q.relation_id = r.id)"
@@ -112,6 +113,17 @@ _LABELS_SQL: Final = """
 select r.id as relation_id, s.database, s.sid, r.source
 from streamer.relation r join streamer.source s on s.id = r.source_id where r.id = any ($1::int8[])
 """
+_AWAITED_SQL: Final = f"""
+select exists (
+    select from unnest($1::text[], $2::text[]) m (database, sid)
+    left join streamer.source s on s.database = m.database and s.sid is not distinct from m.sid
+    where not exists (select from {LOCKS_SQL} l where l.class = $3::int8 and l.id = s.id)
+      and (not exists (select from streamer.relation r where r.source_id = s.id)
+           or exists (select from streamer.relation r
+                      where r.source_id = s.id and not r.needs_resync
+                        and (r.state in ('init', 'copying')
+                             or r.state = 'error' and r.snapshot_lsn is null))))
+"""
 _UNREADY_SQL: Final = """
 select s.database, s.sid, r.source, r.state, r.error, r.error_code, r.error_remedy
 from streamer.relation r join streamer.source s on s.id = r.source_id where r.state <> 'ready'
@@ -136,6 +148,16 @@ select s.database, s.sid, r.source, r.target, r.type, r.state, r.error, r.error_
 from streamer.relation r join streamer.source s on s.id = r.source_id
 order by r.changed_at desc limit 200
 """
+
+
+async def awaits_copies(session: Executor, sources: Collection[tuple[str, str | None]]) -> bool:
+    """Whether a copy is due for one of *sources*: database and sid. A source is new, or a copy has
+    not ended, and no process streams the source.
+    """
+    if await session.fetch_value("select pg_catalog.to_regclass('streamer.relation') is null"):
+        return bool(sources)
+    databases, sids = zip(*sources, strict=True)
+    return bool(await session.fetch_value(_AWAITED_SQL, databases, sids, LOCK_CLASS))
 
 
 async def read_relation_records(

@@ -10,6 +10,6 @@ Exit codes:
 
 One line on stderr names the problem and the next step.
 
-Commands import slow dependencies inside their functions: scripts often call commands that need
-none.
+Commands import their work inside their functions: `--help` needs none, and scripts often call
+commands that need few libraries. `tests/unit/test_imports.py` counts the modules.
 """

@@ -5,10 +5,7 @@ from typing import Annotated
 import typer
 
 from streamer.cli.shared_options import DatabaseOption, JsonOption, SidOption
-from streamer.cli.terminal import load, run_to_end, show
-from streamer.commands import conflict_log as conflicts_command
-from streamer.commands.command_scope import Scope
-from streamer.target.connection import TargetAddress
+from streamer.cli.terminal import load_with_target, run_to_end, show
 
 
 def conflicts(
@@ -27,8 +24,10 @@ def conflicts(
     conflict of a different kind stops the table, or the change goes into quarantine. The target
     keeps the newest conflicts of each table (`conflicts_kept`).
     """
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import conflict_log as conflicts_command
+    from streamer.commands.command_scope import Scope
+
+    _, _, address = load_with_target()
     scope = Scope(tuple(tables or ()), database, sid)
     records = run_to_end(conflicts_command.read_conflicts(address, scope, limit))
     show(conflicts_command.LISTING, records, as_json=as_json)

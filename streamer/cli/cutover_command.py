@@ -1,20 +1,17 @@
 """The command ``cutover``: programs go over from a source to the target."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from streamer.cli.shared_options import DatabaseOption, JsonOption, SidOption
 from streamer.cli.terminal import fail, load, print_json, run_to_end
-from streamer.commands.command_scope import Scope
-from streamer.commands.cutover.cutover_steps import (
-    CutoverOptions,
-    FinalComparison,
-    StepObstacle,
-    StopWrites,
-)
 from streamer.errors.error_classes import CutoverError, StreamerError
+
+if TYPE_CHECKING:
+    from streamer.commands.cutover.cutover import CutoverState
+    from streamer.commands.cutover.cutover_steps import StepObstacle
 
 
 def cutover(
@@ -26,18 +23,18 @@ def cutover(
         bool, typer.Option("--undo", help="Go back to the state before the cut-over.")
     ] = False,
     stop_writes: Annotated[
-        StopWrites,
+        Literal["read-only", "operator"],
         typer.Option(
             help="read-only: streamer makes the source read-only; operator: you stop the writes."
         ),
-    ] = StopWrites.READ_ONLY,
+    ] = "read-only",
     compare: Annotated[
-        FinalComparison,
+        Literal["changes", "full", "counts"],
         typer.Option(
             help="Comparison after the stop: tables changed since the check, all rows, or row "
             "counts only."
         ),
-    ] = FinalComparison.CHANGES,
+    ] = "changes",
     reverse: Annotated[
         Path | None,
         typer.Option(
@@ -57,7 +54,9 @@ def cutover(
     run it again: it continues with the interrupted step. A step that exceeds its time limit goes
     back to the state before the cut-over. --undo goes back at any step before the last.
     """
-    from streamer.commands.cutover.cutover import Cutover, CutoverState
+    from streamer.commands.command_scope import Scope
+    from streamer.commands.cutover.cutover import Cutover
+    from streamer.commands.cutover.cutover_steps import CutoverOptions, FinalComparison, StopWrites
 
     settings, mapping = load(needs_sources=True)
     try:
@@ -74,8 +73,9 @@ def cutover(
         if not as_json:
             typer.echo(f"{step}: {outcome}")
 
-    async def run() -> tuple[CutoverState, list[StepObstacle]]:
-        options = CutoverOptions(stop_writes, compare, reverse, timeout)
+    async def run() -> "tuple[CutoverState, list[StepObstacle]]":
+        comparison = FinalComparison(compare)
+        options = CutoverOptions(StopWrites(stop_writes), comparison, reverse, timeout)
         async with Cutover(settings, mapping, sources[0], options, report) as work:
             state = await work.state()
             if undo:

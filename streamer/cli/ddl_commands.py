@@ -14,9 +14,7 @@ from streamer.cli.shared_options import (
     TableArgument,
     example,
 )
-from streamer.cli.terminal import fail, load, run_to_end, show
-from streamer.commands import ddl_decisions as ddl_command
-from streamer.target.connection import TargetAddress
+from streamer.cli.terminal import fail, load_with_target, run_to_end, show
 
 ddl = typer.Typer(
     name="ddl",
@@ -35,8 +33,9 @@ def list_ddl(
     as_json: JsonOption = False,
 ) -> None:
     """List changes to definitions that wait for a decision, oldest first."""
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import ddl_decisions as ddl_command
+
+    _, _, address = load_with_target()
     records = run_to_end(ddl_command.read_records(address, database, sid, with_done=with_done))
     show(ddl_command.LISTING, records, as_json=as_json)
 
@@ -51,8 +50,9 @@ def _decide(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import ddl_decisions as ddl_command
+
+    _, _, address = load_with_target()
     asked = run_to_end(
         ddl_command.store_decision(address, action, table, database, sid, statements)
     )

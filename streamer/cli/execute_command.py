@@ -2,18 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from streamer.bookkeeping.scripts import ScriptSide
 from streamer.cli.shared_options import DatabaseOption, JsonOption, SidOption
-from streamer.cli.terminal import fail, load, print_json, run_to_end, show
-from streamer.commands import execute_script as execute_command
-from streamer.config.settings import Settings
+from streamer.cli.terminal import fail, load_with_target, print_json, run_to_end, show
 from streamer.errors.error_classes import StreamerError
-from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.target.connection import TargetAddress
+
+if TYPE_CHECKING:
+    from streamer.bookkeeping.scripts import ScriptSide
+    from streamer.commands.execute_script import Script
+    from streamer.mapping.rules import Mapping, SourceMapping
+    from streamer.target.connection import TargetAddress
 
 
 def execute(
@@ -25,8 +26,9 @@ def execute(
         str | None, typer.Option("--id", help="Name of the script; it runs once.", metavar="NAME")
     ] = None,
     on: Annotated[
-        ScriptSide, typer.Option("--on", help="Where to run the script.")
-    ] = ScriptSide.BOTH,
+        Literal["source", "target", "both"],
+        typer.Option("--on", help="Where to run the script."),
+    ] = "both",
     timeout: Annotated[
         float,
         typer.Option(help="Seconds to wait for the target; then the exit code is 1.", min=0),
@@ -56,8 +58,10 @@ def execute(
     continue. A script in the state `missed`, which a new slot leaves out or a failover lost, needs
     --skip.
     """
-    settings, mapping = load(needs_sources=True)
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.bookkeeping.scripts import ScriptSide
+    from streamer.commands import execute_script as execute_command
+
+    settings, mapping, address = load_with_target(needs_sources=True)
     if list_all:
         _list(address, _choose(mapping, database, sid, ScriptSide.SOURCE), as_json)
         return
@@ -74,13 +78,16 @@ def execute(
         run_to_end(execute_command.change(address, sources, script_id, text))
         _print_change("replaced", script_id, as_json)
         return
-    script = execute_command.Script(script_id, text, on)
-    _run(settings, address, _choose(mapping, database, sid, on), script, timeout, as_json)
+    script = execute_command.Script(script_id, text, ScriptSide(on))
+    sources = _choose(mapping, database, sid, script.side)
+    _run(settings, address, sources, script, timeout, as_json)
 
 
 def _choose(
-    mapping: Mapping, database: str | None, sid: str | None, side: ScriptSide
-) -> list[SourceMapping]:
+    mapping: "Mapping", database: str | None, sid: str | None, side: "ScriptSide"
+) -> "list[SourceMapping]":
+    from streamer.commands import execute_script as execute_command
+
     try:
         return execute_command.choose(mapping, database, sid, side)
     except StreamerError as exc:
@@ -103,13 +110,15 @@ def _read(file: Path | None) -> str:
 
 
 def _run(
-    settings: Settings,
-    address: TargetAddress,
-    sources: list[SourceMapping],
-    script: execute_command.Script,
+    settings: Any,
+    address: "TargetAddress",
+    sources: "list[SourceMapping]",
+    script: "Script",
     seconds: float,
     as_json: bool,
 ) -> None:
+    from streamer.commands import execute_script as execute_command
+
     results = run_to_end(
         execute_command.execute(
             address, sources, script, seconds=seconds, target_namespace=settings.target.schema_
@@ -133,6 +142,8 @@ def _print_change(action: str, script_id: str, as_json: bool) -> None:
         typer.echo(f'script "{script_id}" {action}; the stream continues within seconds')
 
 
-def _list(address: TargetAddress, sources: list[SourceMapping], as_json: bool) -> None:
+def _list(address: "TargetAddress", sources: "list[SourceMapping]", as_json: bool) -> None:
+    from streamer.commands import execute_script as execute_command
+
     results = run_to_end(execute_command.list_scripts(address, sources))
     show(execute_command.LISTING, results, as_json=as_json)

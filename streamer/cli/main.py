@@ -1,15 +1,15 @@
 """The command line, and the commands about the stream, its tables and incidents."""
 
+import atexit
 import gc
 import json
 import signal
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from streamer import __version__
@@ -43,24 +43,14 @@ from streamer.cli.terminal import (
     fail,
     load,
     load_to_show,
+    load_with_target,
     print_json,
     print_remaining,
     run_to_end,
     with_mapping_database,
 )
-from streamer.commands import missing_indexes as indexes_command
-from streamer.commands import status as status_command
-from streamer.commands import status_output
-from streamer.commands import teardown as teardown_command
-from streamer.commands import wait as wait_command
-from streamer.commands.command_scope import Scope
-from streamer.commands.status_problems import only_problems, with_problems
-from streamer.commands.table_requests import command_actor
 from streamer.compiled import choice
-from streamer.config import static_mapping
 from streamer.errors.error_classes import StreamerError
-from streamer.observability import logs
-from streamer.target.connection import TargetAddress
 from streamer.util.lsn import Lsn
 
 
@@ -130,6 +120,8 @@ def options(
     ] = False,
 ) -> None:
     """Replicate many PostgreSQL databases into one."""
+    from streamer.observability import logs
+
     del version
     _require_choice()
     GLOBALS.config = config
@@ -193,7 +185,6 @@ def run(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from streamer.cli import run_command
     from streamer.runtime.child_processes.child_process import Membership
-    from streamer.runtime.process.engine import StopCondition
 
     lsn = None
     if stop_at_lsn is not None:
@@ -209,9 +200,10 @@ def run(
             GLOBALS.config,
             GLOBALS.overrides,
             only or [],
-            StopCondition(lsn, stop_when_caught_up),
-            take_over or [],
-            max_sources,
+            lsn,
+            when_caught_up=stop_when_caught_up,
+            take_over=take_over or [],
+            max_sources=max_sources,
             membership=None if process is None else Membership.parse(process),
         )
     )
@@ -278,8 +270,14 @@ def status(
     fine, and names those with problems. On a terminal, --watch shows a page at a time: space and b
     turn the pages. With --json, each refresh is a line.
     """
-    settings, mapping, state = load_to_show()
-    address = TargetAddress.parse(settings.target.url)
+    from rich.console import Console
+
+    from streamer.commands import status as status_command
+    from streamer.commands import status_output
+    from streamer.commands.command_scope import Scope
+    from streamer.commands.status_problems import only_problems
+
+    address, mapping, state = load_to_show()
     scope = Scope(tuple(tables or ()), database, sid)
 
     async def read() -> status_command.StatusReport:
@@ -350,6 +348,7 @@ def show_events(
     """
     from streamer.admin.live import event_tail
     from streamer.commands.terminal_screen import until_interrupted
+    from streamer.config import static_mapping
 
     async def show() -> None:
         _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
@@ -387,8 +386,11 @@ def wait(
     not answer counts as behind; the message names it. The filters are those of `status`. With
     --problems, the command waits for the sources that have a problem when it starts.
     """
-    settings, mapping = load(needs_sources=True)
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import wait as wait_command
+    from streamer.commands.command_scope import Scope
+    from streamer.commands.status_problems import with_problems
+
+    _, mapping, address = load_with_target(needs_sources=True)
     scope = Scope((*(tables or ()), *(named or ())), database, sid)
 
     async def wait_for_scope() -> str | None:
@@ -507,6 +509,8 @@ def _compare(
     **given: Any,
 ) -> None:
     """Compare, and print the results. *strict*: definitions count for the exit code."""
+    from rich.console import Console
+
     from streamer.commands import compare_command
     from streamer.commands import repair as repair_command
     from streamer.compare.comparison import ComparisonScope, Options
@@ -564,8 +568,9 @@ def indexes(
     """
     if not missing_fk:
         fail("choose the indexes to list: --missing-fk", 2)
-    settings, mapping = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import missing_indexes as indexes_command
+
+    settings, mapping, address = load_with_target()
     listed = run_to_end(
         indexes_command.missing_fk(address, mapping, settings.target.schema_, apply=apply)
     )
@@ -599,7 +604,11 @@ def teardown(
     If the role lacks a privilege or a source is unreachable, the command prints the remaining SQL
     and exits with 3. Objects in the schema `streamer` that streamer did not create stay.
     """
-    settings, mapping = load(needs_sources=True)
+    from streamer.commands import teardown as teardown_command
+    from streamer.commands.command_scope import Scope
+    from streamer.commands.table_requests import command_actor
+
+    settings, mapping, address = load_with_target(needs_sources=True)
     try:
         sources = Scope(database=database, sid=sid).sources(mapping)
     except StreamerError as exc:
@@ -607,7 +616,6 @@ def teardown(
     if not yes:
         names = ", ".join(source.label for source in sources)
         fail(f"this drops the replication slots of {names}; add --yes to confirm", 2)
-    address = TargetAddress.parse(settings.target.url)
     actor = command_actor()
     has_database = settings.mapping_database is not None
     if has_database:
@@ -663,6 +671,10 @@ app.add_typer(tenant_commands.tenants, name="tenants", rich_help_panel=MAPPING)
 app.add_typer(user_commands.users, name="users", rich_help_panel=ACCESS)
 app.add_typer(mapping_commands.admin, name="admin", rich_help_panel=ACCESS)
 
+COLLECT_AFTER: Final = (100_000, 20, 100)
+"""Windows and imports make hundreds of thousands of objects, none of them in a cycle. By default,
+Python searches for cycles at every 700th new object, which costs a fifth of the throughput.
+"""
 _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 
 
@@ -686,5 +698,6 @@ def _globals_first(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line."""
-    gc.freeze()  # Imports live to the end: no collection and no exit need traverse them.
+    gc.set_threshold(*COLLECT_AFTER)
+    atexit.register(gc.freeze)  # the end of the process need not traverse all objects
     app(args=_globals_first(sys.argv[1:]))

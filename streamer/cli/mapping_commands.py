@@ -1,6 +1,5 @@
 """Commands about the mapping: of the process that runs, or of the file."""
 
-import asyncio
 import operator
 import sys
 from pathlib import Path
@@ -17,10 +16,6 @@ from streamer.cli.shared_options import (
     example,
 )
 from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end, show
-from streamer.commands.terminal_table import Listing, ListingColumn
-from streamer.config import static_mapping
-from streamer.config.yaml_file import read_text
-from streamer.mapping.rules import Mapping, SourceLabel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -38,6 +33,8 @@ admin = typer.Typer(help="Generate password hashes and encryption keys.", no_arg
 def _call_api(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, Any, T]]") -> T:
     """Run *work* on the mapping of the running process, or of the file if none runs."""
     from streamer.admin.service.mapping_client import open_client
+    from streamer.config import static_mapping
+    from streamer.mapping.rules import Mapping
 
     async def ask() -> T:
         _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
@@ -50,8 +47,12 @@ def _call_api(url: str | None, work: "Callable[[MappingClient], Coroutine[Any, A
     return run_to_end(ask())
 
 
-def _fields(*names: str) -> list[ListingColumn[dict[str, Any]]]:
-    return [ListingColumn(name, operator.itemgetter(name)) for name in names]
+def _show(rows: list[dict[str, Any]], *names: str, nothing: str, as_json: bool) -> None:
+    """Print the fields *names* of *rows*."""
+    from streamer.commands.terminal_table import Listing, ListingColumn
+
+    columns = [ListingColumn(name, operator.itemgetter(name)) for name in names]
+    show(Listing(None, columns, nothing), rows, as_json=as_json)
 
 
 def _from_stdin(text: str | None, label: str) -> str | None:
@@ -69,6 +70,12 @@ def _check_password(password: str | None) -> None:
         fail("--password: all users of this machine could read it; pass ${NAME}, or - for stdin", 2)
 
 
+def _label(database: str, sid: str | None) -> str:
+    from streamer.mapping.rules import SourceLabel
+
+    return str(SourceLabel(database, sid))
+
+
 def _said(outcome: str, *, as_json: bool, row: Any = None) -> None:
     if as_json:
         print_json(row)
@@ -84,8 +91,7 @@ def list_sources(url: UrlOption = None, as_json: JsonOption = False) -> None:
         "no source databases; add one with streamer sources add DATABASE URL, or import a "
         "configuration file with streamer import FILE"
     )
-    listing = Listing(None, _fields("id", "database", "sid", "url"), nothing)
-    show(listing, rows, as_json=as_json)
+    _show(rows, "id", "database", "sid", "url", nothing=nothing, as_json=as_json)
 
 
 @sources.command(
@@ -113,7 +119,7 @@ def add_source(
 
     stripped_url = (_from_stdin(source_url, "URL") or "").strip()
     row = _call_api(url, lambda client: edit_draft.add_source(client, database, stripped_url, sid))
-    _said(f"added: {SourceLabel(database, sid)}", as_json=as_json, row=row)
+    _said(f"added: {_label(database, sid)}", as_json=as_json, row=row)
 
 
 @sources.command(
@@ -154,7 +160,7 @@ def set_source(
             client, database, sid, url=new_url, password=new_password, settings=setting or []
         ),
     )
-    _said(f"changed: {SourceLabel(database, sid)}", as_json=as_json, row=row)
+    _said(f"changed: {_label(database, sid)}", as_json=as_json, row=row)
 
 
 @sources.command("remove", epilog=example("streamer sources remove shop --sid us"))
@@ -170,7 +176,7 @@ def remove_source(
     from streamer.admin.service import edit_draft
 
     _call_api(url, lambda client: edit_draft.remove_source(client, database, sid))
-    _said(f"removed: {SourceLabel(database, sid)}", as_json=as_json)
+    _said(f"removed: {_label(database, sid)}", as_json=as_json)
 
 
 @tables.command("list", epilog=example("streamer tables list --database shop"))
@@ -181,8 +187,8 @@ def list_tables(
     filters = {} if database is None else {"database": database}
     rows = _call_api(url, lambda client: client.rows("table", filters))
     nothing = "no tables; add one, or a pattern, with streamer tables add DATABASE TABLE"
-    columns = _fields("id", "database", "schema", "name", "target", "type")
-    show(Listing(None, columns, nothing), rows, as_json=as_json)
+    names = ("id", "database", "schema", "name", "target", "type")
+    _show(rows, *names, nothing=nothing, as_json=as_json)
 
 
 @tables.command("add", epilog=example("streamer tables add shop orders --type history"))
@@ -326,7 +332,10 @@ def import_yaml(
     url: UrlOption = None,
 ) -> None:
     """Replace the draft with a file. Where the file has a variable, the stored password stays."""
+    import asyncio
+
     from streamer.admin.mapping import kuvasz_import
+    from streamer.config.yaml_file import read_text
 
     read = kuvasz_import.read_database if kuvasz_import.is_database(file) else read_text
     text = run_to_end(asyncio.to_thread(read, file))

@@ -6,9 +6,7 @@ import typer
 
 from streamer.cli.request_commands import follow_requests
 from streamer.cli.shared_options import DatabaseOption, JsonOption, NoWaitOption, SidOption, example
-from streamer.cli.terminal import fail, load, run_to_end, show
-from streamer.commands import quarantined_rows as quarantine_command
-from streamer.target.connection import TargetAddress
+from streamer.cli.terminal import fail, load_with_target, run_to_end, show
 
 quarantine = typer.Typer(
     name="quarantine",
@@ -36,18 +34,28 @@ def list_quarantine(
     as_json: JsonOption = False,
 ) -> None:
     """List quarantined changes, oldest first."""
-    settings, _ = load()
+    from streamer.commands import quarantined_rows as quarantine_command
+
+    _, _, address = load_with_target()
     choice = quarantine_command.Choice(table, database, sid)
-    address = TargetAddress.parse(settings.target.url)
     rows = run_to_end(quarantine_command.read_rows(address, choice, limit))
     show(quarantine_command.LISTING, rows, as_json=as_json)
 
 
 def _request_action(
-    action: str, choice: quarantine_command.Choice, *, no_wait: bool, as_json: bool
+    action: str,
+    table: str | None,
+    database: str | None,
+    sid: str | None,
+    numbers: list[int] | None,
+    *,
+    no_wait: bool,
+    as_json: bool,
 ) -> None:
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import quarantined_rows as quarantine_command
+
+    _, _, address = load_with_target()
+    choice = quarantine_command.Choice(table, database, sid, tuple(numbers or ()))
     asked = run_to_end(quarantine_command.request_action(address, action, choice))
     if not asked and not as_json:
         typer.echo("no changes are in quarantine")
@@ -70,8 +78,7 @@ def retry_quarantine(
 
     Changes that the target rejects again stay in quarantine.
     """
-    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _request_action("retry", choice, no_wait=no_wait, as_json=as_json)
+    _request_action("retry", table, database, sid, number, no_wait=no_wait, as_json=as_json)
 
 
 @quarantine.command("drop", epilog=example("streamer quarantine drop --id 17 --yes"))
@@ -92,5 +99,4 @@ def drop_quarantine(
         fail("give a TABLE, or changes with --id", 2)
     if not yes:
         fail("the target never receives dropped changes; add --yes to confirm", 2)
-    choice = quarantine_command.Choice(table, database, sid, tuple(number or ()))
-    _request_action("drop", choice, no_wait=no_wait, as_json=as_json)
+    _request_action("drop", table, database, sid, number, no_wait=no_wait, as_json=as_json)

@@ -1,13 +1,10 @@
 """The commands that make requests: the table commands, and ``streamer requests``."""
 
-import asyncio
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streamer.bookkeeping.bookkeeping_schema import installed
-from streamer.bookkeeping.requests import read_requests
 from streamer.cli.shared_options import (
     DatabaseOption,
     JsonOption,
@@ -15,14 +12,13 @@ from streamer.cli.shared_options import (
     SidOption,
     TableArgument,
 )
-from streamer.cli.terminal import fail, load, print_json, run_to_end, show
-from streamer.commands import request_outcomes
-from streamer.commands import table_requests as requests_command
+from streamer.cli.terminal import fail, load_with_target, print_json, run_to_end, show
 from streamer.control.resync_options import SKIP_CHANGES, Mode
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import StreamerError
-from streamer.observability.logs import redact
-from streamer.target.connection import TargetAddress
+
+if TYPE_CHECKING:
+    from streamer.target.connection import TargetAddress
 
 
 def requests(
@@ -37,14 +33,15 @@ def requests(
     `queued`: no process has taken the request. `taken`: the table is not yet as asked. `done`, or
     `failed` with the reason. The requests that streamer makes itself are in the list, too.
     """
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import request_outcomes
+
+    _, _, address = load_with_target()
     rows = run_to_end(request_outcomes.read(address, request_id, limit))
     show(request_outcomes.LISTING, rows, as_json=as_json)
 
 
 def follow_requests(
-    address: TargetAddress,
+    address: "TargetAddress",
     asked: Mapping[int, str],
     answer: dict[str, Any],
     *,
@@ -57,6 +54,13 @@ def follow_requests(
     exit code is 4 if a request has failed, and 1 if a process is late. Without a process the
     request waits for the next `run`, as after `--no-wait`.
     """
+    import asyncio
+
+    from streamer.bookkeeping.bookkeeping_schema import installed
+    from streamer.bookkeeping.requests import read_requests
+    from streamer.commands import request_outcomes
+    from streamer.observability.logs import redact
+
     action = answer["action"]
     for number, label in {} if as_json else asked.items():
         typer.echo(f"{action} requested: {label}, request {number}")
@@ -108,8 +112,9 @@ def _request(
     no_wait: bool,
     as_json: bool,
 ) -> None:
-    settings, _ = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands import table_requests as requests_command
+
+    _, _, address = load_with_target()
     asked = run_to_end(
         requests_command.request(
             address, action, table, database=database, sid=sid, options=options

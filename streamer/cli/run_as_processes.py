@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -72,22 +72,27 @@ async def serving_as(
     membership: Membership | None,
     turn: asyncio.Event,
     settings: HttpSettings,
-    app: FastAPI,
+    make: Callable[[], Awaitable[FastAPI]],
     engine: Engine,
 ) -> AsyncIterator[None]:
-    """Serve *app* for the length of a block; a process with a parent does so from *turn* on.
+    """Serve an application for the length of a block; a process with a parent does so from *turn*
+    on.
 
-    A process with a parent also answers its siblings, on a separate socket. Raises SettingsError.
+    *make*: makes the application, while the engine starts. A process with a parent also answers its
+    siblings, on a separate socket. Raises SettingsError.
     """
-    proxies = settings.trusted_proxies
-    if membership is None:
-        async with serving(listen(settings.listen), app, trusted_proxies=proxies):
-            yield
-        return
-    inner = make_app(engine.metrics.render, engine.readiness, other_problems=engine.other_problems)
-    port = socket.socket(fileno=membership.port)
-    async with (
-        serving(membership.listen(), inner),
-        serving_in_turn(turn, port, app, trusted_proxies=proxies),
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        if membership is None:
+            port = listen(settings.listen)
+            turn.set()
+        else:
+            inner = make_app(
+                engine.metrics.render, engine.readiness, other_problems=engine.other_problems
+            )
+            await stack.enter_async_context(serving(membership.listen(), inner))
+            port = socket.socket(fileno=membership.port)
+        proxies = settings.trusted_proxies
+        await stack.enter_async_context(
+            serving_in_turn(turn, port, make, engine.stop, trusted_proxies=proxies)
+        )
         yield

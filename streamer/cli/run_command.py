@@ -1,34 +1,35 @@
 """``streamer run``: the long-running process."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from streamer import __version__
-from streamer.admin.admin_server import AdminServer, opened_admin
-from streamer.admin.live.events import Events
-from streamer.apply.lanes.spool import prepare_parent
-from streamer.cli.run_as_processes import make_parent, obeying, serving_as
 from streamer.compiled import choice
 from streamer.config import static_mapping
 from streamer.config.settings import Settings
+from streamer.copy.early_spark import begin_spark
 from streamer.errors.error_classes import ConfigurationError, MappingError, StreamerError
 from streamer.mapping.rules import Mapping, SourceMapping
-from streamer.observability.http_server import RenderMetrics, make_app, require_private
-from streamer.observability.joined_metrics import render_all
 from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.child_processes.child_process import Membership
-from streamer.runtime.child_processes.orphaned_journals import gather_journals
-from streamer.runtime.process.engine import Engine, StopCondition
-from streamer.runtime.replicas.mapping_follower import MappingFollower
-from streamer.runtime.replicas.replica import is_known_dead
 from streamer.runtime.shutdown import stop_on_signals
+from streamer.util.lsn import Lsn
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from streamer.admin.admin_server import AdminServer
+    from streamer.admin.live.events import Events
+    from streamer.observability.http_server import RenderMetrics
+    from streamer.runtime.process.engine import Engine
 
 log = structlog.get_logger()
 
@@ -54,14 +55,15 @@ async def run(
     path: Path,
     overrides: dict[str, Any],
     only: list[str],
-    condition: StopCondition,
-    take_over: Collection[str] = (),
-    max_sources: int | None = None,
-    on_started: Callable[[Engine], None] | None = None,
-    membership: Membership | None = None,
+    at_lsn: Lsn | None,
+    *,
+    when_caught_up: bool,
+    take_over: Collection[str],
+    max_sources: int | None,
+    membership: Membership | None,
 ) -> int:
-    """Run until a signal, or until *condition* holds; return the exit code. *membership*: of a
-    process that a parent has started.
+    """Run until a signal, or until the stream reaches *at_lsn* or is caught up; return the exit
+    code. *membership*: of a process that a parent has started.
 
     Raises StreamerError for an error that ends the process.
     """
@@ -72,26 +74,42 @@ async def run(
     # First, because an unhandled signal ends the process.
     stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
     settings, mapping = _load(path, overrides, membership)
-    count = settings.processes if condition.lsn is None else 1
-    prepare_parent(settings.spool.path)
-    if membership is None and settings.spool.directory is not None:
-        gather_journals(settings.spool.directory, count)
-    if membership is not None:
-        structlog.contextvars.bind_contextvars(process=membership.number)
-    elif count > 1:
-        parent = make_parent(settings, path, only, list(take_over), max_sources)
-        act.update(stop=parent.stop, reload=parent.reload)
-        for name in early:
-            act[name]()
-        return await parent.run()
-    async with opened_admin(settings, path, mapping) as admin:
+    count = 1 if when_caught_up or at_lsn is not None else settings.processes
+    is_alone = membership is None and count == 1
+    named = select_sources(mapping, only, may_miss=True).sources
+    async with AsyncExitStack() as stack:
+        launcher = await begin_spark(settings, named) if is_alone else None
+        if launcher is not None:
+            stack.push_async_callback(launcher.stop)
+        # Spark starts during these imports.
+        from streamer.admin.admin_server import opened_admin
+        from streamer.apply.lanes.spool import prepare_parent
+        from streamer.cli.run_as_processes import make_parent, obeying
+        from streamer.runtime.child_processes.orphaned_journals import gather_journals
+        from streamer.runtime.process.engine import Engine, StopCondition
+        from streamer.runtime.replicas.mapping_follower import MappingFollower
+        from streamer.runtime.replicas.replica import is_known_dead
+
+        gc.freeze()  # imports live to the end: no collection need traverse them
+        prepare_parent(settings.spool.path)
+        if membership is None and settings.spool.directory is not None:
+            gather_journals(settings.spool.directory, count)
+        if membership is not None:
+            structlog.contextvars.bind_contextvars(process=membership.number)
+        elif count > 1:
+            parent = make_parent(settings, path, only, list(take_over), max_sources)
+            act.update(stop=parent.stop, reload=parent.reload)
+            for name in early:
+                act[name]()
+            return await parent.run()
+        admin = await stack.enter_async_context(opened_admin(settings, path, mapping))
         is_static = settings.mapping_database is None
         admin.select_sources = partial(select_sources, only=only, may_miss=not is_static)
         mapping = admin.select_sources(admin.mapping)
         if is_static:
             static_mapping.require_sources(settings, mapping, f"{path}: ")
         static_mapping.require_usable(mapping)
-        if condition.at_lsn is not None and len(mapping.sources) > 1:
+        if at_lsn is not None and len(mapping.sources) > 1:
             raise MappingError(
                 "--stop-at-lsn needs a single source", hint="name the source with --only"
             )
@@ -99,10 +117,11 @@ async def run(
         engine = Engine(
             settings,
             mapping,
-            condition,
+            StopCondition(at_lsn, when_caught_up),
             is_partial=bool(only),
             take_over=take_over,
             max_sources=max_sources,
+            launcher=launcher,
         )
         events = admin.attach(engine)
         reloading: set[asyncio.Task[None]] = set()
@@ -136,8 +155,6 @@ async def run(
             obeying(membership, stop, reload_for_operator) as turn,
             _served(settings, admin, engine, events, membership, turn),
         ):
-            if on_started is not None:
-                on_started(engine)
             try:
                 await engine.run()
             except BaseExceptionGroup as group:
@@ -158,34 +175,42 @@ def _load(
 @asynccontextmanager
 async def _served(
     settings: Settings,
-    admin: AdminServer,
-    engine: Engine,
-    events: Events,
+    admin: "AdminServer",
+    engine: "Engine",
+    events: "Events",
     membership: Membership | None,
     turn: asyncio.Event,
 ) -> AsyncIterator[None]:
     """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
 
-    Without an address to listen on, the process makes no routes and compiles no templates, which
-    take two thirds of the CPU of a start.
+    Routes and templates take two thirds of the CPU of a start, so a thread makes both while the
+    engine starts. Without an address to listen on, the process needs neither.
     """
     if not settings.http.listen:
         yield
         return
+    from streamer.cli.run_as_processes import serving_as
+    from streamer.observability.http_server import make_app, require_private
+    from streamer.observability.joined_metrics import render_all
+
     if not admin.has_credentials:
         require_private(settings.http.listen)
     render: RenderMetrics = engine.metrics.render
     if membership is not None:
         render = partial(render_all, membership.number, render, membership.siblings)
-    app = make_app(
-        render,
-        lambda: [*admin.reasons(), *engine.readiness()],
-        admin.problem,
-        engine.other_problems,
-        admin.is_known,
-    )
-    await admin.add_routes(app, events)
-    async with serving_as(membership, turn, settings.http, app, engine):
+
+    async def make() -> "FastAPI":
+        app = make_app(
+            render,
+            lambda: [*admin.reasons(), *engine.readiness()],
+            admin.problem,
+            engine.other_problems,
+            admin.is_known,
+        )
+        await admin.add_routes(app, events)
+        return app
+
+    async with serving_as(membership, turn, settings.http, make, engine):
         yield
 
 
@@ -204,8 +229,8 @@ def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
 
 
 async def _reload(
-    admin: AdminServer,
-    engine: Engine,
+    admin: "AdminServer",
+    engine: "Engine",
     current: Settings,
     path: Path,
     load: Callable[[], tuple[Settings, Mapping]],

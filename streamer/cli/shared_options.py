@@ -1,20 +1,23 @@
 """Panels, options and arguments that several commands share, and shell completion."""
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from streamer.cli.terminal import GLOBALS
-from streamer.config import static_mapping
 from streamer.errors.error_classes import StreamerError
-from streamer.mapping.rules import Mapping
+
+if TYPE_CHECKING:
+    from streamer.mapping.rules import Mapping
 
 
-def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list[str]]:
+def _completing(names: "Callable[[Mapping], Iterable[str]]") -> Callable[..., list[str]]:
     """Return a completion of names in the configuration, empty without a readable file."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        from streamer.config import static_mapping
+
         path = ctx.find_root().params.get("config") or GLOBALS.config
         try:
             _, mapping = static_mapping.load(path, {})
@@ -25,7 +28,7 @@ def _completing(names: Callable[[Mapping], Iterable[str]]) -> Callable[..., list
     return complete
 
 
-def _table_names(mapping: Mapping) -> Iterable[str]:
+def _table_names(mapping: "Mapping") -> Iterable[str]:
     for source in mapping.sources:
         for rule in source.rules:
             if not rule.pattern.is_pattern:

@@ -1,18 +1,21 @@
 """``streamer tenants``: the databases of a group, identified by sid."""
 
-import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from streamer.cli.shared_options import DatabaseOption, JsonOption, SidOption, UrlOption, example
-from streamer.cli.terminal import GLOBALS, fail, load, print_json, print_remaining, run_to_end, show
-from streamer.commands.command_scope import Scope
-from streamer.commands.table_requests import command_actor
-from streamer.commands.tenants import tenant_list
+from streamer.cli.terminal import (
+    GLOBALS,
+    fail,
+    load_with_target,
+    print_json,
+    print_remaining,
+    run_to_end,
+    show,
+)
 from streamer.errors.command_lines import command
-from streamer.target.connection import TargetAddress
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,8 +37,9 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Confirm.")]
 @tenants.command("list", epilog=example("streamer tenants list --database shop"))
 def list_tenants(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
     """List mapped databases, and removed databases whose rows may still be in the target."""
-    settings, mapping = load()
-    address = TargetAddress.parse(settings.target.url)
+    from streamer.commands.tenants import tenant_list
+
+    _, mapping, address = load_with_target()
     records = run_to_end(tenant_list.read_tenants(address, mapping, database))
     show(tenant_list.LISTING, records, as_json=as_json)
 
@@ -67,12 +71,13 @@ def add_tenants(
     static mode it writes the configuration file where comments and layout can stay. Elsewhere it
     prints the lines to write.
     """
+    import asyncio
+
     from streamer.admin.service import edit_draft
     from streamer.commands.tenants import add_and_remove
 
     template = sys.stdin.readline().strip() if source_url == "-" else source_url
-    settings, mapping = load()
-    address = TargetAddress.parse(settings.target.url)
+    settings, mapping, address = load_with_target()
 
     async def add() -> "Changed":
         urls = add_and_remove.urls_of(template, sid)
@@ -109,13 +114,16 @@ def remove_tenant(
     the configuration file again, by SIGHUP; the command waits for that. The exit code is 1 if the
     process still runs the tenant after the timeout.
     """
+    import asyncio
+
     from streamer.admin.service import edit_draft
+    from streamer.commands.command_scope import Scope
+    from streamer.commands.table_requests import command_actor
     from streamer.commands.tenants import add_and_remove
 
     if not yes:
         fail("this drops the tenant's replication slot; add --yes to confirm", 2)
-    settings, mapping = load()
-    address = TargetAddress.parse(settings.target.url)
+    settings, mapping, address = load_with_target()
 
     async def remove() -> "Changed":
         (source,) = Scope(database=database, sid=sid).sources(mapping)
@@ -187,12 +195,12 @@ def purge_tenant(
     The command refuses a tenant that is in the mapping, or that a process streams. After an
     interruption, run it again: it continues where it stopped.
     """
+    from streamer.commands.table_requests import command_actor
     from streamer.commands.tenants import purge_rows as purge_command
 
     if not yes:
         fail("this deletes all rows of the tenant in the target; add --yes to confirm", 2)
-    settings, mapping = load()
-    address = TargetAddress.parse(settings.target.url)
+    _, mapping, address = load_with_target()
     shown: dict[str, str] = {}
 
     def report(records: "list[PurgeRecord]") -> None:
@@ -242,10 +250,10 @@ def drift(
     tenants, that of the target, and the tenants that deviate. The exit code is 1 if a tenant or the
     target deviates, or if a tenant does not answer.
     """
+    from streamer.commands.command_scope import Scope
     from streamer.commands.tenants import tenant_drift as drift_command
 
-    settings, mapping = load(needs_sources=True)
-    address = TargetAddress.parse(settings.target.url)
+    _, mapping, address = load_with_target(needs_sources=True)
     scope = Scope(tuple(tables or ()), database, sid)
     matrix = run_to_end(drift_command.read_drift(address, mapping, scope))
     if as_json:

@@ -1,27 +1,24 @@
 """Shared by all commands: global options, failure, output."""
 
-import asyncio
 import json
-import traceback
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 import typer
 
-from streamer.commands.status import MappingState
-from streamer.commands.terminal_table import Listing, print_rows
-from streamer.config import static_mapping
 from streamer.errors.error_classes import StreamerError
-from streamer.mapping.rules import Mapping
-from streamer.observability import logs
 from streamer.util.owned_directory import NotPrivateError
 
 if TYPE_CHECKING:
     from streamer.admin.mapping.admin_store import AdminStore
+    from streamer.commands.status import MappingState
+    from streamer.commands.terminal_table import Listing
     from streamer.config.settings import Settings
+    from streamer.mapping.rules import Mapping
     from streamer.source.slot_and_publications.source_teardown import Teardown
+    from streamer.target.connection import TargetAddress
 
 T = TypeVar("T")
 
@@ -32,7 +29,7 @@ class Globals:
 
     config: Path = Path("config.yaml")
     log_level: str = "info"
-    log_format: logs.LogFormat = "text"
+    log_format: Literal["text", "json"] = "text"
     overrides: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -45,12 +42,17 @@ GLOBALS: Final = Globals()
 
 def fail(message: str, code: int) -> NoReturn:
     """Print the problem on stderr, and exit."""
-    typer.echo(f"streamer: {logs.redact(message)}", err=True)
+    from streamer.observability.logs import redact
+
+    typer.echo(f"streamer: {redact(message)}", err=True)
     raise typer.Exit(code)
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a command to the end; a StreamerError becomes one line and an exit code."""
+    import asyncio
+    import traceback
+
     try:
         return asyncio.run(coroutine)
     except StreamerError as exc:
@@ -100,8 +102,10 @@ def _plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def show(listing: Listing[T], rows: Sequence[T], *, as_json: bool) -> None:
+def show(listing: "Listing[T]", rows: Sequence[T], *, as_json: bool) -> None:
     """Print the rows of a command, for people or as JSON."""
+    from streamer.commands.terminal_table import print_rows
+
     if as_json:
         print_json(rows if listing.name is None else {listing.name: rows})
     else:
@@ -110,35 +114,44 @@ def show(listing: Listing[T], rows: Sequence[T], *, as_json: bool) -> None:
 
 def print_remaining(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
     """Print the errors of a teardown, and the statements that an administrator has to run."""
+    from streamer.observability.logs import redact
+
     for result in results:
         if result.error is not None:
             introduction = "; run there:" if result.left_sql else ""
-            typer.echo(f"streamer: {logs.redact(result.error)}{introduction}", err=True)
+            typer.echo(f"streamer: {redact(result.error)}{introduction}", err=True)
             for statement in result.left_sql:
                 typer.echo(f"{statement};", err=on_stderr)
 
 
-def _settings_and_mapping() -> tuple[Any, Mapping]:
+def _settings_and_mapping() -> "tuple[Any, Mapping]":
+    from streamer.config import static_mapping
+
     try:
         return static_mapping.load(GLOBALS.config, GLOBALS.overrides)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
 
 
-def load_to_show() -> tuple[Any, Mapping, MappingState]:
-    """Return the settings, the applied mapping, and the error of its database, if any."""
+def load_to_show() -> "tuple[TargetAddress, Mapping, MappingState]":
+    """Return the target, the applied mapping, and the error of its database, if any."""
+    from streamer.commands.status import MappingState
+
     settings, mapping = _settings_and_mapping()
+    address = target_of(settings)
     path = settings.mapping_database
     if path is None:
-        return settings, mapping, MappingState()
+        return address, mapping, MappingState()
     from streamer.admin.mapping.applied_mapping import read_applied
 
     mapping, problem = run_to_end(read_applied(settings))
-    return settings, mapping, MappingState(problem, None if path.exists() else path)
+    return address, mapping, MappingState(problem, None if path.exists() else path)
 
 
-def load(*, needs_sources: bool = False) -> Any:
+def load(*, needs_sources: bool = False) -> "tuple[Any, Mapping]":
     """Return the settings and the applied mapping."""
+    from streamer.config.static_mapping import require_sources
+
     settings, mapping = _settings_and_mapping()
     if settings.mapping_database is not None:
         from streamer.admin.mapping.applied_mapping import load_applied
@@ -146,7 +159,22 @@ def load(*, needs_sources: bool = False) -> Any:
         mapping = run_to_end(load_applied(settings))
     if needs_sources:
         try:
-            static_mapping.require_sources(settings, mapping)
+            require_sources(settings, mapping)
         except StreamerError as exc:
             fail(str(exc), exc.exit_code)
     return settings, mapping
+
+
+def load_with_target(*, needs_sources: bool = False) -> "tuple[Any, Mapping, TargetAddress]":
+    """Return the settings, the applied mapping and the address of the target."""
+    settings, mapping = load(needs_sources=needs_sources)
+    return settings, mapping, target_of(settings)
+
+
+def target_of(settings: "Settings") -> "TargetAddress":
+    from streamer.target.connection import TargetAddress
+
+    try:
+        return TargetAddress.parse(settings.target.url)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)

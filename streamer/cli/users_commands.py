@@ -6,15 +6,15 @@ process reads the change within a second.
 
 import sys
 from operator import itemgetter
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
 from streamer.cli.shared_options import JsonOption, example
 from streamer.cli.terminal import GLOBALS, fail, show, with_mapping_database
-from streamer.commands.terminal_table import Listing, ListingColumn
-from streamer.config import static_mapping
-from streamer.config.settings import Role, Settings
+
+if TYPE_CHECKING:
+    from streamer.config.settings import Settings
 
 PASSWORD_LENGTH_MIN: Final = 12
 
@@ -23,12 +23,14 @@ users = typer.Typer(help="List and edit users of the page and the API.", no_args
 NameArgument = Annotated[str, typer.Argument(help="Name of the user.", metavar="NAME")]
 
 
-def _settings() -> Settings:
+def _settings() -> "Settings":
+    from streamer.config import static_mapping
+
     _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
     return settings
 
 
-def _editable(name: str) -> Settings:
+def _editable(name: str) -> "Settings":
     settings = _settings()
     if settings.mapping_database is None:
         fail(
@@ -45,8 +47,8 @@ def _editable(name: str) -> Settings:
 def add_user(
     name: NameArgument,
     role: Annotated[
-        Role, typer.Option(help="viewer: read access; admin: full access.")
-    ] = Role.VIEWER,
+        Literal["viewer", "admin"], typer.Option(help="viewer: read access; admin: full access.")
+    ] = "viewer",
 ) -> None:
     """Add a user, or change a user's password and role. Prompts for the password, or reads stdin.
 
@@ -70,9 +72,9 @@ def add_user(
         )
     hashed = hash_password(password)
     is_new = with_mapping_database(
-        settings, lambda store: store.set_user(name, role.value, hashed, command_actor())
+        settings, lambda store: store.set_user(name, role, hashed, command_actor())
     )
-    typer.echo(f"{'added' if is_new else 'changed'}: {name} ({role.value})")
+    typer.echo(f"{'added' if is_new else 'changed'}: {name} ({role})")
 
 
 @users.command("remove", epilog=example("streamer users remove alice"))
@@ -87,6 +89,8 @@ def remove_user(name: NameArgument) -> None:
 @users.command("list", epilog=example("streamer users list --json"))
 def list_users(as_json: JsonOption = False) -> None:
     """List users with their roles."""
+    from streamer.commands.terminal_table import Listing, ListingColumn
+
     settings = _settings()
     rows = [
         {"name": user.name, "role": user.role.value, "from": "configuration"}

@@ -36,7 +36,7 @@ from streamer.postgres.conninfo import reach_hint
 from streamer.report.problem_facts import ReportedTarget, source_of_row
 from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
 from streamer.runtime.target_health import TargetHealth, check_once
-from streamer.runtime.wal_retention.backlog_guard import Backlog
+from streamer.runtime.wal_retention.backlog_level import Backlog
 from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import Connection, connection, is_standby
 from streamer.source.server.primaries_after_failover import require_server_of_run

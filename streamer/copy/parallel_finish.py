@@ -5,15 +5,13 @@ small tables would cost more than the rows.
 """
 
 import asyncio
-from typing import Final, Self
+from typing import Self
 
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.finish_copies import Finisher
 from streamer.copy.prepare_copy import TableCopy
 from streamer.target.persistent_connection import PersistentConnection
-
-AT_ONCE_MAX: Final = 4
-"""Each may build an index, with the memory that PostgreSQL takes for that."""
+from streamer.target.session_counts import FINISHING_MAX
 
 
 class Finishing:
@@ -24,7 +22,7 @@ class Finishing:
         self._finisher = finisher
         self._tasks: dict[TableCopy, asyncio.Task[None]] = {}
         self._free: list[PersistentConnection] = []
-        self._places = asyncio.Semaphore(AT_ONCE_MAX)
+        self._places = asyncio.Semaphore(FINISHING_MAX)
 
     def begin(self, copy: TableCopy, rows: int, size: int) -> None:
         """Finish *copy*, all of whose parts are there."""

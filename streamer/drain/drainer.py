@@ -32,12 +32,12 @@ from streamer.errors.error_classes import (
 )
 from streamer.observability.metrics import Metrics
 from streamer.target.connection import TargetAddress
+from streamer.target.session_counts import DRAINERS_MAX
 from streamer.util.backoff import Backoff
 from streamer.util.containment import contained, ending
 
 log = structlog.get_logger()
 
-CONCURRENT_MAX: Final = 4
 LOCK_SECONDS: Final = 10.0
 ERROR_RETRY_SECONDS: Final = 5.0
 REPORTED_WAIT: Final = 2
@@ -61,7 +61,7 @@ class Drainer:
         self._address = address
         self._planner = planner
         self._metrics = metrics
-        self._slots = asyncio.Semaphore(CONCURRENT_MAX)
+        self._slots = asyncio.Semaphore(DRAINERS_MAX)
         self._new: asyncio.Queue[Lane] = asyncio.Queue()
         self._idle: list[QuarantineWriter] = []
         self._tasks: dict[Lane, asyncio.Task[None]] = {}

@@ -156,23 +156,38 @@ async def serving(
 async def serving_in_turn(
     turn: asyncio.Event,
     listening: socket.socket,
-    app: FastAPI,
+    make: Callable[[], Awaitable[FastAPI]],
+    failed: Callable[[], None],
     *,
     trusted_proxies: Sequence[str] = (),
 ) -> AsyncIterator[None]:
-    """Serve *app* as `serving` does, but from the time on at which *turn* is set."""
+    """Serve an application as `serving` does, from the time on at which *turn* is set.
+
+    *make*: makes the application meanwhile; connections wait. *failed*: called before the error of
+    the server ends the block.
+    """
     ended = asyncio.Event()
+    is_serving = False
 
     async def serve() -> None:
+        nonlocal is_serving
+        app = await make()
         await turn.wait()
+        is_serving = True
         async with serving(listening, app, trusted_proxies=trusted_proxies):
             await ended.wait()
 
+    def check(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            failed()
+
     task = asyncio.create_task(serve(), name="turn to serve")
+    task.add_done_callback(check)
     try:
         yield
     finally:
         ended.set()
-        if not turn.is_set():
+        if not is_serving:
             task.cancel()
-        await asyncio.wait([task])
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

@@ -62,7 +62,7 @@ async def test_a_locked_table_lags_and_names_the_session_it_waits_for(
 async def test_a_table_that_queues_for_a_connection_of_the_drainer_says_so(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drainer, "CONCURRENT_MAX", 1)
+    monkeypatch.setattr(drainer, "DRAINERS_MAX", 1)
     tables = ("first", "second")
     for table in tables:
         source.execute(f"create table {table} (id int primary key)")

@@ -29,6 +29,21 @@ from tests.support.waiting import polls
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.01
+IMPORTED = (
+    "streamer.admin.admin_server",
+    "streamer.cli.run_as_processes",
+    "streamer.cli.run_command",
+    "streamer.commands.check.check",
+    "streamer.commands.execute_script",
+    "streamer.commands.quarantined_rows",
+    "streamer.commands.request_outcomes",
+    "streamer.commands.status_output",
+    "streamer.commands.teardown",
+    "streamer.commands.wait",
+    "streamer.runtime.child_processes.orphaned_journals",
+    "streamer.runtime.process.engine",
+)
+"""The modules that commands import when they run."""
 
 
 class ForkedProcess:
@@ -188,7 +203,8 @@ def _import_program() -> None:
     import pydantic.v1  # noqa: F401  # FastAPI imports it with the first route
     import typer.main
 
-    import streamer.cli.run_command  # noqa: F401
+    for name in IMPORTED:
+        importlib.import_module(name)
     from streamer.admin.page.render_templates import load
     from streamer.cli.main import app
 

@@ -12,7 +12,7 @@ from streamer.commands.check.findings import Place
 from streamer.commands.check.source_findings import check_backlog
 from streamer.config.size_setting import parse_size
 from streamer.copy.parts.part_copier import Pace
-from streamer.runtime.wal_retention.backlog_guard import Level, level_of
+from streamer.runtime.wal_retention.backlog_level import Level, level_of
 from streamer.runtime.wal_retention.journaling import Verdict, judge
 from streamer.util.lsn import Lsn
 from tests.unit.build import source_mapping

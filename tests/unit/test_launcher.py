@@ -141,6 +141,28 @@ async def test_a_process_starts_before_its_first_job_and_ends_if_none_comes(
     await asyncio.wait([running])
 
 
+async def test_a_process_that_starts_before_the_task_takes_the_jobs_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "early.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launcher_module, "PROGRAM", "early")
+    monkeypatch.setattr(launcher_module, "choose_environment", dict)
+    launcher = SparkLauncher("local[1]", 1, tmp_path)
+    await launcher.start()
+    process = launcher._process
+    assert process is not None
+    early = asyncio.create_task(launcher.submit({}))
+    running = asyncio.create_task(launcher.run())
+    await early
+    await launcher.submit({})
+    assert launcher._process is process
+    assert (tmp_path / "early.py.log").read_text() == "run\nrun\n"
+    running.cancel()
+    await asyncio.wait([running])
+    assert process.returncode is not None
+
+
 def test_the_process_and_the_archive_end_within_half_a_minute_of_the_last_copy() -> None:
     assert IDLE_SECONDS + STOP_SECONDS + ARCHIVE_SECONDS < 30
 

@@ -4,6 +4,7 @@ If the target lacks a column, or a key does not fit, the error names the stateme
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from streamer.apply.rows.apply_plan import ApplyPlan, Identity, PlanColumn, PlanInput
@@ -12,7 +13,7 @@ from streamer.decode.pgoutput import Relation
 from streamer.errors.error_classes import TargetSchemaError
 from streamer.errors.remedies import Remedy, at_target
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rule_options import METADATA_TYPES, OnColumnAdded, TableType
+from streamer.mapping.rule_options import METADATA_TYPES, DdlKind, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_COLUMNS,
@@ -291,6 +292,28 @@ def missing_columns(
 ) -> list[tuple[str, str]]:
     """Return columns that the target should have and lacks: source and target names."""
     return match_columns(relation, mapping, target)[1]
+
+
+def judge_added(
+    names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
+) -> dict[str, ColumnChange]:
+    """Return the source's changes that made columns which the target lacks.
+
+    Leave out a column that the source no longer has by that name. If the last copy included a
+    column, a session has dropped that column at the target, with all values. Pure.
+    """
+    by_number = {abs(number): name for name, number in stored.items()}
+    changes = {}
+    for name in now.keys() & set(names):
+        column, former = now[name], by_number.get(now[name].number)
+        if former in (None, name):
+            lost = replace(column, fill=None, computed=True)
+            added = column if former is None else lost
+            changes[name] = ColumnChange(DdlKind.ADD_COLUMN, None, added)
+        else:
+            former_column = replace(column, name=former)
+            changes[name] = ColumnChange(DdlKind.RENAME_COLUMN, former_column, column)
+    return changes
 
 
 def match_columns(

@@ -20,7 +20,7 @@ from streamer.apply.rows.binary_transfer import binary_obstacle
 from streamer.apply.rows.change_as_json import Definition
 from streamer.apply.rows.check_expressions import confirm_expressions
 from streamer.apply.rows.hashed_columns import check_input_types
-from streamer.apply.rows.make_plan import make_plan, missing_columns, missing_error
+from streamer.apply.rows.make_plan import judge_added, make_plan, missing_columns, missing_error
 from streamer.apply.rows.refuse_same_rows import refuse_same_rows
 from streamer.bookkeeping.deferred_indexes import has_deferred
 from streamer.bookkeeping.relation_columns import read_known, store_known
@@ -39,13 +39,13 @@ from streamer.errors.error_classes import (
 from streamer.errors.remedies import Remedy, at_target, run
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rule_options import DdlKind, OnColumnAdded, TableType
+from streamer.mapping.rule_options import OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.schema.definition_message import DefinitionMessage
 from streamer.schema.desired_columns import columns_to_add
 from streamer.schema.indexes_constraints_types import DefinedType
-from streamer.schema.source_definition import ColumnChange, DefinedColumn, SourceDefinition
+from streamer.schema.source_definition import DefinedColumn, SourceDefinition
 from streamer.schema.target_relation import TargetRelation
 from streamer.source.catalog import SourceRelation
 from streamer.target.add_columns import (
@@ -589,28 +589,6 @@ def traded_names(
     common = [name for name in names if name in stored]
     ordered = sorted(common, key=lambda name: abs(stored[name]))
     return [name for name, in_place in zip(common, ordered, strict=True) if name != in_place]
-
-
-def judge_added(
-    names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
-) -> dict[str, ColumnChange]:
-    """Return the source's changes that made columns which the target lacks.
-
-    Leave out a column that the source no longer has by that name. If the last copy included a
-    column, a session has dropped that column at the target, with all values. Pure.
-    """
-    by_number = {abs(number): name for name, number in stored.items()}
-    changes = {}
-    for name in now.keys() & set(names):
-        column, former = now[name], by_number.get(now[name].number)
-        if former in (None, name):
-            lost = replace(column, fill=None, computed=True)
-            added = column if former is None else lost
-            changes[name] = ColumnChange(DdlKind.ADD_COLUMN, None, added)
-        else:
-            former_column = replace(column, name=former)
-            changes[name] = ColumnChange(DdlKind.RENAME_COLUMN, former_column, column)
-    return changes
 
 
 def _former_labels(mapped: MappedRelation, relation: Relation) -> FormerLabels | None:

@@ -21,9 +21,8 @@ from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.source_findings import copied
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.config.settings import Settings
-from streamer.copy import parallel_finish
-from streamer.drain import drainer
 from streamer.runtime.start_limit import STARTS_AT_ONCE
+from streamer.target.session_counts import DRAINERS_MAX, FINISHING_MAX
 
 TARGET_FEW = 8
 """Sessions of a process at the target that do not depend on any number: locks, bookkeeping, plans,
@@ -53,10 +52,10 @@ class Needs:
 def target_needs(settings: Settings, source_count: int) -> Needs:
     """Return the connections that all processes open at the target."""
     copying = min(settings.sync.sources_at_once, source_count)
-    always = settings.workers + place_count(settings.workers) + drainer.CONCURRENT_MAX + TARGET_FEW
+    always = settings.workers + place_count(settings.workers) + DRAINERS_MAX + TARGET_FEW
     return Needs(
         settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
-        settings.processes * (settings.sync.jobs + copying * (1 + parallel_finish.AT_ONCE_MAX)),
+        settings.processes * (settings.sync.jobs + copying * (1 + FINISHING_MAX)),
     )
 
 

@@ -38,10 +38,10 @@ from streamer.commands.check.target_table_findings import check_target_tables, m
 from streamer.commands.check.transport_findings import check_transport
 from streamer.config.settings import Settings
 from streamer.config.static_mapping import require_sources
-from streamer.drain import drainer
 from streamer.errors.error_classes import MappingError, StreamerError, TargetSchemaError
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+from streamer.target.session_counts import DRAINERS_MAX
 
 SOURCES_AT_ONCE: Final = 16
 
@@ -92,7 +92,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
                 [
                     settings.workers,
                     place_count(settings.workers),
-                    drainer.CONCURRENT_MAX,
+                    DRAINERS_MAX,
                     settings.sync.jobs,
                     1,
                 ]

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from streamer.apply.rows.apply_plan import ApplyPlan, Identity
 from streamer.apply.rows.make_plan import (
+    judge_added,
     make_plan,
     missing_columns,
     missing_remedy,
     missing_target,
 )
-from streamer.apply.write.planner import judge_added
 from streamer.bookkeeping.purges import remaining_rows_error
 from streamer.commands.check.findings import (
     Finding,

@@ -60,7 +60,8 @@ class SparkLauncher:
         self._jobs = jobs
         self._spark_settings = spark_settings or {}
         self._allow_insecure = allow_insecure
-        self._directory = directory
+        self.directory = directory
+        """For the files of jobs, which have connection strings."""
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._wanted = asyncio.Event()
@@ -82,6 +83,12 @@ class SparkLauncher:
         self._wanted.set()
         self._set_idle()
 
+    async def start(self) -> None:
+        """Start the process now, and before the task `run`, which follows the process."""
+        if await asyncio.to_thread(find_obstacle) is None:
+            self._wanted.set()
+            await self._begin_process()
+
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to the end; return the failed relations with reasons.
 
@@ -89,7 +96,7 @@ class SparkLauncher:
         Raises SparkJobError if the process ends or the job fails as a whole.
         """
         self._count += 1
-        path = self._directory / f"job-{self._count}.json"
+        path = self.directory / f"job-{self._count}.json"
         try:
             await in_thread(_write_job, path, job)
             return await self._run_job(str(path))
@@ -135,7 +142,7 @@ class SparkLauncher:
                 else:
                     await backoff.wait()
         finally:
-            await self._stop()
+            await self.stop()
 
     async def _run_process(self) -> bool:
         """Run a process to the end; return False if waiting jobs failed with the process."""
@@ -143,6 +150,34 @@ class SparkLauncher:
             self._fail_waiting(SparkJobError(obstacle, hint=FIX))
             self._wanted.clear()  # until a submitter asks again
             return False
+        if self._process is None:
+            await self._begin_process()
+            for path in self._waiting:
+                self._send("run", path)
+        process = self._process
+        assert process is not None
+        assert process.stderr is not None
+        last_words: list[str] = []
+        listening = asyncio.create_task(_keep_last(process.stderr, last_words), name="spark-stderr")
+        is_idle = False
+        try:
+            is_idle = await self._follow(process)
+        finally:
+            await self.stop()
+            # The last line tells why the process ended, and may not be read yet.
+            await asyncio.wait([listening], timeout=STOP_SECONDS)
+            if not listening.done():  # the JVM outlives the driver, and may wait for a task
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.wait([listening], timeout=STOP_SECONDS)
+            listening.cancel()
+            words = self._last_error or (last_words[-1] if last_words else "no message")
+            # A job that came at the last moment is for the next process.
+            error = SparkJobError(f"the Spark process ended: {words}")
+            failed = not is_idle and self._fail_waiting(error)
+        return not failed
+
+    async def _begin_process(self) -> None:
         arguments = ["-m", PROGRAM, "--serve"]
         arguments += ["--master", self._master, "--jobs", str(self._jobs)]
         for name, value in self._spark_settings.items():
@@ -161,31 +196,6 @@ class SparkLauncher:
             limit=_LINE_BYTES_MAX,
             env=_environment(self._master),
         )
-        for path in self._waiting:
-            self._send("run", path)
-        last_words: list[str] = []
-        assert self._process.stderr is not None
-        listening = asyncio.create_task(
-            _keep_last(self._process.stderr, last_words), name="spark-stderr"
-        )
-        is_idle = False
-        try:
-            is_idle = await self._follow(self._process)
-        finally:
-            process = self._process
-            await self._stop()
-            # The last line tells why the process ended, and may not be read yet.
-            await asyncio.wait([listening], timeout=STOP_SECONDS)
-            if not listening.done():  # the JVM outlives the driver, and may wait for a task
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await asyncio.wait([listening], timeout=STOP_SECONDS)
-            listening.cancel()
-            words = self._last_error or (last_words[-1] if last_words else "no message")
-            # A job that came at the last moment is for the next process.
-            error = SparkJobError(f"the Spark process ended: {words}")
-            failed = not is_idle and self._fail_waiting(error)
-        return not failed
 
     def _fail_waiting(self, error: SparkJobError) -> bool:
         """Report that the process of the waiting jobs has ended; return whether there were any."""
@@ -267,7 +277,7 @@ class SparkLauncher:
         elif event["event"] == "failed":
             waiting.set_exception(SparkJobError(f"the Spark job failed: {event['error']}"))
 
-    async def _stop(self) -> None:
+    async def stop(self) -> None:
         """End the process group: politely, then not."""
         process, self._process = self._process, None
         self._is_ready = self.is_starving = False

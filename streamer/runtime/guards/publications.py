@@ -8,8 +8,8 @@ facts in the catalogs, `streamer.runtime.guards.reconcile` makes a plan.
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_columns import set_published
 from streamer.bookkeeping.relation_records import RelationRecord, read_bare
@@ -41,12 +41,15 @@ from streamer.source.slot_and_publications.publication import ensure_publication
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING
 
+if TYPE_CHECKING:
+    from streamer.apply.lanes.lane import MappedRelation
+
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
     """The stored consequences for relations. Relations without a case continue."""
 
-    cases: Mapping[MappedRelation, Case]
+    cases: "Mapping[MappedRelation, Case]"
     is_incomplete: bool = False
     """The next check has to judge some of the tables."""
     contention: SourceContentionError | None = None
@@ -104,7 +107,7 @@ class Publishing:
         source: SourceMapping,
         server: SourceServer,
         bookkeeping: Bookkeeping,
-        relations: Iterable[MappedRelation],
+        relations: "Iterable[MappedRelation]",
         *,
         captures: bool = False,
     ) -> None:
@@ -131,11 +134,11 @@ class Publishing:
         """Use new rules from now on."""
         self._source = source
 
-    def bind(self, mapped: MappedRelation) -> None:
+    def bind(self, mapped: "MappedRelation") -> None:
         """Bind *mapped*, whose changes are held for a copy, to the table that has its name now."""
         mapped.relid = self._roots.get(mapped.relation_id, mapped.relid)
 
-    def renew(self, mapped: MappedRelation) -> None:
+    def renew(self, mapped: "MappedRelation") -> None:
         """Ignore earlier gaps in the publication of *mapped*: a new copy is due."""
         self._renewed.discard(mapped)
 
@@ -158,7 +161,7 @@ class Publishing:
         self,
         plan: PublicationPlan,
         plain: Connection,
-        relations: Mapping[RelationName, MappedRelation],
+        relations: "Mapping[RelationName, MappedRelation]",
     ) -> Reconciled:
         """Store and publish as *plan* says, so that a crash in between loses no change.
 
@@ -207,7 +210,7 @@ class Publishing:
     def _reconciled(
         self,
         plan: PublicationPlan,
-        relations: Mapping[RelationName, MappedRelation],
+        relations: "Mapping[RelationName, MappedRelation]",
         contention: SourceContentionError | None = None,
     ) -> Reconciled:
         cases = {relations[name]: case for name, case in plan.cases.items()}
@@ -216,13 +219,13 @@ class Publishing:
     # ---- facts ---------------------------------------------------------------------------------
 
     async def _read(
-        self, plain: Connection, relations: Mapping[RelationName, MappedRelation]
+        self, plain: Connection, relations: "Mapping[RelationName, MappedRelation]"
     ) -> SourceState:
         tables, version = self._tables(relations), self._server.version
         return await read_state(plain, self._source, version, tables, captures=self._captures)
 
     async def _read_bare(
-        self, relations: Mapping[RelationName, MappedRelation], state: SourceState
+        self, relations: "Mapping[RelationName, MappedRelation]", state: SourceState
     ) -> set[int]:
         """Return the missing relations that a pattern named and of which the target has no row.
 
@@ -239,7 +242,7 @@ class Publishing:
 
     def _tables(
         self,
-        relations: Mapping[RelationName, MappedRelation],
+        relations: "Mapping[RelationName, MappedRelation]",
         bare: Iterable[int] = (),
     ) -> list[MappedTable]:
         return [
@@ -259,18 +262,18 @@ class Publishing:
             for mapped in relations.values()
         ]
 
-    def _has_past(self, mapped: MappedRelation) -> bool:
+    def _has_past(self, mapped: "MappedRelation") -> bool:
         """Whether the target has a past of *mapped* that a copy of all rows would interrupt."""
         is_first = self.is_being_copied(mapped) and (mapped.state.need is not Need.PART)
         return mapped.mapping.rule.keeps_past and _is_in_sync(mapped) and not is_first
 
-    def _last(self, mapped: MappedRelation) -> LastPublished:
+    def _last(self, mapped: "MappedRelation") -> LastPublished:
         return self._memberships.get(mapped.relation_id, LastPublished())
 
     # ---- effects -------------------------------------------------------------------------------
 
     def _store_oids(
-        self, state: SourceState, relations: Mapping[RelationName, MappedRelation]
+        self, state: SourceState, relations: "Mapping[RelationName, MappedRelation]"
     ) -> None:
         """Record the OIDs of published tables: the stream may send these tables under new names."""
         members = members_by_fingerprint(state.publications.values())
@@ -282,7 +285,7 @@ class Publishing:
     async def _store(
         self,
         memberships: Mapping[RelationName, LastPublished],
-        relations: Mapping[RelationName, MappedRelation],
+        relations: "Mapping[RelationName, MappedRelation]",
     ) -> None:
         changed = {
             relations[name].relation_id: membership
@@ -298,7 +301,7 @@ class Publishing:
     async def _store_cases(
         self,
         cases: Mapping[RelationName, Case],
-        relations: Mapping[RelationName, MappedRelation],
+        relations: "Mapping[RelationName, MappedRelation]",
     ) -> None:
         for name, case in cases.items():
             mapped = relations[name]
@@ -315,6 +318,6 @@ class Publishing:
                     await demand_copy_at_point(self._bookkeeping, mapped.relation_id, case.columns)
 
 
-def _is_in_sync(mapped: MappedRelation) -> bool:
+def _is_in_sync(mapped: "MappedRelation") -> bool:
     """Whether *mapped* needs no further copy."""
     return mapped.skip_through_lsn != EVERYTHING

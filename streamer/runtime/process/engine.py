@@ -7,7 +7,6 @@ the process drops the remaining changes. No change is lost: only durable changes
 
 import asyncio
 import contextlib
-import gc
 import os
 import resource
 import socket
@@ -114,11 +113,14 @@ class Engine:
         is_partial: bool = False,
         take_over: Collection[str] = (),
         max_sources: int | None = None,
+        launcher: SparkLauncher | None = None,
     ) -> None:
         """*is_partial*: further processes run the rest of the target's sources. *take_over*: names
         of sources (``DATABASE`` or ``DATABASE:SID``) whose slots a different installation may have
         used. *max_sources*: how many sources this process may run; None for an even share.
+        *launcher*: of a Spark process that starts already.
         """
+        self._launcher = launcher
         self._take_over = take_over
         self.metrics = Metrics(settings.http.metrics_tables_max)
         self.metrics.table_detail.count_tables = self._count_tables
@@ -174,9 +176,6 @@ class Engine:
     async def run(self) -> None:
         """Run to the end. Raises StreamerError if the process must end; ExceptionGroup: defects."""
         _raise_file_limit()
-        # Windows hold hundreds of thousands of rows, none of them in a cycle. By default, Python
-        # searches for cycles at every 700th new list, which costs a fifth of the throughput.
-        gc.set_threshold(100_000, 20, 100)
         bookkeeping = Bookkeeping(self._address)
         spools = SpoolDirectory(self._settings.spool.path)
         sources = IdleConnections(KEPT_SECONDS)
@@ -264,6 +263,14 @@ class Engine:
         locks = LockSession(self._address, self._holder)
         workers = self._build_workers(planner, budget)
         workers, hot_workers = workers[: settings.workers], workers[settings.workers :]
+        launcher = self._launcher or SparkLauncher(
+            settings.sync.spark_master,
+            settings.sync.jobs,
+            spools.path,
+            settings.sync.spark_settings,
+            allow_insecure=settings.sync.allow_insecure_spark,
+        )
+        launcher.directory = spools.path
         return Services(
             address=self._address,
             bookkeeping=bookkeeping,
@@ -275,13 +282,7 @@ class Engine:
             drainer=Drainer(
                 self._address, planner, metrics, conflicts_kept=settings.conflicts_kept
             ),
-            launcher=SparkLauncher(
-                settings.sync.spark_master,
-                settings.sync.jobs,
-                spools.path,
-                settings.sync.spark_settings,
-                allow_insecure=settings.sync.allow_insecure_spark,
-            ),
+            launcher=launcher,
             spools=spools,
             budget=budget,
             metrics=metrics,

@@ -15,18 +15,18 @@ from streamer.bookkeeping.positions import set_visible
 from streamer.bookkeeping.relation_states import set_lags
 from streamer.bookkeeping.sources import SourceRecord, set_heartbeat_overdue
 from streamer.control.progress_tracker import ProgressTracker
-from streamer.drain.drainer import CONCURRENT_MAX
 from streamer.errors.error_classes import RIGHT_LOST, TargetError
 from streamer.errors.error_reports import TableWait
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Services
 from streamer.runtime.tables.relations import Relations
+from streamer.target.session_counts import DRAINERS_MAX
 from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_for_event
 
 REPORT_SECONDS: Final = 2.0
 _QUEUE: Final = TableWait(
-    f"one of the {CONCURRENT_MAX} connections for held tables: other held tables use all of them"
+    f"one of the {DRAINERS_MAX} connections for held tables: other held tables use all of them"
 )
 LAG_SECONDS_MIN: Final = 2.0
 """A smaller lag is not reported: otherwise every busy table would cause a write all the time."""

@@ -8,10 +8,8 @@ tables need a resync.
 """
 
 import asyncio
-import enum
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 
@@ -23,6 +21,7 @@ from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
 from streamer.report.problem_facts import ReportedBacklog
 from streamer.runtime.slot_owner import SlotOwner
+from streamer.runtime.wal_retention.backlog_level import Backlog, Level
 from streamer.runtime.wal_retention.journaling import Journaling
 from streamer.source.connection import Connection, connection
 from streamer.source.slot_and_publications.retained_wal import Retained, read_retained
@@ -40,71 +39,6 @@ FINISH_SECONDS: Final = 60.0
 """How long the pipeline may take to read the end of a journal before writing continues."""
 FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
 FAILED_SECONDS: Final = 60.0
-
-
-class Level(enum.StrEnum):
-    """The severity of a backlog."""
-
-    OK = "ok"
-    WARNING = "warning"
-    THROTTLED = "throttled"
-    OVER = "over"
-
-
-_BEGINS_AT: Final = {Level.OVER: 1.0, Level.THROTTLED: 0.8, Level.WARNING: 0.5}
-_HYSTERESIS: Final = 0.1
-
-
-def level_of(ratio: float, former: Level = Level.OK) -> Level:
-    """Return the level for a share of the limit. Pure.
-
-    A level ends a little below its beginning, so that the level does not switch back and forth.
-    """
-    order = list(Level)
-    for level, begins_at in _BEGINS_AT.items():
-        reached = order.index(former) >= order.index(level)
-        if ratio >= begins_at - (_HYSTERESIS if reached else 0):
-            return level
-    return Level.OK
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """The backlog of a source for operators. ``spooled_bytes``: of its journal."""
-
-    limit_bytes: int | None
-    retained_bytes: int
-    state: Level
-    policy: str
-    spooled_bytes: int
-
-    @classmethod
-    def of(
-        cls, source: SourceMapping, retained: Retained | None, stored: dict[str, Any] | None
-    ) -> "Backlog | None":
-        """Return the backlog by the new measurement *retained* and the earlier backlog *stored*."""
-        spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
-        if source.max_retained_wal_bytes is None and not spooled_bytes:
-            return None
-        former = Level.OK if stored is None else Level(stored["state"])
-        return cls.measured(source, retained, spooled_bytes, former)
-
-    @classmethod
-    def measured(
-        cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, former: Level
-    ) -> "Backlog":
-        """Return the backlog of a source whose earlier level was *former*."""
-        limit = source.max_retained_wal_bytes
-        size = 0 if retained is None else retained.retained_bytes
-        level = level_of(size / limit, former) if limit else Level.OK
-        return cls(limit, size, level, source.on_max_retained_wal.value, spooled_bytes)
-
-    @property
-    def ratio(self) -> float:
-        return self.retained_bytes / self.limit_bytes if self.limit_bytes else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Runner(Protocol):
