@@ -53,6 +53,7 @@ if pip config list | grep -qE 'index-url|no-index|proxy' ||
     pip install --quiet --require-hashes --no-build-isolation --requirement requirements-dev.lock
 fi
 pip install --quiet --no-deps --no-build-isolation --editable .
+.venv/bin/python -m scripts.install_postgres
 implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
     'from streamer.compiled import choice; print(choice.describe())')
 [ "$implementation" = compiled ] || echo "streamer uses $implementation"

@@ -1,6 +1,7 @@
 """Run test suites with several combinations of settings, one after the other.
 
-``make matrix`` takes integration and fault tests and combinations that cover every pair of choices.
+``make matrix`` takes integration and fault tests, combinations that cover every pair of settings,
+and each version of PostgreSQL as source and as target.
 ``ARGS='--all tests/integration/test_modes.py'`` takes the given tests and all combinations. Other
 arguments go to pytest.
 """
@@ -10,15 +11,13 @@ import subprocess
 import sys
 import time
 
-from tests.support.combinations import all_combinations, covering
+from tests.support.combinations import chosen_combinations
 
 SUITES = ["tests/integration", "tests/fault"]
 
 
 def main(arguments: list[str]) -> int:
-    combinations = all_combinations()
-    if "--all" not in arguments:
-        combinations = list(covering(combinations))
+    combinations = chosen_combinations(are_all="--all" in arguments)
     arguments = [argument for argument in arguments if argument != "--all"]
     if not any(argument.startswith("tests/") for argument in arguments):
         arguments += SUITES

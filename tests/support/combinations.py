@@ -1,9 +1,10 @@
-"""Settings that must not matter, in all combinations.
+"""Settings and versions that must not matter, in combinations.
 
-``make matrix`` runs whole suites with a few combinations that cover all pairs. A test marked
-``combinations`` runs with those few in each run, and with all if TEST_COMBINATIONS is ``all``.
-Tests read the environment (`tests.support.streamer`, `tests.support.postgres`), so any test can run
-with any combination.
+``make matrix`` runs whole suites with a few combinations: every pair of settings with the oldest and
+the newest server, and every version at each side. A test marked ``combinations`` runs with those few
+in each run, and with all settings and servers if TEST_COMBINATIONS is ``all``. Tests read the
+environment (`tests.support.streamer`, `tests.support.postgres`), so any test can run with any
+combination.
 """
 
 import itertools
@@ -18,21 +19,23 @@ from tests.support.postgres import versions
 
 @dataclass(frozen=True)
 class Combination:
-    """A choice of all settings."""
+    """A choice of all settings, and of the versions of both sides."""
 
-    postgres: str
-    workers: int
-    streaming: bool
-    transport: str
+    source: str
+    target: str
+    workers: int = 8
+    streaming: bool = True
+    transport: str = "binary"
 
     def __str__(self) -> str:
         streaming = "streaming" if self.streaming else "whole"
-        return f"{self.postgres}-{self.workers}-{streaming}-{self.transport}"
+        return f"{self.source}-to-{self.target}-{self.workers}-{streaming}-{self.transport}"
 
     @property
     def environment(self) -> dict[str, str]:
         return {
-            "TEST_POSTGRES": self.postgres,
+            "TEST_POSTGRES": self.source,
+            "TEST_TARGET_POSTGRES": self.target,
             "TEST_WORKERS": str(self.workers),
             "TEST_STREAMING": "true" if self.streaming else "false",
             "TEST_TRANSPORT": self.transport,
@@ -44,10 +47,25 @@ class Combination:
         return set(itertools.combinations(self.environment.items(), 2))
 
 
-def all_combinations() -> list[Combination]:
-    """Return every combination, with the servers of this machine."""
-    choices = itertools.product(sorted(versions()), (1, 8), (True, False), ("text", "binary"))
-    return [Combination(*choice) for choice in choices]
+def all_combinations(majors: Sequence[str]) -> list[Combination]:
+    """Return every combination of settings, with the same version at both sides."""
+    choices = itertools.product(majors, (1, 8), (True, False), ("text", "binary"))
+    return [
+        Combination(major, major, workers, streaming, transport)
+        for major, workers, streaming, transport in choices
+    ]
+
+
+def chosen_combinations(*, are_all: bool) -> list[Combination]:
+    """Return the combinations with the servers of this machine, in the same order in each process."""
+    majors = sorted(versions())
+    oldest, newest = majors[0], majors[-1]
+    mixed = [(major, newest) for major in majors[:-1]] + [(newest, major) for major in majors[:-1]]
+    if are_all:
+        same = all_combinations(majors)
+    else:
+        same = sorted(covering(all_combinations([oldest, newest])), key=str)
+    return same + [Combination(*sides) for sides in mixed]
 
 
 def covering(combinations: Sequence[Combination]) -> Iterator[Combination]:
@@ -61,9 +79,7 @@ def covering(combinations: Sequence[Combination]) -> Iterator[Combination]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.get_closest_marker("combinations"):
-        chosen = all_combinations()
-        if os.environ.get("TEST_COMBINATIONS") != "all":
-            chosen = sorted(covering(chosen), key=str)  # the same order in every process
+        chosen = chosen_combinations(are_all=os.environ.get("TEST_COMBINATIONS") == "all")
         metafunc.parametrize("combination", chosen, ids=str, indirect=True)
 
 

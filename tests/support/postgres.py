@@ -18,6 +18,7 @@ import psutil
 import psycopg
 import pytest
 
+from scripts import install_postgres
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
 from streamer.commands.demo.embedded_servers import Server, execute_all, packaged_binaries
@@ -69,7 +70,7 @@ def versions() -> dict[str, Path]:
         ).stdout
         major = text.split()[2].split(".")[0]
         binaries.setdefault(major, machine)
-    return binaries
+    return install_postgres.installed() | binaries
 
 
 def _parent() -> str | None:
@@ -166,6 +167,15 @@ def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
 def shared_server(servers: Callable[[str], Server], combination: None) -> Server:
     """The server that most tests use, for sources and targets alike: TEST_POSTGRES says which."""
     return servers(version_of_tests())
+
+
+@pytest.fixture
+def target_server(
+    shared_server: Server, servers: Callable[[str], Server], combination: None
+) -> Server:
+    """The server of targets, if TEST_TARGET_POSTGRES says so."""
+    major = os.environ.get("TEST_TARGET_POSTGRES")
+    return servers(major) if major and major != version_of_tests() else shared_server
 
 
 def version_of_tests() -> str:
@@ -427,11 +437,11 @@ def source(shared_server: Server) -> Iterator[Database]:
 
 
 @pytest.fixture
-def target(shared_server: Server) -> Iterator[Database]:
+def target(target_server: Server) -> Iterator[Database]:
     """A target with bookkeeping, as after a run without sources. A test that must not find it drops
     the schema.
     """
-    with target_database(shared_server) as made:
+    with target_database(target_server) as made:
         yield made
 
 
