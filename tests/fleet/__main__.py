@@ -30,6 +30,7 @@ from streamer.commands.demo.embedded_servers import Server, free_port
 from tests.support.chromium import launch
 from tests.support.postgres import SETTINGS, Database, running, versions
 from tests.support.process import Process, caught_up, command, report
+from tests.support.streamer import write_config
 from tests.support.waiting import eventually, polls
 
 SECONDS: Final = 900.0
@@ -81,17 +82,15 @@ class Fleet:
         directory = self.directory / f"replica-{number}"
         directory.mkdir(exist_ok=True)
         port = self.ports.setdefault(number, free_port())
-        urls = "\n".join(
-            f"  - {{url: '{database.url}', sid: {sid}}}" for sid, database in self.tenants.items()
-        )
+        (sid, first), *others = self.tenants.items()
         path = directory / "config.yaml"
-        path.write_text(
-            f"target: {{url: '{self.target.url}'}}\nhttp: {{listen: '127.0.0.1:{port}'}}\n"
-            f"processes: {self.count if self.is_one_command else 1}\n"
-            f"workers: 2\nsync: {{sources_at_once: 2, jobs: 2}}\n"
-            f"spool: {{directory: {directory / 'spool'}}}\nsources:\n- database: shop\n"
-            f"  urls:\n{urls}\n  tables:\n    items:\n    log: {{type: append}}\n"
-        )
+        processes = self.count if self.is_one_command else 1
+        settings = f"processes: {processes}\nworkers: 2\nsync: {{sources_at_once: 2, jobs: 2}}"
+        tables = "items:\nlog: {type: append}"
+        write_config(
+            *(path, first, self.target, tables), settings=settings, sid=sid, others=dict(others),
+            port=port,
+        )  # fmt: skip
         return path
 
     def start(self, number: int) -> None:

@@ -254,8 +254,8 @@ async def test_run_refuses_the_table_of_two_tenants_that_check_refuses(
         second.execute("insert into items values (1, 'us')")
         assert found.problem in (await refused())[0]
         checker.run_fix(found)
-        for relation in await streamer._tables():
-            await make_request(streamer._bookkeeping, relation.relation_id, "resync", {})
+        for relation in await streamer.observer.tables():
+            await make_request(streamer.observer.bookkeeping, relation.relation_id, "resync", {})
         rows = "select sid, name from items order by sid"
         await until(lambda: checker.target.execute(rows) == [("eu", "eu"), ("us", "us")])
         assert not await refused()

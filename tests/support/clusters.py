@@ -37,6 +37,21 @@ class CopiedServer(Server):
         self.configure(**self._settings)
         _identify(self.data)
 
+    def keep(self) -> Path:
+        """Take a backup of the files, with the server stopped meanwhile."""
+        self.stop()
+        kept = self.data.with_name("kept")
+        subprocess.run(["cp", "-a", self.data, kept], check=True)
+        self.start()
+        return kept
+
+    def restore(self, kept: Path) -> None:
+        """Go back to the files of a backup."""
+        self.stop("immediate")
+        shutil.rmtree(self.data)
+        kept.rename(self.data)
+        self.start()
+
 
 @functools.cache
 def _template(binaries: Path) -> Path:

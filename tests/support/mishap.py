@@ -159,9 +159,7 @@ def make_site(
     """Write a configuration that serves HTTP on a free port."""
     port = free_port()
     config = directory / "config.yaml"
-    write_config(config, source, target, tables, settings=settings, **options)
-    text = config.read_text()
-    config.write_text(text.replace('http: {listen: ""}', f'http: {{listen: "127.0.0.1:{port}"}}'))
+    write_config(config, source, target, tables, settings=settings, port=port, **options)
     return Site(config, port, source, target)
 
 

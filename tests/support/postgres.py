@@ -132,7 +132,7 @@ def kept_running(server: Server) -> Iterator[None]:
 @contextlib.contextmanager
 def running(
     directory: Path, binaries: Path, settings: dict[str, str] | None = None
-) -> Iterator[Server]:
+) -> Iterator[CopiedServer]:
     """Run a server for the length of a block, in a directory of its own beside *directory*."""
     server = CopiedServer(own_directory(directory), binaries, SETTINGS | (settings or {}))
     with kept_running(server):

@@ -1,28 +1,21 @@
 """The program as a process, the way users run it."""
 
-import asyncio
 import json
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import psutil
 
-from streamer.admin.mapping.applied_mapping import load_applied
-from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.commands import status as status_command
-from streamer.commands import wait as wait_command
-from streamer.config import static_mapping
 from streamer.copy.spark.start import WORKER_SETTINGS
 from streamer.mapping.rules import Mapping
-from streamer.target.connection import TargetAddress
 from tests.support.forks import ForkedProcess
+from tests.support.observer import Observer, ask
 
 T = TypeVar("T")
 
@@ -140,51 +133,25 @@ def is_frozen(process: Process) -> bool:
 
 def caught_up(process: Process, seconds: float = 180) -> None:
     """Wait until everything committed now is visible and every table ready, as `streamer wait`."""
-
-    async def wait() -> str | None:
-        address, mapping = await _read(process.config)
-        return await wait_command.wait(address, mapping, seconds)
-
-    missing = _in_thread(wait)
+    missing = ask(process.config, lambda observer, mapping: observer.wait(mapping, seconds))
     assert missing is None, f"{missing}\n{process.output}"
 
 
 def status(config: Path) -> list[dict[str, Any]]:
     """Return each source in the output of `streamer status --json`."""
-
-    async def read() -> list[dict[str, Any]]:
-        address, mapping = await _read(config)
-        bookkeeping = Bookkeeping(address, "streamer status")
-        try:
-            statuses = await status_command.read_status(bookkeeping, mapping)
-        finally:
-            await bookkeeping.close()
-        return [status.to_json() for status in statuses]
-
-    sources: list[dict[str, Any]] = json.loads(json.dumps(_in_thread(read), default=str))
-    return sources
+    return _plain(ask(config, Observer.statuses))
 
 
 def report(config: Path) -> dict[str, Any]:
-    """Return the output of `streamer status --json`."""
+    """Return the output of `streamer status --json`, over connections of its own."""
 
-    async def read() -> dict[str, Any]:
-        return (await status_command.read_report(*await _read(config))).to_json()
+    async def read(observer: Observer, mapping: Mapping) -> dict[str, Any]:
+        return (await status_command.read_report(observer.address, mapping)).to_json()
 
-    output: dict[str, Any] = json.loads(json.dumps(_in_thread(read), default=str))
-    return output
-
-
-async def _read(config: Path) -> tuple[TargetAddress, Mapping]:
-    settings, mapping = static_mapping.load(config)
-    if settings.mapping_database is not None:
-        mapping = await load_applied(settings)
-    return TargetAddress.parse(settings.target.url), mapping
+    return _plain(ask(config, read))
 
 
-def _in_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run *work* from wherever, be it a running event loop. A process of its own would take two
-    seconds to start, many hundred times.
-    """
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(lambda: asyncio.run(work())).result()
+def _plain(answer: T) -> T:
+    """Return the values as JSON has them."""
+    values: T = json.loads(json.dumps(answer, default=str))
+    return values

@@ -24,7 +24,6 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from streamer.commands import wait as wait_command
 from streamer.commands.command_scope import Scope
 from streamer.commands.demo.embedded_servers import Server
 from streamer.errors.error_classes import StreamerError
@@ -209,11 +208,9 @@ class Shared(Streamer):
         assert self._case is not None
         return tuple(self._case.rules)
 
-    async def _wait(self, seconds: float) -> str | None:
-        scope = Scope(self.tables)
-        return await wait_command.wait_over(
-            self._bookkeeping, self.mapping, seconds, scope, self._read_end
-        )
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.tables)
 
     async def statuses(self) -> list[dict[str, Any]]:
         """Return the status of the only source, with the tables of this test."""

@@ -7,7 +7,6 @@ binary).
 
 import asyncio
 import contextlib
-import math
 import os
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,25 +15,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.bookkeeping_schema import is_installed
-from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.requests import make_request
-from streamer.commands import wait as wait_command
-from streamer.commands.status import SourceStatus, read_status
+from streamer.commands.command_scope import ALL, Scope
 from streamer.compare import differences_at_point, local_program
 from streamer.config import static_mapping
 from streamer.copy import plan_copies
 from streamer.copy.parts.part_copier import CopyEnds, PassingError, copy_parts
 from streamer.copy.spark.launcher import SparkLauncher
-from streamer.errors.error_classes import ComparisonError, TargetConnectionError
-from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.errors.error_classes import ComparisonError
+from streamer.mapping.rules import Mapping
 from streamer.runtime.process.engine import Engine, StopCondition
-from streamer.source.server.idle_connections import IdleConnections
-from streamer.source.server.primary_of_standby import flush_source
-from streamer.target.connection import TargetAddress
 from streamer.util.backoff import Backoff
-from streamer.util.lsn import Lsn
+from tests.support.observer import Observer
 from tests.support.postgres import Database
 from tests.support.waiting import until
 
@@ -50,13 +43,14 @@ class Streamer:
         self.path = path
         self.settings, self.mapping = static_mapping.load(path)
         self.engine = Engine(self.settings, self.mapping, StopCondition())
-        self._bookkeeping = Bookkeeping(
-            TargetAddress.parse(self.settings.target.url), "streamer wait"
-        )
-        # A test waits some five times, and a connection costs more than the rest of a wait.
-        self._sources = IdleConnections(math.inf)
+        self.observer = Observer(self.settings.target.url)
         self._has_run = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The tables to wait for."""
+        return ALL
 
     def start(self) -> None:
         if self._has_run:  # a process that starts again knows nothing of the one before
@@ -90,7 +84,7 @@ class Streamer:
 
     async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until everything committed now is visible."""
-        waiting = asyncio.create_task(self._wait(seconds))
+        waiting = asyncio.create_task(self.observer.wait(self.mapping, seconds, self.scope))
         assert self._task is not None
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
@@ -101,47 +95,20 @@ class Streamer:
         if missing is not None:
             raise AssertionError(f"{missing}\n{await self.dump()}")
 
-    async def _wait(self, seconds: float) -> str | None:
-        """Return the obstacle that is left after *seconds*, if any."""
-        return await wait_command.wait_over(
-            self._bookkeeping, self.mapping, seconds, ask=self._read_end
-        )
-
-    async def _read_end(self, source: SourceMapping) -> Lsn:
-        async with self._sources.connection(source) as plain:
-            return await flush_source(source, plain)
-
     async def connect_again(self) -> None:
         """Let the next `caught_up` connect anew: an address leads to another server by now."""
-        await self._bookkeeping.close()
-        await self._sources.close()
+        await self.observer.close()
 
     async def status(self) -> dict[str, Any]:
         """Return the status of the only source, as JSON."""
         return (await self.statuses())[0]
 
     async def statuses(self) -> list[dict[str, Any]]:
-        async def read() -> list[SourceStatus]:
-            return await read_status(self._bookkeeping, self.mapping, self._sources.connection)
+        return await self._asked(self.observer.statuses(self.mapping))
 
-        return [status.to_json() for status in await self._asked(read)]
-
-    async def _tables(self) -> list[RelationRecord]:
-        async def read() -> list[RelationRecord]:
-            if not await is_installed(self._bookkeeping):
-                return []
-            return await read_relation_records(self._bookkeeping)
-
-        return await self._asked(read)
-
-    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer of the bookkeeping, whose connection may have ended since the last
-        question.
-        """
+    async def _asked(self, question: Awaitable[T]) -> T:
         try:
-            return await ask()
-        except TargetConnectionError:
-            return await ask()
+            return await question
         finally:
             if self._task is None:  # nothing will close the connections
                 await self.connect_again()
@@ -164,12 +131,12 @@ class Streamer:
 
     async def ask(self, action: str, table: str = "public.t", **options: Any) -> None:
         """Make a request as the commands do, and wait until the engine has taken it."""
-        records = await read_relation_records(self._bookkeeping)
+        records = await read_relation_records(self.observer.bookkeeping)
         relation = next(record for record in records if record.source == table)
-        await make_request(self._bookkeeping, relation.relation_id, action, options)
+        await make_request(self.observer.bookkeeping, relation.relation_id, action, options)
 
         async def is_taken() -> bool:
-            async with self._bookkeeping.connection() as connection:
+            async with self.observer.bookkeeping.connection() as connection:
                 sql = "select not exists (select from streamer.request where state = 'queued')"
                 return bool(await connection.fetch_value(sql))
 
@@ -188,7 +155,8 @@ class Streamer:
 
         async def is_so() -> bool:
             return any(
-                table.source == name and table.state == state for table in await self._tables()
+                table.source == name and table.state == state
+                for table in await self._asked(self.observer.tables())
             )
 
         await self.eventually(is_so, seconds)
@@ -214,10 +182,11 @@ def write_config(
     others: dict[str, Database] | None = None,
     group: str = "",
     database: str = "shop",
+    port: int | None = None,
 ) -> None:
     """Write a configuration for one source, with the environment's settings where it has none.
 
-    *others*: more tenants, by sid.
+    *others*: more tenants, by sid. *port*: where to serve HTTP.
     """
     settings = _with_default(settings, "workers", "TEST_WORKERS")
     group = _with_default(group, "streaming", "TEST_STREAMING")
@@ -226,7 +195,7 @@ def write_config(
     urls += [f'{{url: "{db.url}", sid: {other}}}' for other, db in (others or {}).items()]
     blocks = [
         f'target: {{url: "{target.url}"}}',
-        'http: {listen: ""}',
+        f'http: {{listen: "{"" if port is None else f"127.0.0.1:{port}"}"}}',
         f"spool: {{directory: {path.parent / 'spool'}}}",
         settings,
         "sources:",
