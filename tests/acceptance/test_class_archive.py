@@ -1,11 +1,9 @@
-"""The class data archive: made once, used by Spark's JVM, and never in the way."""
+"""The class data archive: made once, and never in the way. `test_sync` has a JVM that uses it."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,23 +13,7 @@ from streamer.copy.spark import class_archive
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
-
-@contextmanager
-def serving(environment: dict[str, str]) -> Iterator[tuple[bool, str]]:
-    """Start the Spark process; yield whether it lacks an archive, and the files of its JVM."""
-    program = [sys.executable, "-m", "streamer.copy.spark.job", "--serve"]
-    with subprocess.Popen(
-        [*program, "--master", "local[1]", "--jobs", "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None
-        event = json.loads(process.stdout.readline())
-        assert event["event"] == "ready"
-        (jvm,) = [c for c in psutil.Process(process.pid).children() if c.name() == "java"]
-        yield event["lacks_archive"], Path(f"/proc/{jvm.pid}/maps").read_text()
+SERVE = (*("-m", "streamer.copy.spark.job", "--serve"), *("--master", "local[1]", "--jobs", "1"))
 
 
 def test_an_archive_is_made_once_and_a_damaged_one_is_ignored(tmp_path: Path) -> None:
@@ -49,14 +31,19 @@ def test_an_archive_is_made_once_and_a_damaged_one_is_ignored(tmp_path: Path) ->
     assert made.stdout.strip() == str(archive)
     assert archive.exists()
     assert not list(archive.parent.glob(".making-*"))
-    with serving(environment) as (lacks, files):
-        assert not lacks
-        assert str(archive) in files
     # The user's cache comes before the installation.
     damaged = tmp_path / "streamer" / name
     damaged.parent.mkdir(mode=0o755)
     damaged.write_bytes(b"damaged" * 1000)
     assert class_archive.find_archive(environment) == damaged
-    with serving(environment) as (lacks, files):
-        assert not lacks
-        assert str(damaged) not in files
+    with subprocess.Popen(
+        [sys.executable, *SERVE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"event": "ready", "lacks_archive": False}
+        (jvm,) = [c for c in psutil.Process(process.pid).children() if c.name() == "java"]
+        assert str(damaged) not in Path(f"/proc/{jvm.pid}/maps").read_text()

@@ -23,10 +23,10 @@ VARIABLES = {"DW_PASSWORD", "STREAMER_ADMIN__TOKEN"}
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 OPEN_SPARK = f"""
-from pyspark import SparkConf, SparkContext
-conf = SparkConf().setMaster("local[1]").set("spark.ui.enabled", "false")
-context = SparkContext(conf=conf.set("spark.broadcast.compress", "false"))
-kept = context.broadcast("{SECRET}")
+from streamer.copy.spark import start
+start.LOCAL_SETTINGS.clear()
+spark = start.start_spark("local[1]", 1, {{"spark.broadcast.compress": "false"}})
+kept = spark.context.broadcast("{SECRET}")
 print("done", flush=True)
 input()
 """
@@ -34,7 +34,7 @@ input()
 
 @pytest.fixture
 def open_spark() -> Iterator[psutil.Process]:
-    """A Spark with its defaults: it lets every client fetch blocks."""
+    """A local driver without its protection: it lets every client fetch blocks."""
     with subprocess.Popen(
         [sys.executable, "-c", OPEN_SPARK],
         stdin=subprocess.PIPE,

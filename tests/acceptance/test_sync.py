@@ -2,6 +2,7 @@
 claim; elsewhere threads copy.
 """
 
+import os
 import random
 import signal
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from streamer.copy.spark.class_archive import find_archive
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.process import SPARK_PYTHON, Process, caught_up, command, status
 from tests.support.streamer import write_config
@@ -102,7 +104,6 @@ def assert_tidy(source: Database, target: Database) -> None:
     assert target.value("select count(*) from streamer.deferred_index") == 0
 
 
-@pytest.mark.spark
 def test_a_first_start_under_writes_ends_with_exactly_the_sources_rows(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
@@ -110,7 +111,7 @@ def test_a_first_start_under_writes_ends_with_exactly_the_sources_rows(
     source.execute("create index keyed_v on keyed (v)")
     config = tmp_path / "config.yaml"
     write_config(config, source, target, MAPPING)
-    with Process(config) as process:
+    with Process(config, spark=False) as process:
         with Writer(source, WRITES):
             eventually(lambda: target.value("select to_regclass('keyed') is not null"))
             eventually(lambda: all(t["state"] == "ready" for t in status(config)[0]["tables"]), 60)
@@ -244,7 +245,10 @@ def test_killing_any_part_of_a_copy_ends_equal(
         process.terminate()
 
 
-def test_twenty_kills_under_mixed_load_end_equal(
+SETTINGS = ((1, "table"), (8, "transaction"), (3, "table"), (2, "transaction"))
+
+
+def test_twenty_kills_under_mixed_load_end_equal_whatever_the_settings(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
     fill(source, 2000)
@@ -255,8 +259,12 @@ def test_twenty_kills_under_mixed_load_end_equal(
     with Process(config, spark=False) as process:
         caught_up(process)
     with Writer(source, WRITES, pause=0.01):
-        for _ in range(20):
+        for number, (workers, consistency) in enumerate(SETTINGS * 5):
+            settings = f"workers: {workers}\nconsistency: {consistency}"
+            write_config(config, source, target, MAPPING, settings=settings)
             with Process(config, spark=False) as process:
+                if number % 3 == 0:
+                    eventually(lambda: status(config)[0]["state"] == "streaming")
                 stop.wait(0.2 + generator.random())
                 process.kill()
     with Process(config, spark=False) as process:
@@ -291,8 +299,13 @@ def test_every_value_is_the_same_on_every_path(
     config = tmp_path / "config.yaml"
     write_config(config, source, target, """every:\npart:\n'"x""; drop table part; --"':""")
     names = ["every", "part", '"x""; drop table part; --"']
+    archive = find_archive(os.environ)
+    assert archive is not None
     with Process(config) as process:
-        eventually(lambda: process.children("java"), 60, "Spark starts")
+        used = f"SharedArchiveFile={archive}"
+        (jvm,) = eventually(lambda: process.children(used), 60, "Spark starts")
+        files = Path(f"/proc/{jvm.pid}/maps")
+        eventually(lambda: str(archive) in files.read_text(), what="the archive is in memory")
         caught_up(process)
         for name in names:
             assert_same(source, target, name)
