@@ -4,15 +4,16 @@ import contextlib
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from streamer.commands.demo.embedded_servers import free_port
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import Database
 from tests.support.process import Process, caught_up, command, run
+from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
 SCRIPT = "streamer.cli.main:main"
@@ -24,22 +25,10 @@ def config(tmp_path: Path, source: Database, target: Database) -> Path:
     for db in (source, target):
         db.execute("create table t (id int primary key, v text)")
         db.execute('create table "o\x1b[31m" (id int primary key)')
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     path = tmp_path / "config.yaml"
-    path.write_text(
-        f"""
-target: {{url: "{target.url}"}}
-http: {{listen: "127.0.0.1:{port}"}}
-admin: {{token: {TOKEN}}}
-spool: {{directory: {tmp_path / "spool"}}}
-sources:
-- database: shop
-  urls: [{{url: "{source.url}", sid: eu}}]
-  tables: {{t: {{initial: none}}, "o*": {{initial: none}}}}
-"""
-    )
+    tables = 't: {initial: none}\n"o*": {initial: none}'
+    token = f"admin: {{token: {TOKEN}}}"
+    write_config(path, source, target, tables, sid="eu", settings=token, port=free_port())
     return path
 
 

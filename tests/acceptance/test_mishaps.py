@@ -6,6 +6,7 @@ It then runs that remedy literally, and compares the rows.
 """
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from streamer.commands.demo.embedded_servers import Server
+from tests.support.clusters import CopiedServer
 from tests.support.forks import ForkedProcess
 from tests.support.mishap import Site, eventually, make_admin_site, make_site
 from tests.support.postgres import Database, running, versions
@@ -75,6 +76,8 @@ def test_01_slot_dropped(site: Site) -> None:
         run_block(site.config, "slot-lost#1", WITHOUT_SID)
         shows(site, block("slot-lost#2", WITHOUT_SID), "shop: streaming")
         site.is_mended()
+        site.source.execute("insert into t values (3, 'after')")
+        site.is_mended()
 
 
 def shows(site: Site, line: str, pattern: str) -> None:
@@ -98,25 +101,20 @@ def shows(site: Site, line: str, pattern: str) -> None:
 
 
 @contextmanager
-def pair_of_servers(directory: Path, settings: dict[str, str]) -> Iterator[tuple[Server, Server]]:
+def own_server(
+    directory: Path, settings: dict[str, str]
+) -> Iterator[tuple[CopiedServer, Database]]:
+    """Make a database on a server that a test maltreats."""
     binaries = versions()[os.environ.get("TEST_POSTGRES", "18")]
-    with (
-        running(directory / "source", binaries, settings) as source,
-        running(directory / "target", binaries) as target,
-    ):
-        source.execute("create database shop")
-        target.execute("create database dw")
-        yield source, target
+    with running(directory, binaries, settings) as server:
+        server.execute("create database shop")
+        yield server, Database(server, "shop")
 
 
 @pytest.mark.follows("runtime.guards.slot_check:SlotCheck._resync_hint")
-def test_02_slot_invalidated(tmp_path: Path, server_directory: Path) -> None:
+def test_02_slot_invalidated(tmp_path: Path, target: Database, server_directory: Path) -> None:
     settings = {"max_slot_wal_keep_size": "32MB", "max_wal_size": "64MB"}
-    with pair_of_servers(server_directory / "invalidated", settings) as (
-        source_server,
-        target_server,
-    ):
-        source, target = Database(source_server, "shop"), Database(target_server, "dw")
+    with own_server(server_directory / tmp_path.name, settings) as (_, source):
         source.execute(DDL)
         site = make_site(tmp_path, source, target)
         with site.running():
@@ -217,39 +215,25 @@ def test_06_ddl_first_of_four_kinds(site: Site) -> None:
 
 
 @pytest.mark.follows("runbooks:restored#1")
-def test_07_target_restored(tmp_path: Path, server_directory: Path) -> None:
-    with pair_of_servers(server_directory / "restored", {}) as (source_server, target_server):
-        source, target = Database(source_server, "shop"), Database(target_server, "dw")
-        source.execute(f"{DDL}; insert into t values (1, 'before')")
+def test_07_target_restored(tmp_path: Path, source: Database, server_directory: Path) -> None:
+    source.execute(f"{DDL}; insert into t values (1, 'before')")
+    with own_server(server_directory / tmp_path.name, {}) as (server, target):
         site = make_site(tmp_path, source, target)
         with site.running():
             pass
-        target_server.stop()
-        backup = tmp_path / "backup"
-        shutil.copytree(target_server.data, backup)
-        target_server.start()
+        kept = server.keep()
         with site.running():
             source.execute("insert into t values (2, 'after the backup')")
             caught_up(site.process)
             # The target is restored, and comes back within seconds.
-            target_server.stop("immediate")
-            shutil.rmtree(target_server.data)
-            shutil.copytree(backup, target_server.data)
-            _give_to_server(target_server)
-            target_server.start()
+            server.restore(kept)
             remedy = site.sees("restored to an earlier time", RESYNC)
+            source.execute("insert into t values (3, 'behind a hole')")
+            assert target.execute("select id from t") == [(1,)]
             assert site.process.process.poll() is None
             assert remedy == block("restored#1", WITHOUT_SID).strip()
             run_block(site.config, "restored#1", WITHOUT_SID)
             site.is_mended()
-
-
-def _give_to_server(server: Server) -> None:
-    """Let the server's user own the files that were copied back."""
-    owner = server.directory.stat()
-    for path in (server.data, *server.data.rglob("*")):
-        os.chown(path, owner.st_uid, owner.st_gid)
-    server.data.chmod(0o700)
 
 
 @pytest.mark.follows("runbooks:table-in-error#3")
@@ -402,20 +386,46 @@ def test_15_wrong_token(
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
+    """Its tables keep slot and progress until it is imported again."""
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)
+    database, away = tmp_path / "mapping.sqlite", tmp_path / "away"
     with site.running():
-        for path in tmp_path.glob("mapping.sqlite*"):
-            path.unlink()
+        database.rename(away)
         remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE)
         assert remedy == block("mapping-lost#1").strip()
+        assert "was deleted" in shown(site, "/healthz")
+        refused = command(site.config, "tables", "add", "shop", "other")
+        assert refused.returncode != 0
+        assert "was deleted" in refused.stderr
+        source.execute("insert into t values (2, 'it streams')")
+        eventually(lambda: target.value("select count(*) from t") == 2)
         run_block(site.config, "mapping-lost#1")
+        assert (tmp_path / "backup.yaml").read_text().startswith("# Backup of streamer's mapping")
+        # Another file takes its place, and then it comes back.
+        database.write_bytes(b"")
+        eventually(lambda: "was replaced" in shown(site, "/readyz"))
+        away.rename(database)
+        site.is_ready()
+        assert "the mapping database is unusable" in site.process.output
         assert site.process.terminate() == 0
-    source.execute("insert into t values (2, 'meanwhile')")
+    for path in tmp_path.glob("mapping.sqlite*"):
+        path.unlink()
+    source.execute("insert into t values (3, 'meanwhile')")
+    report = command(site.config, "status", "--json")
+    assert report.returncode == 4
+    assert '"shop"' in json.loads(report.stdout)["mapping"]["error"]
     with site.running(until_ready=False):
         site.sees("the target holds", "streamer import")
+        assert "pg_drop_replication_slot" not in site.process.output
         run_block(site.config, "mapping-lost#2")
         site.is_mended()
+        assert target.value("select attempt from streamer.relation") == 1, "no second copy"
+
+
+def shown(site: Site, path: str) -> str:
+    answer = site.get(path)
+    return "" if answer is None else answer.text
 
 
 @pytest.mark.follows("admin.mapping.mapping_file:_file_problem")
