@@ -382,7 +382,7 @@ async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
         await streamer.eventually(is_told)
         lines = list[str]()
 
-        async def is_named() -> bool:  # the process stores what a table holds once a second
+        async def is_named() -> bool:  # the process stores the bytes of a table once a second
             shown = await Operator(streamer.path, source, target).follow(kept[0])
             lines[:] = [
                 each for each in shown.splitlines() if "of WAL" in each and "public." in each

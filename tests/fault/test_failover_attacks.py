@@ -1,7 +1,7 @@
 """Failovers that lose something, or lead to a server that they should not lead to.
 
-Each ends in one of two ways. Streaming goes on without a hole, or the source stops and says what to
-do.
+Each ends in one of two ways. Streaming goes on without a hole, or the source stops and names the
+remedy.
 """
 
 import asyncio
