@@ -25,7 +25,7 @@ from streamer.source s join streamer.relation r on r.source_id = s.id where s.id
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
-# A source may have left columns earlier, and then return without them. A source without known
+# A source may leave columns in the target, and return without these columns. A source without known
 # columns may have any.
 _KEEP_COLUMNS_SQL: Final = """
 update streamer.purge p set columns = array(
@@ -151,7 +151,7 @@ async def read_purges(session: Executor) -> list[PurgeRecord]:
 
 
 async def store_targets(session: Executor, source_id: int) -> None:
-    """Store the tables and columns of a source before its removal: its rows are left."""
+    """Store the tables and columns of a source before its removal: its rows stay."""
     await session.execute(_KEEP_TARGETS_SQL, source_id)
     await store_columns(session, source_id)
 

@@ -58,7 +58,7 @@ async def take_requests(
             assert request.relation_id is not None, "a request without a table is not taken"
             record = await _lock(connection, request.relation_id)
             error: StreamerError | None = None
-            is_open = False  # the outcome is still to come
+            is_open = False  # the outcome is open
             match request.action:
                 case "resync":
                     effect = await _take_resync(connection, request, record, source)
@@ -298,7 +298,7 @@ async def _store_to_point(
     stays_paused: bool = False,
     is_sure: bool = False,
 ) -> list[Request]:
-    """*is_sure*: the table goes to the point from any state.
+    """*is_sure*: copy to a point from any state.
 
     Otherwise a table that is paused or in error gets a copy of all rows, without earlier changes.
     """

@@ -267,7 +267,7 @@ async def request_each(
 def choose(
     key: SourceKey, action: str, relations: Iterable[RelationRecord], state: str | None
 ) -> tuple[list[int], list[str]] | SourceOutcome:
-    """Return the relations of a source to ask, and the tables left out; or why there are none.
+    """Return the relations to request, and the omitted tables; or the reason without any.
 
     A table that waits before a mass delete needs a decision of its own, so no request about many
     tables resumes such a table. Pure.

@@ -41,8 +41,8 @@ CANCEL_SECONDS: Final = 1.0
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
     """Compare the tables of *job*; return a result for each, like the Spark program.
 
-    Raises PassingError, after which the same comparison goes on with the ranges
-    that are left; OSError for a file that cannot be written.
+    Raises PassingError, after which the same comparison continues with the remaining ranges;
+    OSError for a file that cannot be written.
     """
     ends = ComparisonEnds.read(job["ends"])
     tables = {row["relation_id"]: ComparedTable.from_json(row) for row in job["tables"]}
@@ -79,7 +79,7 @@ def _read(
     parts: list[Unit],
     verdicts: VerdictFile,
 ) -> None:
-    """Read ranges until none is left: the work of a thread."""
+    """Read all ranges: the work of a thread."""
     is_background, of = bool(job.get("is_background")), reader.findings.of
     open_units = (u for u in units if not (is_background and _is_enough(of(u.relation_id))))
     with reader:
@@ -99,7 +99,7 @@ def _is_enough(finding: TableFinding) -> bool:
 
 
 def _end(readers: list[UnitReader], running: list[Future[None]]) -> None:
-    """Cancel statements until all threads have ended; give up after a while."""
+    """Cancel statements until all threads have ended, for a limited time."""
     deadline = time.monotonic() + CANCEL_SECONDS
     while not all(thread.done() for thread in running) and time.monotonic() < deadline:
         for reader in readers:

@@ -150,7 +150,7 @@ class UnitReader:
         return self._judging.judge(self._tables, keys)
 
     def _show(self, judged: Judged) -> Iterator[KeyVerdict]:
-        """Yield verdicts; after a failure, go on with those that are left."""
+        """Yield verdicts; after a failure, continue with the remaining units."""
         for attempt in itertools.count(1):
             try:
                 for verdict in self._judging.show(judged):

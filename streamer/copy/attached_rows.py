@@ -60,7 +60,7 @@ class AttachedRows:
     async def request_rows(
         self, bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation, gaps: list[Leaf]
     ) -> list[Leaf]:
-        """Request the rows of *gaps*; return the leaves whose rows have come by now."""
+        """Request the rows of *gaps*; return the leaves whose rows are copied by now."""
         relation_id = mapped.relation_id
         async with bookkeeping.transaction() as connection:
             row = await read_attach_state(connection, relation_id)

@@ -15,7 +15,7 @@ SNAPSHOT_SECONDS: Final = 60.0
 """How long a snapshot may stay open for that. The next one begins closer to the target's position.
 """
 CHECK_SECONDS: Final = 0.5
-"""How long a copy waits that comes later in its round."""
+"""How long a later copy of a round waits."""
 
 
 async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:

@@ -1,4 +1,4 @@
-"""Removes relations from a round of copies that goes on.
+"""Removes relations from a running round of copies.
 
 A round may take hours for large tables. A copy that fails, or that has to begin again, must not
 wait for the end of the round. Tasks of the round may still write to the table, so the relation

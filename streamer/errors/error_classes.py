@@ -448,7 +448,7 @@ class TargetReadOnlyError(TargetError):
 class TargetFencedError(TargetError):
     """The target's stored progress differs from the progress that this process stored.
 
-    A second process has the source's lock, or the target went back in time or lost commits.
+    A second process has the source's lock, or the target was restored or lost commits.
     ``relations``: the relations concerned, if known.
     """
 
@@ -501,7 +501,7 @@ class DefinitionStopError(TargetError):
 
 
 class TableRenamedError(TargetError):
-    """A session renamed a table at the source, and the rules do not say where it goes now."""
+    """A session renamed a table at the source, and no rule names its target now."""
 
     code = "renamed"
     retry = Retry.MANUAL

@@ -139,8 +139,8 @@ def _judge_alone(
     targets: RenameTargets,
     leaving: Collection[RelationName],
 ) -> Following | Obstacle:
-    """Return how a relation follows, if only its own targets count. *leaving*: those that moves
-    may leave.
+    """Return how a relation follows, if only its own targets count. *leaving*: targets whose
+    relations may move away.
     """
     target = mapping.target
     if target == move.target:

@@ -491,7 +491,7 @@ def target_of(
     if source.sid is None and "{sid}" in _placeholders(target):
         raise MappingError(
             f'target {target} contains {{sid}}, and source "{source.label}" has no sid',
-            hint="give its url a sid, or take {sid} out of the target",
+            hint="give its url a sid, or remove {sid} from the target",
         )
     is_pattern, name_is_pattern = target.namespace_is_pattern, target.name_is_pattern
     return RelationName(

@@ -84,7 +84,7 @@ class Crowd:
         return BoundedConnection(self, **options)
 
     def admit(self, new: BoundedConnection) -> None:
-        """Make room for *new*, or end *new* if no connection can go."""
+        """Close an older connection for *new*, or *new* itself if all must stay."""
         older = list(self.connections)
         self.connections[new] = None
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -31,8 +31,7 @@ class SlotOwner:
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self._tolerated: tuple[str, ...] | None = None
-        """Installations whose marks stay although the pipeline has claimed the slot; None
-        without a claim."""
+        """Installations whose marks stay although the pipeline uses the slot; None before that."""
 
     async def check_owner(
         self,

@@ -192,7 +192,7 @@ class ChangedDefinitions:
         return relation
 
     async def _wait_for_stream(self, lsn: Lsn) -> None:
-        """Wait until the stream has come to *lsn*, and shows which users of a type are behind.
+        """Wait until the stream has reached *lsn*, and shows which users of a type are behind.
 
         Raises TargetContentionError if that takes long.
         """
@@ -205,7 +205,7 @@ class ChangedDefinitions:
     async def _apply_unsent(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation
     ) -> None:
-        """Make the changes of which no message comes any more."""
+        """Make the changes whose messages the stream has passed."""
         message = await read_present(source, self._source, mapped.mapping.source)
         definition = message.definition
         assert definition is not None

@@ -1,4 +1,5 @@
-"""The stop of a table whose definition waits for an operator, with the commands that go on."""
+"""The stop of a table whose definition waits for an operator, with the commands that continue "
+"the table."""
 
 from collections.abc import Sequence
 from dataclasses import replace

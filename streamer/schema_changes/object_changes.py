@@ -80,7 +80,7 @@ class Objects:
         objects: Sequence[DefinedObject],
         former: frozenset[str],
     ) -> None:
-        """Plan those of the source's *objects* anew that went with a former column of the target.
+        """Plan again the source's *objects* that the target lost together with a former column.
 
         *former*: the names that the target's table had.
         """

@@ -93,7 +93,7 @@ class TableChange:
         await store_new_definition(self._table, self._command, changes, filled)
 
     async def after_rollback(self) -> None:
-        """Make the statements that have to come before, or store a command that waits."""
+        """Run the statements that must precede the change, or store a command that waits."""
         if self._after is not None:
             await self._after()
 

@@ -45,7 +45,7 @@ async def translate_types(
     """Return the statements for changes of types; *labels*: see
     `streamer.schema_changes.kept_labels`.
 
-    A second source may have changed a new type before this source comes to the creation. So the
+    A second source may have changed a new type before this source creates the type. So the
     target may have such a type as the source has the type now. Raises TargetSchemaError, and
     TargetContentionError while a table is to get values of a type as the type was before.
     """

@@ -32,7 +32,7 @@ class CommittedTransaction:
     xid: int
     commit_time: int
     with_origins: bool = field(default=False, compare=False)
-    """The transaction came in a stream with forwarded origins; a stream without may lack it."""
+    """Whether the stream had forwarded origins; a stream without may lack the transaction."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -56,7 +56,8 @@ class CommittedTransaction:
 
 
 class HistoryCheck:
-    """Checks that the stored transaction comes again, and keeps later transactions to store.
+    """Checks that the source sends the stored transaction again, and keeps later transactions to
+    store.
 
     With many transactions in flight, the check keeps only some. Behind an omitted transaction, the
     kept transaction would be too old for a position. So `position_through` returns the end of the
@@ -98,7 +99,7 @@ class HistoryCheck:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no transaction has to come again."""
+        """Whether the source has sent the stored transaction again, if it must."""
         return self._expected is None
 
     def saw_transactions(self, first: CommittedTransaction, last: CommittedTransaction) -> None:

@@ -70,7 +70,7 @@ async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
     """Await *work* in a separate task; no end of *work* loses a cancellation of the caller.
 
     Before Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while the group ends with
-    an error. A caller that retries after errors would go on.
+    an error. A caller that retries after errors would continue.
     """
     task = asyncio.create_task(work, name=name)
     try:

@@ -99,7 +99,7 @@ def _add_actions(router: APIRouter, service: AdminService, status: StatusReader)
         "/sources/resume", tags=["servers"], status_code=202, response_model=api_models.BulkAnswer
     )
     async def resume_sources(request: Request, values: api_models.BulkBody) -> Any:
-        """Go on with the paused and failed tables of many sources.
+        """Resume the paused and failed tables of many sources.
 
         A table that waits before a mass delete needs a request of its own.
         """

@@ -66,7 +66,7 @@ def _add_actions(router: APIRouter, service: AdminService) -> None:
     async def resume(
         request: Request, number: Number, values: api_models.ResumeBody | None = None
     ) -> dict[str, Any]:
-        """Go on with a table that is paused or in error."""
+        """Resume a table that is paused or in error."""
         body = values or api_models.ResumeBody()
         options = {"skip_deletes": True} if body.skip_deletes else None
         names = await service.act("resume", number, body.sid, actor_of(request), options)

@@ -49,8 +49,8 @@ class Ring:
         return self._sources.keys()
 
     def put(self, source: str, slot: int, values: Values) -> None:
-        """Store the values of a slot. A slot far before the newest means that the clock went back:
-        then the ring begins again.
+        """Store the values of a slot. A slot far before the newest means that the clock was set
+        back: then the ring begins again.
         """
         self._advance(slot)
         held = self._sources.get(source)

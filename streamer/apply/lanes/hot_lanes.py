@@ -34,7 +34,7 @@ def place_count(workers: int) -> int:
 class _Guest:
     lane: "Lane"
     home: "ShareQueue"
-    """The worker that the lane came from."""
+    """The shared worker of the lane."""
     since: float
     worked_at: float
     """Time of the place's last commit of changes of the lane."""

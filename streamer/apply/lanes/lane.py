@@ -417,7 +417,7 @@ class LaneOwner(Protocol):
         ...
 
     def lane_of(self, mapped: MappedRelation) -> "Lane | None":
-        """Return the lane where a relation's changes go now, if it is still mapped."""
+        """Return the lane of a relation's changes, if the relation is still mapped."""
         ...
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:

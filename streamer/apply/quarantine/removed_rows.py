@@ -1,4 +1,4 @@
-"""Ends the changes in quarantine of rows that left the source's table as a set.
+"""Ends changes in quarantine whose rows left the source's table together, as a partition.
 
 A TRUNCATE concerns all changes. A partition that leaves concerns the changes within its bounds: the
 target evaluates the condition for the partition's rows on the values of each change. A change whose
@@ -156,5 +156,5 @@ def _unclear(
     drop = run("quarantine drop", table, *only, "--yes", database=place.database, sid=place.sid)
     return TargetSchemaError(
         f'{changes} may be of rows of partition "{rows.partition}", which left the table: {reason}',
-        hint=Remedy.of("to apply changes, run: ", retry, "; to give them up, run: ", drop),
+        hint=Remedy.of("to apply changes, run: ", retry, "; to drop them, run: ", drop),
     )

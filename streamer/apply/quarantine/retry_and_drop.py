@@ -132,7 +132,7 @@ class _Attempt:
         """What the target refuses again."""
         if not self.left_count:
             return None
-        text = f"changes that the target refuses again, and that stay: {self.left_count}"
+        text = f"changes that the target rejects again stay in quarantine: {self.left_count}"
         return ErrorReport(text, self.left_code or StreamerError.code)
 
     async def run(self) -> None:
@@ -205,7 +205,7 @@ class _Attempt:
     async def _write(
         self, window: LaneWindow, ids: list[int], *, immediate: bool
     ) -> list[tuple[int, str, str | None]]:
-        """Write rows again; return those that stay, with why."""
+        """Write rows again; return the rows that stay in quarantine, with the reasons."""
         failures = await self.writer.write_again(window, self._mapped, ids[0], immediate=immediate)
         await self.writer.transaction.check_constraints()
         return [(ids[change.place[0]], change.error, change.code) for change in failures]

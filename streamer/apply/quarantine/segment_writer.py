@@ -136,7 +136,7 @@ class SegmentWriter:
     async def _stage_segment(
         self, statements: Statements, segment: _ItemRun, run: OrderedRun
     ) -> None:
-        """Stage all that can be. Begins small behind a value that cannot, for more may come."""
+        """Stage all changes that COPY accepts; behind a refused value, first try few changes."""
         items, blocked, is_diverted = segment.items, segment.blocked, segment.is_diverted
         position, size = 0, STAGED_MAX if is_diverted else len(items)
         fault: tuple[int, StreamerError] | None = None

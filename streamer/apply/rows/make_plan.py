@@ -168,7 +168,7 @@ def _with_computed(
             raise TargetSchemaError(
                 f'column "{name}" of target table "{mapping.target}" is generated there, and `set` '
                 "computes it too",
-                hint="take it out of `set`, or make it an ordinary column",
+                hint="remove it from `set`, or make it an ordinary column",
             )
         position = by_name[name].position if name in by_name else -1
         by_name[name] = PlanColumn(position, target_column, expression)
@@ -226,7 +226,7 @@ def _check_marks(
         raise TargetSchemaError(
             f'`on_delete: mark` of target table "{target.name}" needs a key, and source table '
             f'"{mapping.source}" has none',
-            hint="give it a primary key, or take out `on_delete`",
+            hint="give it a primary key, or remove `on_delete`",
         )
     if mapping.rule.filter is not None:
         return  # a mark writes the facts alone
@@ -237,7 +237,7 @@ def _check_marks(
             raise TargetSchemaError(
                 f'`set` computes "{column.name}" of target table "{target.name}" from the key and '
                 "from other columns, which a delete does not send",
-                hint="take out `on_delete: mark`, or compute the column without the key",
+                hint="remove `on_delete: mark`, or compute the column without the key",
             )
 
 

@@ -178,7 +178,7 @@ async def _confirm_expressions(
 async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:
     """Read a source again whose stored position was ahead of the position read before.
 
-    Most likely a process streams this source. Otherwise the source went back in time.
+    Most likely a process streams this source. Otherwise the source was restored to an earlier time.
     """
     for source in sources:
         record = facts.sources.get(source.label)

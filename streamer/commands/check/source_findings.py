@@ -473,7 +473,7 @@ def check_locales(
 
 
 def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
-    """The things that PostgreSQL's logical replication leaves out, for any mapping."""
+    """Objects that PostgreSQL's logical replication omits, for any mapping."""
     place, usage = Place(facts.label), facts.usage
     assert usage is not None
     if usage.is_target and not facts.source.forward_origins:

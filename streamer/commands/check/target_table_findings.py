@@ -327,7 +327,7 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
 
 
 def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
-    """Whether rows to change are found by an index. Those that a copy has put off come back."""
+    """Whether an index finds the rows to change. The end of a copy restores deferred indexes."""
     if str(pair.name) in pair.target.deferred:
         return
     key = [SID] if plan.sid is not None else []

@@ -83,7 +83,7 @@ def gather_tables(compared: Iterable[dict[str, Any]]) -> tuple[TableOfShops, ...
 
 @dataclass(slots=True)
 class DemoReport:
-    """How the demo went."""
+    """The result of the demo."""
 
     rows_copied: int = 0
     sync_seconds: float = 0.0

@@ -32,7 +32,7 @@ class View:
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Show *text* while work goes on, and then how long the work took."""
+        """Show *text* during some work, and then how long the work took."""
         began = time.monotonic()
         with self._console.status(text) if self._console.is_terminal else contextlib.nullcontext():
             yield
@@ -61,7 +61,7 @@ class View:
         yield say
 
     def summarize(self, report: DemoReport) -> None:
-        """Show how the demo went."""
+        """Show the result of the demo."""
         sids = list(report.tables[0].rows) if report.tables else []
         table = Table(title="source and target", title_justify="left", expand=False)
         table.add_column("table")

@@ -222,7 +222,7 @@ def _describe(error: Exception) -> str:
 
 
 def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
-    """Store for the round that a copy cannot go on: the result of the job comes late."""
+    """Report a failed copy to the round now: the job returns its result late."""
     source_and_token = ends.fence[1], ends.fence[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(

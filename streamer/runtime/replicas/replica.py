@@ -55,7 +55,7 @@ FROZEN_CHECKS: Final = 5
 SETTLE_SECONDS: Final = 3.0
 """A replica gives sources back once no replica has joined or ended for so long."""
 GIVEN_AT_ONCE: Final = 4
-"""The number of sources to give back at a time."""
+"""The number of sources to release at a time."""
 REFUSED_SECONDS: Final = 10.0
 """A replica that has not taken its source for so long loses the source."""
 FORGIVEN_SECONDS: Final = 60.0
@@ -179,7 +179,7 @@ class Replica:
         return leads(self._number, self._members, label)
 
     async def run(self) -> None:
-        """Take and give back sources until cancelled."""
+        """Lock and release sources until cancelled."""
         try:
             await self._run()
         finally:
@@ -427,7 +427,7 @@ class Replica:
         return kept_back | {key for key, until in self._refused.items() if until > now}
 
     async def _give(self, sources: dict[str, Shared], give: Sequence[str], now: float) -> None:
-        """Give back sources of *give*, a few at a time, once the set of replicas is stable."""
+        """Release the sources in *give*, a few at a time, once the set of replicas is stable."""
         if now - self._changed_at < SETTLE_SECONDS:
             return
         draining = [label for label, shared in sources.items() if shared.is_draining]

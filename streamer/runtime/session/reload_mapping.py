@@ -129,9 +129,9 @@ def _may_change(
 ) -> bool:
     """Return whether the running stream can switch to *mappings*, without the relations *removed*.
 
-    *removed* relations leave, or get a new copy. A single relation cannot leave a shared lane, and
-    a copy continues by the rule with which it began. A table without a new copy, or a table that
-    keeps its past, would lose the changes that its lane holds.
+    *removed* relations are no longer mapped, or get a new copy. A single relation cannot leave a
+    shared lane, and a copy continues by the rule with which it began. A table without a new copy,
+    or a table that keeps its past, would lose the changes that its lane holds.
     """
     changed = [m for m in relations if not _is_alike(m.mapping, mappings.get(m.mapping.source))]
     return not (

@@ -115,7 +115,7 @@ class BacklogGuard:
 
     @property
     def is_throttling(self) -> bool:
-        """Whether copies are to go slower."""
+        """Whether to slow down copies."""
         return self.backlog is not None and self.backlog.state in (Level.THROTTLED, Level.OVER)
 
     async def run(self) -> None:
@@ -263,7 +263,7 @@ class BacklogGuard:
     # ---- when the target has caught up ---------------------------------------------------------
 
     async def _see_to_the_end(self, unconfirmed_bytes: int) -> None:
-        """Stop writing the journal when little of it is left; return to the slot at its end."""
+        """Stop writing the journal near its end, and return to the slot at its end."""
         journal, runner = self.journaling.journal, self.runner
         if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
             if self._finish_by is not None:

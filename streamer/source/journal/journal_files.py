@@ -212,10 +212,10 @@ class Journal:
         return max(last_lsn, self._segments[-1].start_lsn)
 
     def turn(self, branch: Branch) -> None:
-        """Go on with changes of *branch*, in a new segment; call `rewind` first.
+        """Continue with changes of *branch*, in a new segment; call `rewind` first.
 
-        The branch forked behind ``changes_end_lsn``. Positions behind the fork go: the branch has
-        changes there. Raises SpoolError.
+        The branch forked behind ``changes_end_lsn``. Positions behind the fork are removed: the
+        branch has changes there. Raises SpoolError.
         """
         fork_lsn = common_end(self.branch, branch)
         if fork_lsn == EVERYTHING:

@@ -78,7 +78,7 @@ async def _read_primary(source: SourceMapping, host: tuple[str, str]) -> Primary
 
 
 def choose(primaries: Sequence[Primary], stored: KnownPlace) -> Primary | None:
-    """Return the primary with the newest branch that goes on with the known history, if any does.
+    """Return the primary with the newest branch that continues the known history, if any.
 
     Pure.
     """

@@ -367,7 +367,7 @@ def publishable_filters(
 
 @dataclass(frozen=True, slots=True)
 class PublicationChanges:
-    """Statements that change publications to the desired state."""
+    """Statements that give publications the planned members."""
 
     needed: list[str] = field(default_factory=list)
     surplus: list[str] = field(default_factory=list)
@@ -391,7 +391,7 @@ class WantedMembers:
     """With the filters of tables."""
     lists: ColumnLists = NO_LISTS
     fresh: frozenset[RelationName] = frozenset()
-    """Members with a new copy, whose filter and column list may change or go."""
+    """Members with a new copy, whose filter and column list may change or be dropped."""
     relisted: frozenset[RelationName] = frozenset()
     """Members in sync whose column list may change, too."""
     kept: frozenset[str] = frozenset()
@@ -412,7 +412,7 @@ def publication_changes(
 ) -> PublicationChanges:
     """Return the statements after which our publications have *membership*. Pure.
 
-    *filters*: the filters of new members. *unfit*: members whose filter has to go.
+    *filters*: the filters of new members. *unfit*: members whose filter must be dropped.
     """
     lists = membership.lists
     tables_of: dict[str, set[RelationName]] = {

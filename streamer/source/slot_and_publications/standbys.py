@@ -94,7 +94,8 @@ def judge_standby_wait(
         f'source "{source.label}": its server sends no changes, because no standby uses slot '
         f"{slots} of synchronized_standby_slots",
         hint=Remedy.of(
-            "start that standby, or correct the name; to go on without it, run at the source: ",
+            "start that standby, or correct the name; to continue without that standby, run at "
+            "the source: ",
             at_source(setting, "select pg_reload_conf()"),
         ),
     )
