@@ -38,7 +38,8 @@ def cutover(
     reverse: Annotated[
         Path | None,
         typer.Option(
-            help="Prepare a stream back to the source, and write its configuration to this file.",
+            help="Prepare a reverse stream to the source, and write its configuration to this "
+            "file.",
             metavar="FILE",
         ),
     ] = None,
@@ -50,7 +51,7 @@ def cutover(
     """Switch programs over from a source to the target, step by step.
 
     The steps are: check, stop writes at the source, drain, compare, set sequences, prepare the
-    stream back if requested, finish. Without --yes the command only shows them. If it is killed,
+    reverse stream if requested, finish. Without --yes the command only shows them. If it is killed,
     run it again: it continues with the interrupted step. A step that exceeds its time limit goes
     back to the state before the cut-over. --undo goes back at any step before the last.
     """

@@ -295,7 +295,7 @@ class Round:
                 await self._finishing.wait()
                 return
             if not remaining:
-                if not any(copy.awaits_strays for copy in self._unfinished):
+                if not any(copy.awaits_orphans for copy in self._unfinished):
                     await snapshot.close()  # the rest is work at the target
                 await self._finishing.wait(POLL_SECONDS)
                 continue

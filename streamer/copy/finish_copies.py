@@ -207,7 +207,7 @@ class Finisher:
     async def mark_synced(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
         """Declare relations to be in sync, without a copy."""
         for copy in copies:
-            copy.reads(copy.relation)
+            copy.use_definition(copy.relation)
         async with transaction(target):
             finished = [
                 FinishedCopy(
@@ -243,7 +243,7 @@ class Finisher:
                 await self.retry_later(copy, f'a type of "{copy.name}" was altered during its copy')
                 return
             if copy.scope.is_to_point:
-                if copy.awaits_strays:
+                if copy.awaits_orphans:
                     await reach_with_snapshot(self._context.events, copy)
                 else:
                     await self._context.events.reach(copy.mapped, copy.consistent_point)
@@ -251,8 +251,8 @@ class Finisher:
             async with _using(session) as target:
                 if await self._is_elsewhere(target, copy):
                     return
-                if copy.scope.is_to_point and await self._plan_strays(target, copy):
-                    return  # the parts of strays come first
+                if copy.scope.is_to_point and await self._plan_orphans(target, copy):
+                    return  # the parts of orphaned rows are first
                 finished = _finished_copy(copy, rows, size)
                 if not await is_switched(target, finished):  # else a commit was interrupted
                     await self._switch_to_stream(target, copy, finished)
@@ -371,7 +371,7 @@ class Finisher:
         if after is not None and not mapped.state.is_paused:
             self._request(mapped)
 
-    async def _plan_strays(self, target: TargetConnection, copy: TableCopy) -> bool:
+    async def _plan_orphans(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Add parts for rows of the target that moved out of the scope at the source, if any."""
         swap = swap_of(copy)
         if copy.scope.resync.is_partial and copy.mapped.quarantine.count:
@@ -379,12 +379,12 @@ class Finisher:
                 f'rows of "{copy.name}" are in quarantine, and may be among the rows to copy',
                 hint="retry or drop them with `streamer quarantine`, or resync the whole table",
             )
-        if not copy.awaits_strays:
+        if not copy.awaits_orphans:
             return False
-        copy.has_strays = not swap.key
-        if copy.has_strays:
+        copy.includes_orphans = not swap.key
+        if copy.includes_orphans:
             return False
-        rows = await target.fetch(swap.stray_keys_sql())
+        rows = await target.fetch(swap.orphan_keys_sql())
         keys = KeySet(
             tuple(name for name, _ in swap.key),
             tuple(copy.target.columns[name].type for name, _ in swap.key),
@@ -399,7 +399,7 @@ class Finisher:
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)
-        copy.has_strays = True  # not before: after a lost connection this code runs again
+        copy.includes_orphans = True  # not before: after a lost connection this code runs again
         copy.parts += parts
         return bool(parts)
 

@@ -168,7 +168,7 @@ class CopyPlanner:
             reason = f'"{copy.name}" was not published yet as its copy began'
             await self._finisher.retry_later(copy, reason)
         else:
-            copy.reads(table.relation)
+            copy.use_definition(table.relation)
             copy.seen = table
 
     def _is_published(self, table: TableSeen, publications: Iterable[Publication]) -> bool:

@@ -127,8 +127,8 @@ class TableCopy:
     columns: tuple[str, ...] = ()
     parts: list[CopyPart] = field(default_factory=list)
     has_copied_parts: bool = False
-    has_strays: bool = False
-    """The copy has the rows too that only the target finds by the conditions of the scope."""
+    includes_orphans: bool = False
+    """The copy also deletes target rows that match the scope and no longer exist at the source."""
     is_done: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
@@ -143,7 +143,7 @@ class TableCopy:
         """The place in the order of copies: a higher priority first, then a smaller table."""
         return -self.mapped.mapping.rule.priority, self.seen.size_bytes
 
-    def reads(self, relation: SourceRelation) -> None:
+    def use_definition(self, relation: SourceRelation) -> None:
         """Use *relation* for the copy and for the stream that follows it."""
         self.relation = relation
         self.mapped.relid = relation.oid
@@ -196,10 +196,10 @@ class TableCopy:
         return self.found if self.scope.resync.scope is None else self.scope.resync.scope
 
     @property
-    def awaits_strays(self) -> bool:
-        """Whether the copy may get parts for rows that only the target finds by the conditions."""
+    def awaits_orphans(self) -> bool:
+        """Whether the copy still has to find target rows that match the scope."""
         has_conditions = self.rows is not None and bool(self.rows.conditions)
-        return self.scope.is_to_point and has_conditions and not self.has_strays
+        return self.scope.is_to_point and has_conditions and not self.includes_orphans
 
     @property
     def filled(self) -> tuple[str, ...] | None:

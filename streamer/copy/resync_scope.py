@@ -2,7 +2,7 @@
 
 A condition of an operator names columns of the source. The target evaluates the condition over its
 columns under the source's names. A row that matches the condition at the target only may have
-changed at the source. `Exchange.stray_keys_sql` finds the keys of such rows, and the copy reads
+changed at the source. `RowSwap.orphan_keys_sql` finds the keys of such rows, and the copy reads
 these keys at the source, too. So afterwards no row that matches on either side differs.
 """
 

@@ -127,7 +127,7 @@ class RowSwap:
 
     _AT_PLACE = "t.tableoid = here.streamer_relid and t.ctid = here.streamer_ctid"
 
-    def stray_keys_sql(self) -> str:
+    def orphan_keys_sql(self) -> str:
         """Return a query of the keys, as text, of rows in the scope that are not staged."""
         keys = ", ".join(f"t.{quote_identifier(name)}::text" for name, _ in self.key)
         return f"select array[{keys}] as k from {self.rows} t where {self._is_gone}"

@@ -273,7 +273,8 @@ class TransactionAssembler:
                 yield self._finish_piece(None)
 
     def _gather(self, compiled: ModuleType, payloads: list[bytes], number: int) -> int:
-        """Have compiled code take ordinary transactions, from a number on; return the next."""
+        """Assemble ordinary transactions from payload *number* on with compiled code; return "
+        "the next."""
         transaction = self._transaction
         begun: Any = None
         if transaction is not None:

@@ -94,7 +94,7 @@ class ExactOrder:
         by the keys. In exact order, table follows table.
         """
         writer = self._writer
-        single = window.only(number)
+        single = window.single_share(number)
         if not any(map(writer.is_followed, single.relations)):
             try:
                 await writer.write(single)

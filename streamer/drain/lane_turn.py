@@ -64,7 +64,7 @@ class Turn:
         if self._plans_may_be_stale:
             self._plans_may_be_stale = False
             for share in shares:
-                self._planner.forget(share)
+                self._planner.invalidate(share)
         try:
             allowed = await self._before_delete_limit(shares)
         except StreamerError:  # the next turn takes the same shares
@@ -192,7 +192,7 @@ class Turn:
                 await self._explain(diverted)
             # With the present plans: an earlier definition may have caused the rejection.
             for share in shares:
-                self._planner.forget(share)
+                self._planner.invalidate(share)
             window, error = await self._window(shares)
             done, refused = await self._apply_in_order(window)
             return window, done, refused or error

@@ -238,7 +238,7 @@ class LargeShare:
             if self._may_explain and may_divert(piece):  # rather than to put rows into quarantine
                 raise _RowsToExplain from exc
             await writer.rollback_to_savepoint()
-            self._planner.forget(piece)
+            self._planner.invalidate(piece)
             window = await self._piece_window(piece)
             await writer.write_in_order(window, 0, 1)
         await writer.transaction.release_savepoint()

@@ -74,7 +74,7 @@ class TableRule:
     columns: tuple[tuple[str, str], ...] | None = None
     exclude: frozenset[str] = frozenset()
     column_list: bool = False
-    """Publications keep excluded columns back at the source."""
+    """Publications omit excluded columns."""
     filter: Expression | None = None
     set: tuple[tuple[str, Expression], ...] = ()
     """Expressions by target column."""
@@ -388,7 +388,7 @@ def resolve(
         if source.exact_names[name].on_table_dropped is OnTableDropped.STOP:
             raise MappingError(
                 f'table "{name}" is not in source "{source.label}"',
-                hint="create it there, correct its name, or take it out of `tables`",
+                hint="create it there, correct its name, or remove it from `tables`",
             )
     mapped = [
         RelationMapping(relation, target_of(source, rule, relation, target_namespace), rule)

@@ -444,7 +444,7 @@ def find_unready(server: SourceServer, source: SourceMapping) -> Iterator[Source
     if source.failover and server.version < FAILOVER_SINCE:
         yield SourceUnreadyError(
             f"{label}: failover: true is set, which PostgreSQL {server.major} lacks",
-            hint="take it out of the configuration, or upgrade that server to 17 or later",
+            hint="remove it from the configuration, or upgrade that server to 17 or later",
         )
     if server.in_recovery and server.version < ON_STANDBY_SINCE:
         yield SourceStandbyError(

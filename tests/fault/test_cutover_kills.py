@@ -66,7 +66,7 @@ def test_killed_at_each_step_a_cut_over_goes_on_or_back(
         assert_same(source, target, "t")
         assert target.value("insert into t (v) values ('new side') returning id") == 21
         assert process.terminate() == 0
-    # The slot of the stream back has kept the change.
+    # The slot of the reverse stream has kept the change.
     with Process(back, spark=False) as process:
         caught_up(process)
         assert process.terminate() == 0

@@ -118,7 +118,7 @@ async def test_a_character_that_utf8_lacks_stops_its_table_only(
         outcomes = target.execute(
             "select state, error from streamer.request where action = 'quarantine_retry' order by 2"
         )
-        stays = "changes that the target refuses again, and that stay: 1"
+        stays = "changes that the target rejects again stay in quarantine: 1"
         assert outcomes == [("done", stays)]
         for table in ("bad", "copied", "kept"):
             names = {"customer": table, "name": "v", r"\x81": BYTES[encoding]}

@@ -51,7 +51,7 @@ KEYLESS = identity()
 
 
 def publication(
-    *names: RelationName, inserts: bool = False, mark: str = "7", **member: Any
+    *names: RelationName, inserts: bool = False, fingerprint: str = "7", **member: Any
 ) -> Publication:
     operations = {"insert", "truncate"} | (set() if inserts else {"update", "delete"})
     return Publication(
@@ -60,7 +60,7 @@ def publication(
         is_owned=True,
         publishes=frozenset(operations),
         via_root=True,
-        members={name: Member(mark, relid=1, **member) for name in names},
+        members={name: Member(fingerprint, relid=1, **member) for name in names},
     )
 
 
@@ -106,7 +106,7 @@ class World:
         table = MappedTable(self.mapping, **facts | self.table)
         plan = reconcile(self.state(self.identity, self.published, self.inserts), [table], SOURCE)
         refused = {} if self.refused is None else {T: self.refused}
-        last = replace(table.last, mark=None) if plan.unmarked else table.last
+        last = replace(table.last, fingerprint=None) if plan.cleared else table.last
         tables = [replace(table, last=last)]
         state = self.state(self.behind or self.identity, *self.changed(plan))
         return plan, conclude(plan, state, tables if plan.tables else [], refused, SOURCE)
@@ -130,7 +130,7 @@ WITHOUT_KEY = replace(LAST, identity="none")
 LISTED = publication(T, columns=frozenset({"id"}))
 """The list lacks column v."""
 GONE = World(published=ABSENT, identity=None, oids=frozenset())
-OTHER = World(publication(mark="8"), identity=identity("id", oid=2), oids=frozenset({2}))
+OTHER = World(publication(fingerprint="8"), identity=identity("id", oid=2), oids=frozenset({2}))
 """Another table has the name."""
 KEEP, CLOSE = OnTableDropped.KEEP, OnTableDropped.CLOSE
 WHILE_COPYING = "copy: the application replaced it during its copy"
@@ -144,14 +144,21 @@ CASES: dict[str, tuple[World, str, str]] = {
     "another key": (World(identity=identity("v")), "", ""),
     "a first look": (World(table=table(last=LastPublished())), "", ""),
     "a fingerprint that streamer was about to read": (
-        World(published=publication(T, mark="8"), table=table(last=replace(LAST, mark=None))),
+        World(
+            published=publication(T, fingerprint="8"),
+            table=table(last=replace(LAST, fingerprint=None)),
+        ),
         "",
         "",
     ),
     # -- changes may be missing
-    "another membership": (World(publication(T, mark="8")), "stop unpublished", "stop unpublished"),
+    "another membership": (
+        World(publication(T, fingerprint="8")),
+        "stop unpublished",
+        "stop unpublished",
+    ),
     "an altered publication": (
-        World(replace(PUBLISHED, mark="1.2")),
+        World(replace(PUBLISHED, fingerprint="1.2")),
         "stop unpublished",
         "stop unpublished",
     ),
@@ -173,7 +180,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         "stop table_gone",
     ),
     "a fault is the better reason": (
-        World(replace(PUBLISHED, mark="1.2", publishes=frozenset({"insert"}))),
+        World(replace(PUBLISHED, fingerprint="1.2", publishes=frozenset({"insert"}))),
         "stop unpublished",
         'stop unpublished: publication "streamer_shop" does not publish update',
     ),
@@ -405,14 +412,14 @@ def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
         # A session that took a stopped table out of a publication does not find the table back.
         (World(ABSENT), False, LAST),
         (World(ABSENT, table=ASIDE), False, LAST),
-        (World(publication(T, mark="8")), True, LAST),
+        (World(publication(T, fingerprint="8")), True, LAST),
         # To gain an identity helps later.
         (World(identity=KEYLESS), True, replace(LAST, identity="none")),
         (World(identity=KEYLESS, behind=KEYED), True, replace(LAST, identity="none")),
         (World(identity=KEYLESS, table=ASIDE), True, replace(LAST, identity="none")),
         (World(ABSENT, table=NEW), True, LastPublished("1.1/", "key id", 1)),
-        (World(PUBLISHED, excludes="secret"), True, replace(LAST, mark="1.1/")),
-        (World(ABSENT, table=table(has_returned=True)), True, replace(LAST, mark="1.1/")),
+        (World(PUBLISHED, excludes="secret"), True, replace(LAST, fingerprint="1.1/")),
+        (World(ABSENT, table=table(has_returned=True)), True, replace(LAST, fingerprint="1.1/")),
     ],
 )
 def test_a_plan_says_what_to_publish_and_to_remember(
@@ -425,16 +432,16 @@ def test_a_plan_says_what_to_publish_and_to_remember(
 
 def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
     """Unless a copy is due: the process may die before it reads the next fingerprint."""
-    assert World(PUBLISHED, excludes="secret").run()[0].unmarked == {T}
-    assert World(LISTED, excludes="secret").run()[0].unmarked == set()
+    assert World(PUBLISHED, excludes="secret").run()[0].cleared == {T}
+    assert World(LISTED, excludes="secret").run()[0].cleared == set()
     past = World(LISTED, excludes="secret", table=table(has_past=True))
-    assert past.run()[0].unmarked == {T}
+    assert past.run()[0].cleared == {T}
 
 
 def test_a_lost_publication_ends_the_stream() -> None:
     with pytest.raises(SourceDivergedError, match="were dropped by another session"):
-        World(replace(PUBLISHED, mark="8.1")).run()
-    assert World(replace(PUBLISHED, mark="8.1"), table=ASIDE).run()[1].cases == {}
+        World(replace(PUBLISHED, fingerprint="8.1")).run()
+    assert World(replace(PUBLISHED, fingerprint="8.1"), table=ASIDE).run()[1].cases == {}
 
 
 def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> None:
@@ -467,11 +474,11 @@ def test_tables_that_exchange_their_names_stay_published() -> None:
     tables = [
         MappedTable(
             relation_mapping(source=str(name), target=str(name)),
-            LastPublished(f"1.1/{mark}", "key id", oid),
+            LastPublished(f"1.1/{fingerprint}", "key id", oid),
             oid=oid,
             is_in_sync=True,
         )
-        for name, mark, oid in ((T, 7, 1), (U, 8, 2))
+        for name, fingerprint, oid in ((T, 7, 1), (U, 8, 2))
     ]
     now = replace(PUBLISHED, members={T: Member("8", relid=2), U: Member("7", relid=1)})
     state = world.state(None, now, publication(inserts=True))

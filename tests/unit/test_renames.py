@@ -91,7 +91,7 @@ def test_the_publication_has_the_new_name_of_a_table() -> None:
     publication = Publication("p", "1.2", True, frozenset(), True, members=members)
     marks = {FORMER: "1.2/7", RelationName("public", "c"): "1.2/8", RelationName("x", "y"): None}
     assert renamed(marks, [publication]) == {FORMER: RelationName("s", "b")}
-    other = replace(publication, mark="1.3")  # it was replaced, and may have missed changes
+    other = replace(publication, fingerprint="1.3")  # it was replaced, and may have missed changes
     assert not renamed(marks, [other])
 
 

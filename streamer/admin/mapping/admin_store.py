@@ -407,7 +407,7 @@ class AdminStore:
             return number
 
     async def drop_revision(self, number: int, actor: str) -> None:
-        """Take back a revision that the engine refused."""
+        """Revert a revision that the engine refused."""
         async with self._writes() as writer:
             await writer.execute("delete from revision where number = ?", [number])
             await write_audit(writer, actor, "refused", "mapping", number, f"revision {number}")

@@ -228,7 +228,7 @@ class MappedRelation:
         """Confirm the plan by the source's catalogs, read after message number *through*."""
         self._confirmed_through = through
 
-    def forget(self, plan: ApplyPlan) -> None:
+    def invalidate(self, plan: ApplyPlan) -> None:
         """Discard *plan*; later changes get a new plan."""
         if self.plan is plan:
             self.plan = None
@@ -250,7 +250,9 @@ class MappedRelation:
         if self.state.need is not Need.PART:
             self.outlives = False
 
-    def fills_like(self, mapping: RelationMapping | None, columns: Sequence[str] | None) -> bool:
+    def can_backfill_to(
+        self, mapping: RelationMapping | None, columns: Sequence[str] | None
+    ) -> bool:
         """Return whether *mapping* differs only in columns that a backfill can recompute.
 
         *columns*: the source's columns, or None if no backfill is possible. A relation without a

@@ -136,7 +136,7 @@ class LaneWindow:
                     window.needs_order()
             self.change_count += len(changes.payloads)
 
-    def only(self, number: int) -> "LaneWindow":
+    def single_share(self, number: int) -> "LaneWindow":
         """Return a window of share *number* alone, with the same plans."""
         window = LaneWindow(self.lane, [self.shares[number]], [self.parts[number]])
         for mapped, changes, plan in self.parts[number]:

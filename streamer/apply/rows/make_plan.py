@@ -154,7 +154,7 @@ def _with_computed(
             raise TargetSchemaError(
                 f'`set` computes column "{name}" of target table "{mapping.target}", which '
                 "streamer writes itself",
-                hint="take it out of `set`",
+                hint="remove it from `set`",
             )
         target_column = target.columns.get(name)
         if target_column is None:

@@ -494,7 +494,7 @@ class Planner:
         return {name: type_names[key] for name, key in keys.items() if key in type_names}
 
     @staticmethod
-    def forget(share: LaneTransaction) -> None:
+    def invalidate(share: LaneTransaction) -> None:
         """Discard the plans of *share* after the target refused a plan."""
         for mapped, _ in share.changes:
             mapped.plan = None

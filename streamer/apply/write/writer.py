@@ -193,7 +193,7 @@ class Writer:
             yield
             return
         if plan.is_provisional and not await has_deferred(transaction.target, plan.name):
-            mapped.forget(plan)
+            mapped.invalidate(plan)
         transaction.target.send_before_next("set local enable_hashjoin = on")
         yield
         transaction.target.send_before_next("set local enable_hashjoin = off")

@@ -63,8 +63,8 @@ class FinalComparison(enum.StrEnum):
 class CutoverOptions:
     """The options of the command. An interrupted cut-over continues with the stored options.
 
-    ``reverse``: the configuration file of the stream back; None without such a stream. ``seconds``:
-    the limit for each step after the check.
+    ``reverse``: the configuration file of the reverse stream; None without such a stream.
+    ``seconds``: the limit for each step after the check.
     """
 
     stop_writes: StopWrites = StopWrites.READ_ONLY

@@ -1,4 +1,4 @@
-"""The stream back from the target to the source, for programs that have moved to the target.
+"""The reverse stream from the target to the source, for programs that have moved to the target.
 
 The configuration mirrors the configuration of the source. The slot exists before programs may write
 at the target, so no change is missed whenever its `run` starts. Both streams mark their
@@ -56,7 +56,7 @@ def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[st
 def document(
     settings: Settings, source: SourceMapping, mappings: list[RelationMapping]
 ) -> dict[str, Any]:
-    """Return the configuration of the stream back. Pure."""
+    """Return the configuration of the reverse stream. Pure."""
     tables: dict[str, Any] = {}
     for mapping in mappings:
         rule: dict[str, Any] = {"target": str(mapping.source), "initial": "none"}
@@ -108,11 +108,11 @@ def write(path: Path, content: dict[str, Any]) -> None:
 
 
 async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
-    """Return the findings of `streamer check` that would stop the stream back, on either side.
+    """Return the findings of `streamer check` that would stop the reverse stream, on either side.
 
     A file at *path* precedes *content*. Warnings count if a GRANT fixes them, or if they concern
     the event triggers of `ddl: capture`. The remedies name the sides of the cut-over: the target is
-    the source of the stream back.
+    the source of the reverse stream.
     """
     with tempfile.TemporaryDirectory() as directory:
         if not await asyncio.to_thread(path.exists):
@@ -122,7 +122,7 @@ async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, R
     examination = await examine(settings, mapping)
     needed = {finding for facts in examination.sources for finding in check_capture(facts)}
     return [
-        (f"stream back, {finding.place}: {finding.problem}", _remedy(finding.fix))
+        (f"reverse stream, {finding.place}: {finding.problem}", _remedy(finding.fix))
         for finding in examination.report.findings
         if finding.severity is Severity.ERROR
         or finding in needed
@@ -131,7 +131,7 @@ async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, R
 
 
 def _remedy(fix: Fix | None) -> Remedy | None:
-    """Return a fix of the stream back as a remedy of the cut-over."""
+    """Return a fix of the reverse stream as a remedy of the cut-over."""
     if fix is None or not fix.sql:
         return None if fix is None else Remedy.given(fix.words)
     words = f"; {fix.words}" if fix.words else None
@@ -143,7 +143,7 @@ def _remedy(fix: Fix | None) -> Remedy | None:
 
 
 async def prepare(path: Path, seconds: float) -> None:
-    """Create slot and bookkeeping of the stream back, and mark its tables as in sync.
+    """Create slot and bookkeeping of the reverse stream, and mark its tables as in sync.
 
     A second call is harmless. Raises an error of the stream that only an operator can end, and
     TimeoutError after *seconds*, with the last error of the stream.
@@ -173,7 +173,7 @@ async def prepare(path: Path, seconds: float) -> None:
 
 
 async def remove(path: Path) -> None:
-    """Remove slot and bookkeeping of the stream back. Raises CutoverError."""
+    """Remove slot and bookkeeping of the reverse stream. Raises CutoverError."""
     if not await asyncio.to_thread(path.exists):
         return
     settings, mapping = await asyncio.to_thread(static_mapping.load, path)

@@ -70,9 +70,9 @@ async def read_state(
     async with plain.transaction():
         await plain.execute("set transaction isolation level repeatable read, read only")
         publications = await read_publications(plain, source, version)
-        marks = {table.name: table.last.mark for table in tables}
-        moves = renamed(marks, publications.values()) if captures else {}
-        identities = await read_identities(plain, dict.fromkeys([*marks, *moves.values()]))
+        fingerprints = {table.name: table.last.fingerprint for table in tables}
+        moves = renamed(fingerprints, publications.values()) if captures else {}
+        identities = await read_identities(plain, dict.fromkeys([*fingerprints, *moves.values()]))
         oids = {identity.root.oid for identity in identities.values()}
         oids |= {m.relid for p in publications.values() for m in p.members.values() if m.relid}
         stored = {oid for table in tables for oid in (table.oid, table.last.oid) if oid} - oids
@@ -174,9 +174,9 @@ class Publishing:
         4. *The loss of an identity is stored before publications change.* A foreign session may
         prevent the change, and give the table an identity meanwhile.
         """
-        former = {name: self._last(relations[name]) for name in plan.unmarked}
-        unmarked = {name: replace(last, mark=None) for name, last in former.items()}
-        await self._store(unmarked, relations)
+        former = {name: self._last(relations[name]) for name in plan.cleared}
+        cleared = {name: replace(last, fingerprint=None) for name, last in former.items()}
+        await self._store(cleared, relations)
         await self._store_cases(plan.cases, relations)
         lost = [name for name, case in plan.cases.items() if _is_identity_lost(case.error)]
         await self._store(
@@ -295,7 +295,8 @@ class Publishing:
         if changed:
             self._memberships |= changed
             await set_published(
-                self._bookkeeping, {key: (m.mark, m.identity, m.oid) for key, m in changed.items()}
+                self._bookkeeping,
+                {key: (m.fingerprint, m.identity, m.oid) for key, m in changed.items()},
             )
 
     async def _store_cases(

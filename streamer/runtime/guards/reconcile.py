@@ -78,7 +78,7 @@ class SourceState:
 class LastPublished:
     """The stored facts of a table that streamer published last."""
 
-    mark: str | None = None
+    fingerprint: str | None = None
     """The fingerprint of the membership. None accepts any fingerprint."""
     identity: str | None = None
     oid: int | None = None
@@ -141,7 +141,7 @@ class Case:
     successor: RelationName | None = None
     """The relation under which the table streamed that replaced this table."""
     fault: PublicationFault | None = None
-    """The reason of `error`, if a publication keeps changes of the table back."""
+    """The reason of `error`, if a publication omits changes of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class PublicationPlan:
     state: SourceState
     """The facts behind the plan."""
     wanted: WantedMembers = field(default_factory=WantedMembers)
-    unmarked: frozenset[RelationName] = frozenset()
+    cleared: frozenset[RelationName] = frozenset()
     """The tables whose fingerprint streamer itself changes with their column list."""
     memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
     """The facts to store once the publications are as wanted."""
@@ -174,14 +174,18 @@ def needs_copy(former: str | None, identity: RelationIdentity) -> bool:
 
 
 def renamed(
-    marks: Mapping[RelationName, str | None], publications: Iterable[Publication]
+    fingerprints: Mapping[RelationName, str | None], publications: Iterable[Publication]
 ) -> dict[RelationName, RelationName]:
     """Return the new names of tables by their former names, which new tables may bear now.
 
-    *marks*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
+    *fingerprints*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
     """
     members = members_by_fingerprint(publications)
-    moves = {former: members[mark][0] for former, mark in marks.items() if mark in members}
+    moves = {
+        former: members[fingerprint][0]
+        for former, fingerprint in fingerprints.items()
+        if fingerprint in members
+    }
     return {former: now for former, now in moves.items() if now != former}
 
 
@@ -191,7 +195,7 @@ MembersByFingerprint = Mapping[str | None, tuple[RelationName, int | None]]
 def members_by_fingerprint(publications: Iterable[Publication]) -> MembersByFingerprint:
     """Return the names and OIDs of members, by the fingerprints of their memberships."""
     return {
-        f"{publication.mark}/{member.mark}": (name, member.relid)
+        f"{publication.fingerprint}/{member.fingerprint}": (name, member.relid)
         for publication in publications
         for name, member in publication.members.items()
     }
@@ -199,8 +203,8 @@ def members_by_fingerprint(publications: Iterable[Publication]) -> MembersByFing
 
 def oid_of(last: LastPublished, members: MembersByFingerprint, *, is_in_sync: bool) -> int | None:
     """Return the OID of the table that *last* describes, under any name."""
-    if last.mark in members:
-        return members[last.mark][1]
+    if last.fingerprint in members:
+        return members[last.fingerprint][1]
     return last.oid if is_in_sync else None
 
 
@@ -241,8 +245,10 @@ def reconcile(
         if case is not None:
             cases[table.name] = case
     copied = {name for name, case in cases.items() if case.fate is Fate.COPY}
-    unmarked = frozenset(relisted - copied)
-    marks = {table.last.mark for table in tables if table.name not in unmarked} - {None}
+    cleared = frozenset(relisted - copied)
+    fingerprints = {table.last.fingerprint for table in tables if table.name not in cleared} - {
+        None
+    }
     fresh = [t.name for t in staying if not (t.is_in_sync or t.is_set_aside or t.is_renewed)]
     members = WantedMembers(
         _find_members(state, staying, cases),
@@ -250,11 +256,15 @@ def reconcile(
         lists,
         frozenset(fresh),
         frozenset(relisted),
-        frozenset(mark for mark in marks if mark is not None and state.captures),
+        frozenset(
+            fingerprint
+            for fingerprint in fingerprints
+            if fingerprint is not None and state.captures
+        ),
     )
     is_incomplete = any(case.successor is not None for case in away.values())
     return PublicationPlan(
-        cases, staying, state, members, unmarked=unmarked, is_incomplete=is_incomplete
+        cases, staying, state, members, cleared=cleared, is_incomplete=is_incomplete
     )
 
 
@@ -284,8 +294,8 @@ def _require_publications(
         table
         for table in tables
         if table.is_in_sync
-        and table.last.mark is not None
-        and table.last.mark.partition(".")[0] not in oids
+        and table.last.fingerprint is not None
+        and table.last.fingerprint.partition(".")[0] not in oids
     ]
     if lost:
         raise SourceDivergedError(
@@ -302,8 +312,8 @@ def _require_publications(
 
 def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
     """Return the cases of tables that were dropped or renamed."""
-    marks = {table.name: table.last.mark for table in tables}
-    moves = renamed(marks, state.publications.values()) if state.captures else {}
+    fingerprints = {table.name: table.last.fingerprint for table in tables}
+    moves = renamed(fingerprints, state.publications.values()) if state.captures else {}
     cases = {former: Case(Fate.RENAMED, name=now) for former, now in moves.items()}
     for table in tables:
         if table.name in moves:
@@ -328,8 +338,8 @@ def _is_dropped(table: MappedTable, state: SourceState) -> bool:
     """
     if table.mapping.rule.on_table_dropped is OnTableDropped.STOP or table.oid in state.oids:
         return False
-    members = {m.mark for p in state.publications.values() for m in p.members.values()}
-    return (table.last.mark or "").partition("/")[2] not in members
+    members = {m.fingerprint for p in state.publications.values() for m in p.members.values()}
+    return (table.last.fingerprint or "").partition("/")[2] not in members
 
 
 def _is_replaced(table: MappedTable, state: SourceState) -> bool:
@@ -359,8 +369,10 @@ def _judge_membership(
             "or renamed it; if it is gone for good, give it `on_table_dropped: keep`"
         )
     else:
-        mark = membership_fingerprint(state.publications.values(), identity)
-        if table.last.mark in (None, mark) or needs_copy(table.last.identity, identity):
+        fingerprint = membership_fingerprint(state.publications.values(), identity)
+        if table.last.fingerprint in (None, fingerprint) or needs_copy(
+            table.last.identity, identity
+        ):
             return None
         error = interrupted_error(table.name)
     if table.has_returned:
@@ -513,7 +525,7 @@ def _find_reason(
     if identity is None:
         return TableGoneError(
             f'table "{table.name}" is not in the source',
-            hint="create it there, correct its name in `tables`, or take it out of there",
+            hint="create it there, correct its name in `tables`, or remove it there",
         )
     if (error := unlogged_error(identity) or refusal) is not None:
         return error
@@ -577,8 +589,8 @@ def _membership(
     A table that stops keeps its former facts, except a lost identity: to gain one helps.
     """
     if _is_followed(table, case):
-        mark = membership_fingerprint(state.publications.values(), identity)
-        return LastPublished(mark, identity.published, identity.root.oid)
+        fingerprint = membership_fingerprint(state.publications.values(), identity)
+        return LastPublished(fingerprint, identity.published, identity.root.oid)
     former = plan.state.identities.get(table.name)
     if (former is None or former.is_usable) and identity.is_usable:
         return table.last

@@ -106,7 +106,7 @@ def _stays(
     """Whether *mapped* stays under *mapping* without a copy of all its rows."""
     relation = definitions.get(mapped.mapping.source)
     alone = mapping is not None and relation is not None and can_backfill(mapping, relation)
-    return mapped.fills_like(mapping, relation.column_names if relation and alone else None)
+    return mapped.can_backfill_to(mapping, relation.column_names if relation and alone else None)
 
 
 def _recomputed(

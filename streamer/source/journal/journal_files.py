@@ -105,7 +105,7 @@ class Journal:
             make_private(path)
             journal = cls(path, identity, _lock(path))
             try:
-                journal._remove_strays()
+                journal._remove_stray_files()
                 journal.end_lsn = start_lsn
                 journal._begin_segment((), branch)
                 for directory in (path.parent, path.parent.parent):
@@ -193,7 +193,7 @@ class Journal:
         """Cut off all data behind the end, and flush the rest. Raises SpoolError."""
         with _saying(self.path):
             self._close_descriptor()
-            self._remove_strays()
+            self._remove_stray_files()
             segment = self._segments[-1]
             self._descriptor = os.open(segment.path, os.O_RDWR)
             os.ftruncate(self._descriptor, segment.size)
@@ -294,7 +294,7 @@ class Journal:
         self.end = (number, size)
         failpoint("journal.segment_begun")
 
-    def _remove_strays(self) -> None:
+    def _remove_stray_files(self) -> None:
         current_paths = {segment.path for segment in self._segments}
         for file in [*_files(self.path).values(), *self.path.glob("*.new")]:
             if file not in current_paths:

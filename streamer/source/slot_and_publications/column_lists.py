@@ -30,7 +30,7 @@ class ColumnLists:
     columns: Mapping[RelationName, frozenset[str]] = field(default_factory=dict)
     """By table. A table that is not here sends all columns."""
     refused: Mapping[RelationName, UnpublishedError] = field(default_factory=dict)
-    """Tables that stay unpublished: the server cannot keep their excluded columns back."""
+    """Tables that stay unpublished: the server cannot omit their excluded columns."""
 
 
 NO_LISTS: Final = ColumnLists()
@@ -60,7 +60,7 @@ def column_lists(
 ) -> ColumnLists:
     """Return the lists for rules with `column_list`, and errors where no list is possible.
 
-    A table without columns to keep back needs no list.
+    A table without columns to omit needs no list.
     """
     by_name = {identity.name: identity for identity in identities}
     columns, refused = {}, {}
@@ -78,8 +78,8 @@ def column_lists(
         names = ", ".join(f'"{name}"' for name in sorted(held))
         refused[mapping.source] = UnpublishedError(
             f'the source cannot omit column {names} of "{mapping.source}": {obstacle}',
-            hint="change that, or take out `column_list`; the column then leaves the source, and "
-            "streamer does not write it",
+            hint="change that, or remove `column_list`: the source then sends the column, and "
+            "streamer ignores it",
         )
     return ColumnLists(columns, refused)
 

@@ -51,10 +51,10 @@ class Found:
 
 
 async def read_found(connection: Connection, source: SourceMapping) -> Found:
-    """Read whose slot and publications are there."""
+    """Read the owners of slot and publications."""
     names = [source.publication, source.publication_inserts]
     publications = await fetch_all(connection, _PUBLICATIONS_SQL, names)
-    marks = {row["name"]: _installation(row["comment"]) for row in publications}
+    installations = {row["name"]: _installation(row["comment"]) for row in publications}
     readers = await fetch_all(connection, _READER_SQL, source.slot)
     is_used = None
     if readers and connection.info.server_version >= 14_00_00:
@@ -64,7 +64,7 @@ async def read_found(connection: Connection, source: SourceMapping) -> Found:
         has_slot=bool(readers),
         reader=_reader(readers[0]) if readers and readers[0]["pid"] is not None else None,
         is_used=is_used,
-        installations=tuple(sorted({mark for mark in marks.values() if mark is not None})),
+        installations=tuple(sorted({mark for mark in installations.values() if mark is not None})),
     )
 
 

@@ -56,9 +56,10 @@ _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that a publication names. ``mark``: the oid of the row in pg_publication_rel."""
+    """A table that a publication names. ``fingerprint``: the oid of the row in "
+    "pg_publication_rel."""
 
-    mark: str
+    fingerprint: str
     is_filtered: bool = False
     """A row filter excludes some rows."""
     columns: frozenset[str] | None = None
@@ -73,16 +74,16 @@ class PublishedSchema:
     there, by the tables' OIDs; a table that leaves and returns gets a new transaction.
     """
 
-    mark: str
+    fingerprint: str
     moves: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A publication in the catalogs. ``mark`` changes with every ALTER PUBLICATION … SET."""
+    """A publication in the catalogs. ``fingerprint`` changes with every ALTER PUBLICATION … SET."""
 
     name: str
-    mark: str
+    fingerprint: str
     is_owned: bool
     publishes: frozenset[str]
     via_root: bool
@@ -104,18 +105,18 @@ class Publication:
         of its membership.
         """
         if (member := self.members.get(identity.name)) is not None:
-            return f"{self.mark}/{member.mark}"
+            return f"{self.fingerprint}/{member.fingerprint}"
         if identity.is_unlogged or not self.has(identity.name):
             return None
         # Members by name would not show that a different table has the name now.
         oid = identity.root.oid
         if (namespace := self.namespaces.get(identity.name.namespace)) is None:
-            return f"{self.mark}/all/{oid}"
-        return f"{self.mark}/{namespace.mark}/{oid}/{namespace.moves.get(str(oid))}"
+            return f"{self.fingerprint}/all/{oid}"
+        return f"{self.fingerprint}/{namespace.fingerprint}/{oid}/{namespace.moves.get(str(oid))}"
 
     @property
     def oid(self) -> str:
-        return self.mark.partition(".")[0]
+        return self.fingerprint.partition(".")[0]
 
 
 def membership_fingerprint(
@@ -128,8 +129,8 @@ def membership_fingerprint(
     """
     if identity is None:
         return None
-    marks = (publication.fingerprint_of(identity) for publication in publications)
-    return next((mark for mark in marks if mark is not None), None)
+    fingerprints = (publication.fingerprint_of(identity) for publication in publications)
+    return next((fingerprint for fingerprint in fingerprints if fingerprint is not None), None)
 
 
 def interrupted_error(table: RelationName) -> UnpublishedError:
@@ -260,7 +261,7 @@ def _option_faults(
 
 
 def concerns(fault: PublicationFault, publication: Publication, identity: RelationIdentity) -> bool:
-    """Whether *fault* of *publication* keeps changes of a relation back. Pure."""
+    """Whether *fault* of *publication* omits changes of a relation. Pure."""
     if fault.publication != publication.name or not publication.has(identity.name):
         return False
     if fault.relation is not None:
@@ -318,7 +319,7 @@ def _publication(row: dict[str, Any]) -> Publication:
     stored: dict[str, Any] = row["publication"]
     return Publication(
         name=stored["pubname"],
-        mark=row["mark"],
+        fingerprint=row["mark"],
         is_owned=row["owned"],
         publishes=frozenset(
             operation
@@ -329,13 +330,14 @@ def _publication(row: dict[str, Any]) -> Publication:
         sends_generated=stored.get("pubgencols", "n") != "n",
         has_all_tables=stored["puballtables"],
         namespaces={
-            name: PublishedSchema(mark, moves or {}) for name, mark, moves in row["namespaces"]
+            name: PublishedSchema(fingerprint, moves or {})
+            for name, fingerprint, moves in row["namespaces"]
         },
         members={
             RelationName(namespace, name): Member(
-                mark, is_filtered, None if listed is None else frozenset(listed), relid
+                fingerprint, is_filtered, None if listed is None else frozenset(listed), relid
             )
-            for namespace, name, mark, is_filtered, listed, relid in row["members"]
+            for namespace, name, fingerprint, is_filtered, listed, relid in row["members"]
         },
     )
 
@@ -441,7 +443,10 @@ def publication_changes(
             table
             for table, member in members.items()
             if table not in tables | {message_table(source)}
-            and (table in mapped or f"{publication.mark}/{member.mark}" not in membership.kept)
+            and (
+                table in mapped
+                or f"{publication.fingerprint}/{member.fingerprint}" not in membership.kept
+            )
         }
         # Updates of such a table would fail at the source. Two publications with different lists of
         # a table make decoding fail.
