@@ -7,8 +7,9 @@ import psycopg
 import pytest
 
 from tests.support.definitions import everything
-from tests.support.hostile_sessions import SESSIONS, give, take_back
+from tests.support.hostile_sessions import SESSIONS, hostile
 from tests.support.postgres import Database
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -44,19 +45,18 @@ async def equal(streamer: Streamer, source: Database, target: Database, *tables:
 
 
 @pytest.mark.parametrize("name", ["german", "sql"])
+@streams("m:", source=PARTITIONED, group=ALL)
 async def test_a_partition_stays_however_a_session_prints_its_bound(
-    source: Database, target: Database, stream: MakeStreamer, name: str
+    shared: Shared, name: str
 ) -> None:
-    source.execute(PARTITIONED)
-    async with stream("m:", group=ALL) as streamer:
-        await streamer.caught_up()
-        give(SESSIONS[name], source)
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with hostile(SESSIONS[name], source):
         source.execute("alter table m add column w int")
-        await streamer.caught_up()
-        count = "select count(*), count(distinct id) from m"
-        assert target.execute(count) == source.execute(count) == [(900, 900)]
-        changes = target.execute("select changes from streamer.ddl")
-        assert changes == [(['add_column "w"'],)]
+        await shared.caught_up()
+    count = "select count(*), count(distinct id) from m"
+    assert target.execute(count) == source.execute(count) == [(900, 900)]
+    assert shared.captured() == [(['add_column "w"'],)]
 
 
 CONSTANTS = [
@@ -76,44 +76,38 @@ CONSTANTS = [
 
 
 @pytest.mark.parametrize("name", list(SESSIONS))
-async def test_constants_keep_their_values_in_every_session(
-    source: Database, target: Database, stream: MakeStreamer, name: str
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'a')")
-        give(SESSIONS[name], source)
+@streams(T, both=DDL, group=ALL)
+async def test_constants_keep_their_values_in_every_session(shared: Shared, name: str) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'a')")
+    with hostile(SESSIONS[name], source):
         for statement in CONSTANTS:
             source.execute(statement)
         source.execute("insert into t (id) values (2)")
         source.execute("alter table t alter name type text using upper(name)")
-        await streamer.caught_up()
-        take_back(source)
-
-        await equal(streamer, source, target, "t")
-        rows = "select * from t order by id"
-        assert source.execute(rows) == target.execute(rows)
+        await shared.caught_up()
+    await equal(shared, source, target, "t")
+    rows = "select * from t order by id"
+    assert source.execute(rows) == target.execute(rows)
 
 
+@streams(T, both=DDL, group=ALL)
 async def test_no_warning_comes_and_computed_values_are_seen_with_old_strings(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'a')")
-        told: list[str] = []
-        with source.connect() as session:
-            session.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
-            session.execute("set standard_conforming_strings = off")
-            session.execute("alter table t alter column name type text using upper(name)")
-            session.execute("drop table if exists nothing")
-        assert told == ['table "nothing" does not exist, skipping']
-        await streamer.caught_up()
-        assert target.execute("select * from t") == [(1, "A")]
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'a')")
+    told: list[str] = []
+    with source.connect() as session:
+        session.add_notice_handler(lambda notice: told.append(notice.message_primary or ""))
+        session.execute("set standard_conforming_strings = off")
+        session.execute("alter table t alter column name type text using upper(name)")
+        session.execute("drop table if exists nothing")
+    assert told == ['table "nothing" does not exist, skipping']
+    await shared.caught_up()
+    assert target.execute("select * from t") == [(1, "A")]
 
 
 def old_snapshot(db: Database, level: str) -> psycopg.Connection[tuple[object, ...]]:
@@ -123,80 +117,73 @@ def old_snapshot(db: Database, level: str) -> psycopg.Connection[tuple[object, .
 
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@streams(
+    f"{T}\nu: {{initial: none}}\nm:",
+    both=f"{DDL}; create type mood as enum ('a'); create table u (id int primary key)",
+    source=PARTITIONED,
+    group=ALL,
+)
 async def test_an_old_snapshot_takes_nothing_back_that_others_have_committed(
-    source: Database, target: Database, stream: MakeStreamer, level: str
+    shared: Shared, level: str
 ) -> None:
-    for db in (source, target):
-        db.execute(f"{DDL}; create type mood as enum ('a'); create table u (id int primary key)")
-    source.execute(PARTITIONED)
-    async with stream(f"{T}\nu: {{initial: none}}\nm:", group=ALL) as streamer:
-        await streamer.caught_up()
-        with old_snapshot(source, level) as session:
-            source.execute("insert into t values (1, 'a')")
-            source.execute("alter table t add column other int default 7")
-            source.execute("alter table t rename column name to title")
-            source.execute("create index t_other on t (other)")
-            source.execute("alter table u add column m mood; alter type mood add value 'b'")
-            source.execute(
-                "create table m_3 partition of m for values"
-                " from ('2024-03-01 00:00+00') to ('2024-04-01 00:00+00');"
-                "insert into m select g, '2024-03-02 00:00+00' from generate_series(5000, 5049) g"
-            )
-            session.execute("alter table t add column mine int default 5")
-            session.execute("create index t_mine on t (mine)")
-            session.execute("alter table m add column w int")
-            session.execute("commit")
-        source.execute("insert into t values (2, 'b', 3, 4); insert into u values (1, 'b')")
-        await streamer.caught_up()
-
-        await equal(streamer, source, target, "t", "u")
-        rows = "select id, title, other, mine from t order by id"
-        assert source.execute(rows) == target.execute(rows) == [(1, "a", 7, 5), (2, "b", 3, 4)]
-        count = "select count(*), count(distinct id) from m"
-        assert source.execute(count) == target.execute(count) == [(950, 950)]
-        kinds = str(target.execute("select changes from streamer.ddl"))
-        assert "drop" not in kinds
-        assert "detach" not in kinds
-
-
-async def test_two_indexes_in_overlapping_transactions_both_stay(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
-        with source.connect() as first, source.connect() as second:
-            first.execute("begin; create index t_first on t (name)")
-            second.execute("begin; create index t_second on t (name, id)")
-            first.execute("commit")
-            second.execute("commit")
-        await streamer.caught_up()
-        await equal(streamer, source, target, "t")
-        assert "drop" not in str(target.execute("select changes from streamer.ddl"))
-        source.execute("drop index t_first")
-        await streamer.caught_up()
-        await equal(streamer, source, target, "t")
-
-
-async def test_a_lost_message_is_made_up_for(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(f"{DDL}; create index t_gone on t (name)")
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with old_snapshot(source, level) as session:
+        source.execute("insert into t values (1, 'a')")
+        source.execute("alter table t add column other int default 7")
+        source.execute("alter table t rename column name to title")
+        source.execute("create index t_other on t (other)")
+        source.execute("alter table u add column m mood; alter type mood add value 'b'")
         source.execute(
-            "alter event trigger streamer_shop_changed disable;"
-            "alter event trigger streamer_shop_cut disable;"
-            "alter table t alter name set default 'lost'; drop index t_gone;"
-            "alter event trigger streamer_shop_changed enable always;"
-            "alter event trigger streamer_shop_cut enable always;"
-            "alter table t add column told int"
+            "create table m_3 partition of m for values"
+            " from ('2024-03-01 00:00+00') to ('2024-04-01 00:00+00');"
+            "insert into m select g, '2024-03-02 00:00+00' from generate_series(5000, 5049) g"
         )
-        await streamer.caught_up()
+        session.execute("alter table t add column mine int default 5")
+        session.execute("create index t_mine on t (mine)")
+        session.execute("alter table m add column w int")
+        session.execute("commit")
+    source.execute("insert into t values (2, 'b', 3, 4); insert into u values (1, 'b')")
+    await shared.caught_up()
+    await equal(shared, source, target, "t", "u")
+    rows = "select id, title, other, mine from t order by id"
+    assert source.execute(rows) == target.execute(rows) == [(1, "a", 7, 5), (2, "b", 3, 4)]
+    count = "select count(*), count(distinct id) from m"
+    assert source.execute(count) == target.execute(count) == [(950, 950)]
+    kinds = str(shared.captured())
+    assert "drop" not in kinds
+    assert "detach" not in kinds
 
-        await equal(streamer, source, target, "t")
+
+@streams(T, both=DDL, group=ALL)
+async def test_two_indexes_in_overlapping_transactions_both_stay(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with source.connect() as first, source.connect() as second:
+        first.execute("begin; create index t_first on t (name)")
+        second.execute("begin; create index t_second on t (name, id)")
+        first.execute("commit")
+        second.execute("commit")
+    await shared.caught_up()
+    await equal(shared, source, target, "t")
+    assert "drop" not in str(shared.captured())
+    source.execute("drop index t_first")
+    await shared.caught_up()
+    await equal(shared, source, target, "t")
+
+
+@streams(T, both=f"{DDL}; create index t_gone on t (name)", group=ALL)
+async def test_a_lost_message_is_made_up_for(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    changed, cut = (f"alter event trigger {shared.capture}_{kind}" for kind in ("changed", "cut"))
+    source.execute(
+        f"{changed} disable; {cut} disable;"
+        "alter table t alter name set default 'lost'; drop index t_gone;"
+        f"{changed} enable always; {cut} enable always; alter table t add column told int"
+    )
+    await shared.caught_up()
+    await equal(shared, source, target, "t")
 
 
 async def test_nothing_of_the_capture_is_published(
@@ -217,43 +204,44 @@ async def test_nothing_of_the_capture_is_published(
         assert source.value("select count(*) from streamer_shop.place") == 0
 
 
+@streams(
+    T,
+    source=DDL,
+    target=f"{DDL}; alter table t add column a int, add column b int default 9",
+    group=ALL,
+)
 async def test_a_column_that_the_target_had_before_gets_the_values_of_the_source(
-    source: Database, target: Database, stream: MakeStreamer
+    shared: Shared,
 ) -> None:
-    source.execute(DDL)
-    target.execute(f"{DDL}; alter table t add column a int, add column b int default 9")
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'a'), (2, 'b')")
-        await streamer.caught_up()
-        target.execute("update t set a = 77")
-        source.execute("alter table t add column a int, add column b int default 5")
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'a'), (2, 'b')")
+    await shared.caught_up()
+    target.execute("update t set a = 77")
+    source.execute("alter table t add column a int, add column b int default 5")
 
-        async def is_filled() -> bool:
-            found = await asyncio.to_thread(target.execute, "select a, b from t order by id")
-            return found == [(None, 5), (None, 5)]
+    async def is_filled() -> bool:
+        found = await asyncio.to_thread(target.execute, "select a, b from t order by id")
+        return found == [(None, 5), (None, 5)]
 
-        await streamer.eventually(is_filled)
+    await shared.eventually(is_filled)
 
 
-async def test_each_row_gets_the_value_that_a_domain_gave_it_at_the_source(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'a'), (2, 'b')")
-        source.execute("create domain ref as uuid default gen_random_uuid()")
-        source.execute("create domain inner_ref as ref not null")
-        source.execute("alter table t add column r ref, add column s inner_ref")
-        rows = "select id, r, s from t order by id"
+@streams(T, both=DDL, group=ALL)
+async def test_each_row_gets_the_value_that_a_domain_gave_it_at_the_source(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'a'), (2, 'b')")
+    source.execute("create domain ref as uuid default gen_random_uuid()")
+    source.execute("create domain inner_ref as ref not null")
+    source.execute("alter table t add column r ref, add column s inner_ref")
+    rows = "select id, r, s from t order by id"
 
-        async def is_equal() -> bool:
-            return await asyncio.to_thread(target.execute, rows) == source.execute(rows)
+    async def is_equal() -> bool:
+        return await asyncio.to_thread(target.execute, rows) == source.execute(rows)
 
-        await streamer.caught_up()
-        await streamer.eventually(is_equal)
+    await shared.caught_up()
+    await shared.eventually(is_equal)
 
 
 RULES = '"*": {on_table_dropped: keep}\nh: {type: history, on_table_dropped: keep}'

@@ -19,11 +19,7 @@ async def test_changes_of_a_keyed_table_arrive(shared: Shared) -> None:
     assert_same(source, target, "t")
 
 
-@streams(
-    "t: {initial: none}",
-    source=TABLE + FILL,
-    target=TABLE + FILL,
-)
+@streams("t: {initial: none}", both=TABLE + FILL)
 async def test_unchanged_toast_values_are_kept(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

@@ -7,6 +7,7 @@ import pytest
 
 from streamer.commands.demo.embedded_servers import Server
 from tests.support.postgres import Database, assert_same, version_of_tests
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
 pytestmark = [
@@ -14,7 +15,7 @@ pytestmark = [
     pytest.mark.hostile_sessions,
 ]
 
-ALL = "ddl: capture\ncreate: all\non_ddl: {change_type: apply}"
+ALL = "ddl: capture\ncreate: all\non_ddl: {change_type: apply, drop_column: apply}"
 T = "t: {initial: none}"
 COLLATIONS = """
 select a.attname, coalesce((select collname from pg_collation c where c.oid = a.attcollation), '')
@@ -30,33 +31,31 @@ def shared_server(request: pytest.FixtureRequest, servers: Callable[[str], Serve
     return servers("18" if is_of_18 else version_of_tests())
 
 
-async def test_a_collation_changes_with_its_column(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(
-            'create domain word as text collate "C";'
-            'create table t (id int primary key, a text, b varchar(9) collate "POSIX", w word)'
-        )
-        db.execute("create index t_a on t (a)")
-    async with stream(T, group="ddl: capture\ncreate: all") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'a', 'b', 'c')")
-        for command in (
-            'alter table t alter a type text collate "C"',
-            "alter table t alter b type varchar(20)",
-            'alter table t alter w type word collate "POSIX"',
-            'alter table t alter b type varchar(20) collate "C", alter a type text',
-        ):
-            source.execute(command)
-            source.execute("update t set a = a")
-            await streamer.caught_up()
-            expected = source.execute(COLLATIONS)
-            assert await asyncio.to_thread(target.execute, COLLATIONS) == expected
-            changes = target.execute("select changes, statements from streamer.ddl order by id")
-            assert all(statements for _, statements in changes)
-            assert "change_type" not in str(changes)
-        assert_same(source, target, "t")
+@streams(
+    T,
+    both='create domain word as text collate "C"; create table t (id int primary key, a text,'
+    ' b varchar(9) collate "POSIX", w word); create index t_a on t (a)',
+    group=ALL,
+)
+async def test_a_collation_changes_with_its_column(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'a', 'b', 'c')")
+    for command in (
+        'alter table t alter a type text collate "C"',
+        "alter table t alter b type varchar(20)",
+        'alter table t alter w type word collate "POSIX"',
+        'alter table t alter b type varchar(20) collate "C", alter a type text',
+    ):
+        source.execute(command)
+        source.execute("update t set a = a")
+        await shared.caught_up()
+        expected = source.execute(COLLATIONS)
+        assert await asyncio.to_thread(target.execute, COLLATIONS) == expected
+        changes = shared.captured("changes, statements")
+        assert all(statements for _, statements in changes)
+        assert "change_type" not in str(changes)
+    assert_same(source, target, "t")
 
 
 USING = "alter table t alter b type text using upper(b)"
@@ -81,40 +80,43 @@ USING = "alter table t alter b type text using upper(b)"
         ),
     ],
 )
+@streams(
+    't: {initial: none, filter: \'"C""x" > 0 and amount > 0\'}',
+    # A rewrite at the target writes the row of the last column.
+    both="create table t (id int primary key, b text, amount int); insert into t values (1, 'x', 1);"
+    'alter table t add column "C""x" int default 5',
+    group=ALL,
+)
 async def test_computed_values_of_one_column_concern_no_other(
-    source: Database, target: Database, stream: MakeStreamer, commands: tuple[str, ...]
+    shared: Shared, commands: tuple[str, ...]
 ) -> None:
-    for db in (source, target):
-        db.execute("create table t (id int primary key, b text, amount int)")
-        db.execute("insert into t values (1, 'x', 1)")
-        db.execute('alter table t add column "C""x" int default 5')  # a rewrite writes its row
-    rule = 't: {initial: none, filter: \'"C""x" > 0 and amount > 0\'}'
-    async with stream(rule, group=ALL) as streamer:
-        await streamer.caught_up()
-        with source.connect() as session:
-            for command in commands:
-                session.execute(command.encode())
-        source.execute("insert into t values (2, 'y', 2)")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        changes = str(target.execute("select changes from streamer.ddl"))
-        assert 'change_type "b"' in changes
-        assert changes.count("change_type") == 1
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with source.connect() as session:
+        for command in commands:
+            session.execute(command.encode())
+    source.execute("insert into t values (2, 'y', 2)")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    changes = str(shared.captured())
+    assert 'change_type "b"' in changes
+    assert changes.count("change_type") == 1
 
 
-async def test_a_function_of_language_sql_hides_no_computed_values(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute("create table t (id int primary key, b text)")
-    source.execute(f"create function m() returns void language sql as $$ {USING} $$")
-    async with stream(T, group=ALL) as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'x')")
-        source.execute("select m()")
-        source.execute("insert into t values (2, 'y')")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(
+    T,
+    both="create table t (id int primary key, b text)",
+    source=f"create function m() returns void language sql as $$ {USING} $$",
+    group=ALL,
+)
+async def test_a_function_of_language_sql_hides_no_computed_values(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'x')")
+    source.execute("select m()")
+    source.execute("insert into t values (2, 'y')")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 FUNCTIONS = """
@@ -127,28 +129,23 @@ create index t_b on t ((b + one()))
 """
 
 
-async def test_dependants_that_cascade_takes_away_go_at_the_target(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(FUNCTIONS)
-    async with stream(
-        T, group="ddl: capture\ncreate: all\non_ddl: {drop_column: apply}"
-    ) as streamer:
-        await streamer.caught_up()
-        source.execute("drop function one cascade")
-        source.execute("drop sequence numbers cascade")
-        source.execute("insert into t (id, b) values (1, -1)")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        parts = """
-            select attname::text, atthasdef::text from pg_attribute
-             where attrelid = 't'::regclass and attnum > 0 and not attisdropped
-            union all select conname, '' from pg_constraint where conrelid = 't'::regclass
-            union all select indexrelid::regclass::text, '' from pg_index
-             where indrelid = 't'::regclass order by 1, 2
-        """
-        assert target.execute(parts) == source.execute(parts)
+@streams(T, both=FUNCTIONS, group=ALL)
+async def test_dependants_that_cascade_takes_away_go_at_the_target(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("drop function one cascade")
+    source.execute("drop sequence numbers cascade")
+    source.execute("insert into t (id, b) values (1, -1)")
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    parts = """
+        select attname::text, atthasdef::text from pg_attribute
+         where attrelid = 't'::regclass and attnum > 0 and not attisdropped
+        union all select conname, '' from pg_constraint where conrelid = 't'::regclass
+        union all select indexrelid::regclass::text, '' from pg_index
+         where indrelid = 't'::regclass order by 1, 2
+    """
+    assert target.execute(parts) == source.execute(parts)
 
 
 @pytest.mark.of_18

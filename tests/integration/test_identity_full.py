@@ -11,7 +11,7 @@ alter table t replica identity full
 """
 
 
-@streams("t: {initial: none}", source=DDL, target=DDL)
+@streams("t: {initial: none}", both=DDL)
 async def test_types_whose_equality_lies_or_is_missing(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
@@ -36,7 +36,7 @@ async def test_types_whose_equality_lies_or_is_missing(shared: Shared) -> None:
     assert_same(source, target, "t")
 
 
-@streams("t: {initial: none}", source=FEW, target=FEW)
+@streams("t: {initial: none}", both=FEW)
 async def test_one_of_several_identical_rows(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
@@ -53,7 +53,7 @@ async def test_one_of_several_identical_rows(shared: Shared) -> None:
         assert_same(source, target, "t")
 
 
-@streams("t: {initial: none}", source=KEYED, target=KEYED)
+@streams("t: {initial: none}", both=KEYED)
 async def test_the_identity_changes_while_streaming(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

@@ -143,11 +143,7 @@ async def test_a_key_that_is_always_generated_stops_the_table_where_rows_refer_t
             assert target.execute("select id from refers order by 1") == [(2,), (3,)]
 
 
-@streams(
-    "t: {initial: none}",
-    source="create table t (id int primary key)",
-    target="create table t (id int primary key)",
-)
+@streams("t: {initial: none}", both="create table t (id int primary key)")
 async def test_an_update_brings_a_missing_row_of_a_table_that_is_its_key(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

@@ -17,7 +17,7 @@ create table k (id int primary key, u int <unique>, e int, exclude (e with =),
 
 
 @pytest.mark.parametrize("unique", ["unique", "unique deferrable initially deferred"])
-@streams("k: {initial: none}", source=UNIQUE, target=UNIQUE, settings=SETTINGS)
+@streams("k: {initial: none}", both=UNIQUE, settings=SETTINGS)
 async def test_unique_keys_are_handed_from_row_to_row(shared: Shared, unique: str) -> None:
     """In one transaction and in many, one window and several; also in circles."""
     source, target = shared.source, shared.target

@@ -128,7 +128,7 @@ OWN = "label, and a command of the row's own transaction"
         (OWN, "quarantine"),
     ],
 )
-@streams("t: {initial: none, on_error: <on_error>}", source=DDL, target=DDL, group=GROUP)
+@streams("t: {initial: none, on_error: <on_error>}", both=DDL, group=GROUP)
 async def test_a_row_that_the_stored_definition_does_not_explain_arrives(
     shared: Shared, name: str, on_error: str
 ) -> None:
@@ -149,12 +149,7 @@ async def test_a_row_that_the_stored_definition_does_not_explain_arrives(
     assert target.value("select count(*) from streamer.quarantine") == 0
 
 
-@streams(
-    T,
-    source=DDL,
-    target=DDL,
-    group=GROUP,
-)
+@streams(T, both=DDL, group=GROUP)
 async def test_the_lock_of_another_session_costs_no_row(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

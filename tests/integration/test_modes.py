@@ -128,7 +128,7 @@ PARENTS = (
 )
 
 
-@streams("p: {initial: none}\nc: {initial: none}", source=PARENTS, target=PARENTS)
+@streams("p: {initial: none}\nc: {initial: none}", both=PARENTS)
 async def test_truncate_of_a_table_that_foreign_keys_point_to(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
@@ -158,7 +158,7 @@ async def test_columns_are_renamed_and_excluded(shared: Shared) -> None:
 LOG = "create table log (at int, what text)"
 
 
-@streams("log: {initial: none}", source=LOG, target=LOG)
+@streams("log: {initial: none}", both=LOG)
 async def test_keyless_tables_take_inserts_in_order(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

@@ -94,7 +94,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize(("break_it", "mend_it", "expected"), BREAKS.values(), ids=BREAKS)
-@streams("t: {initial: none}", source=T, target=T)
+@streams("t: {initial: none}", both=T)
 async def test_what_was_refused_goes_on_when_it_is_mended(
     shared: Shared, break_it: str, mend_it: str, expected: str
 ) -> None:
@@ -190,7 +190,7 @@ async def test_a_locked_table_does_not_hold_up_the_others(
         assert_same(source, target, "t")
 
 
-@streams("k: {initial: none}", source=K, target=K)
+@streams("k: {initial: none}", both=K)
 async def test_secondary_unique_keys_are_handed_from_row_to_row(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

@@ -47,28 +47,26 @@ def accept_connections(target: Database) -> None:
     target.server.execute(f'alter database "{target.name}" allow_connections true')
 
 
-def is_refused(streamer: Streamer) -> bool:
+def refusals(streamer: Streamer) -> float:
     (errors,) = streamer.engine.metrics.errors.collect()
-    return any(sample.value for sample in errors.samples)
+    return sum(sample.value for sample in errors.samples if sample.name.endswith("_total"))
 
 
 @pytest.mark.parametrize(
     ("begin", "end"), [(read_only, writable), (refuse_connections, accept_connections)]
 )
-async def test_a_target_that_refuses_for_a_while(
-    source: Database, target: Database, stream: MakeStreamer, begin: Step, end: Step
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        begin(target)
-        source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
-        await until(lambda: is_refused(streamer), "the target's refusal is noticed")
-        end(target)
-        source.execute("insert into t values (200, 'after')")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(TABLES, both=DDL)
+async def test_a_target_that_refuses_for_a_while(shared: Shared, begin: Step, end: Step) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    before = refusals(shared)
+    begin(target)
+    source.execute("insert into t select g, 'x' from generate_series(1, 100) g")
+    await until(lambda: refusals(shared) > before, "the target's refusal is noticed")
+    end(target)
+    source.execute("insert into t values (200, 'after')")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_connections_that_are_cut_again_and_again(
@@ -88,28 +86,25 @@ async def test_connections_that_are_cut_again_and_again(
         assert_same(source, target, "log")
 
 
-async def test_a_deadlock_with_a_user(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-        db.execute("insert into t values (1, 'x'), (2, 'x')")
-    async with stream(TABLES) as streamer:
-        for _ in range(3):
-            # The user waits in the thread of the program, which must hold no row by then.
-            await streamer.caught_up()
-            with psycopg.connect(target.server.url(target.name)) as user:
-                user.execute("select from t where id = 2 for update")
-                source.execute("update t set v = v || '1' where id = 1")
-                source.execute("update t set v = v || '2' where id = 2")
-                await until(lambda: waits_for_lock(target), "the program waits for the user")
-                # PostgreSQL may choose either one; the stream continues afterwards.
-                try:
-                    user.execute("set lock_timeout = '3s'; select from t where id = 1 for update")
-                except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
-                    user.rollback()
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(TABLES, both=f"{DDL}; insert into t values (1, 'x'), (2, 'x')")
+async def test_a_deadlock_with_a_user(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    for _ in range(3):
+        # The user waits in the thread of the program, which must hold no row by then.
+        await shared.caught_up()
+        with target.connect() as user:
+            user.autocommit = False
+            user.execute("select from t where id = 2 for update")
+            source.execute("update t set v = v || '1' where id = 1")
+            source.execute("update t set v = v || '2' where id = 2")
+            await until(lambda: waits_for_lock(target), "the program waits for the user")
+            # PostgreSQL may choose either one; the stream continues afterwards.
+            try:
+                user.execute("set lock_timeout = '3s'; select from t where id = 1 for update")
+            except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
+                user.rollback()
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 CODES = {

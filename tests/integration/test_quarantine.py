@@ -412,7 +412,7 @@ async def test_each_source_has_its_own(shared: Shared) -> None:
     assert await rows(target) == []
 
 
-@streams(T, source=DDL, target=DDL, settings=QUARANTINE)
+@streams(T, both=DDL, settings=QUARANTINE)
 async def test_no_row_is_at_fault_when_the_table_is(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()

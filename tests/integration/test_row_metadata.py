@@ -113,7 +113,7 @@ async def _comes_back(streamer: Shared, target: Database) -> None:
 UNFIT = "create table t (id int primary key, _op text)"
 
 
-@streams("t: {metadata: {lsn: _lsn}}", source=UNFIT, target=UNFIT)
+@streams("t: {metadata: {lsn: _lsn}}", both=UNFIT)
 async def test_a_table_that_does_not_fit_says_what_to_do(shared: Shared) -> None:
     await shared.table_state("t", "error", SECONDS)
     error = (await shared.table("t"))["error"]

@@ -647,9 +647,7 @@ async def test_a_resync_during_a_copy_that_fails_begins_another(
 @pytest.mark.parametrize("options", [{}, {"mode": "diff"}, {"scope": {"where": ["id < 50"]}}])
 @streams(
     "t: {initial: none}",
-    source="create table t (id int primary key, v int);"
-    " insert into t select g, g from generate_series(1, 9) g",
-    target="create table t (id int primary key, v int);"
+    both="create table t (id int primary key, v int);"
     " insert into t select g, g from generate_series(1, 9) g",
 )
 async def test_a_resync_replaces_rows_that_were_declared_to_be_those_of_the_source(

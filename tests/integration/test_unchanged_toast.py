@@ -52,7 +52,7 @@ def identities(*tables: str) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize("apart", [False, True])
 @identities("t")
-@streams("t: {initial: none}", source="<ddl>", target="<ddl>")
+@streams("t: {initial: none}", both="<ddl>")
 async def test_a_clone_keeps_them(shared: Shared, ddl: str, apart: bool) -> None:
     """Changes in one window, or each in its own."""
     await change(shared, apart, "t")
@@ -99,7 +99,7 @@ alter table k alter a set storage external, alter big set storage external
 """
 
 
-@streams("k: {initial: none}", source=LARGE_KEYS, target=LARGE_KEYS)
+@streams("k: {initial: none}", both=LARGE_KEYS)
 async def test_keys_that_are_large_themselves(shared: Shared) -> None:
     """A key in TOAST storage is sent as the old key when it or another part of the key changes."""
     source, target = shared.source, shared.target

@@ -45,36 +45,42 @@ select c.relname || '.' || a.attname || ' ' || format_type(a.atttypid, a.atttypm
 _TYPES = """
 select t.oid::regtype || ' ' || (select string_agg(enumlabel, ',' order by enumsortorder)
                                    from pg_enum e where e.enumtypid = t.oid)
-  from pg_type t where t.typtype = 'e' and t.oid > 16384
+  from pg_type t where t.typtype = 'e' and t.oid > 16384 and {is_own}
 union all
 select t.oid::regtype || ' ' || format_type(t.typbasetype, t.typtypmod) || ' ' || t.typnotnull
        || coalesce(pg_get_expr(t.typdefaultbin, 0), '-')
        || (select coalesce(string_agg(k.conname || pg_get_constraintdef(k.oid), ',' order by 1), '')
              from pg_constraint k where k.contypid = t.oid and k.contype = 'c')
-  from pg_type t where t.typtype = 'd' and t.oid > 16384
+  from pg_type t where t.typtype = 'd' and t.oid > 16384 and {is_own}
 union all
 select c.reltype::regtype || ' ' || (
            select string_agg(attname || ' ' || format_type(atttypid, atttypmod), ',' order by attnum)
              from pg_attribute where attrelid = c.oid and not attisdropped)
-  from pg_class c where c.relkind = 'c' and c.oid > 16384
+  from pg_class c join pg_type t on t.oid = c.reltype
+ where c.relkind = 'c' and c.oid > 16384 and {is_own}
 """
 
 
 def everything(database: Database, tables: list[str]) -> dict[str, list[str]]:
-    """Return the definitions of tables of the schema public and of all types, but for comments."""
+    """Return the definitions of tables of the database's schema and of all types, but for comments.
+
+    In a schema of a test's own, the types are those of the schema.
+    """
+    schema = database.schema
+    is_own = "true" if schema == "public" else f"t.typnamespace = '{schema}'::regnamespace"
     definitions = {}
     for table in tables:
-        for name, lines in described(database, quote_qualified("public", table)).items():
+        for name, lines in described(database, quote_qualified(schema, table)).items():
             if name != "comments":
                 definitions[f"{name} of {table}"] = lines
     oids = ", ".join(
-        f"{quote_literal(quote_qualified('public', table))}::regclass" for table in tables
+        f"{quote_literal(quote_qualified(schema, table))}::regclass" for table in tables
     )
     with database.connect() as connection:
         connection.execute("select set_config('search_path', '', false)")
         for name, sql in (
             ("columns", _COLUMNS.format(tables=f"array[{oids}]::oid[]")),
-            ("types", _TYPES),
+            ("types", _TYPES.format(is_own=is_own)),
         ):
             rows = connection.execute(sql.encode()).fetchall()
             definitions[name] = sorted(str(text) for (text,) in rows)

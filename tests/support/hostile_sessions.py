@@ -3,11 +3,14 @@
 The functions of the capture run in such sessions. A module marked ``hostile_sessions`` runs each
 test under a set of settings that the test's name chooses, or under all sets if TEST_COMBINATIONS is
 ``all``. The databases of source and target get the settings, so every session of a test begins with
-them, streamer's sessions included.
+them, streamer's sessions included. For tests that share an engine (`tests.support.shared`), the name
+of the module chooses.
 """
 
+import contextlib
 import os
 import zlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -43,13 +46,15 @@ SESSIONS: dict[str, dict[str, str]] = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not metafunc.definition.get_closest_marker("hostile_sessions"):
         return
-    if os.environ.get("TEST_COMBINATIONS") == "all":
-        chosen = list(SESSIONS)
-    else:
-        names = list(SESSIONS)
-        chosen = [names[zlib.crc32(metafunc.definition.name.encode()) % len(names)]]
+    is_shared = metafunc.definition.get_closest_marker("streams") is not None
+    names = list(SESSIONS)
+    if os.environ.get("TEST_COMBINATIONS") != "all":
+        module = metafunc.module.__name__.rpartition(".")[2].encode()
+        test = metafunc.definition.name.encode()
+        chosen = zlib.adler32(module) if is_shared else zlib.crc32(test)
+        names = [names[chosen % len(names)]]
     metafunc.fixturenames.append("hostile_session")
-    metafunc.parametrize("hostile_session", chosen, indirect=True)
+    metafunc.parametrize("hostile_session", names, indirect=not is_shared)
 
 
 @pytest.fixture
@@ -64,10 +69,17 @@ def give(settings: dict[str, str], *databases: Database) -> None:
         for name, value in settings.items():
             literal = value if name == "search_path" else quote_literal(value)
             db.execute(f"alter database {quote_identifier(db.name)} set {name} = {literal}")
+        db.path = settings.get("search_path", "public")
         db.forget_sessions()
 
 
-def take_back(db: Database) -> None:
-    """Have new sessions in *db* begin with the settings of the server."""
-    db.execute(f"alter database {quote_identifier(db.name)} reset all")
-    db.forget_sessions()
+@contextlib.contextmanager
+def hostile(settings: dict[str, str], db: Database) -> Iterator[None]:
+    """Have each new session in *db* begin with *settings* for the length of a block."""
+    give(settings, db)
+    try:
+        yield
+    finally:
+        db.execute(f"alter database {quote_identifier(db.name)} reset all")
+        db.path = "public"
+        db.forget_sessions()

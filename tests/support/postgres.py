@@ -209,6 +209,8 @@ class Database:
         self.keeps_connections = False
         self.schema = "public"
         """That tables without another schema are in."""
+        self.path = "public"
+        """Where sessions of a schema of its own search behind this schema."""
         self._idle: list[Connection] = []
 
     @property

@@ -27,6 +27,7 @@ import yaml
 from streamer.commands.command_scope import Scope
 from streamer.commands.demo.embedded_servers import Server
 from streamer.errors.error_classes import StreamerError
+from tests.support.hostile_sessions import SESSIONS, give
 from tests.support.postgres import (
     Connection,
     Database,
@@ -38,23 +39,24 @@ from tests.support.streamer import Streamer, copy_with_threads, write_config
 
 T = TypeVar("T", bound=Callable[..., Any])
 Options = tuple[tuple[str, str], ...]
-EngineKey = tuple[str | None, Options]
+EngineKey = tuple[str | None, str | None, Options]
 
 
 def streams(
-    rules: str, *, source: str = "", target: str = "", **options: str | None
+    rules: str, *, both: str = "", source: str = "", target: str = "", **options: str | None
 ) -> Callable[[T], T]:
     """Let a test share an engine, which the fixture `shared` gives it.
 
-    *rules*: YAML, one table a key. *source*, *target*: statements that run before the engine starts.
-    *options*: of `write_config`; tests with equal options share an engine. In all of them,
-    ``<name>`` stands for the parameter of that name. An option that is None does not count. Each
-    implementation of a module that runs with both has its own engines.
+    *rules*: YAML, one table a key. *both*, *source*, *target*: statements that run before the engine
+    starts, those for both sides first. *options*: of `write_config`; tests with equal options share
+    an engine. In all of them, ``<name>`` stands for the parameter of that name. An option that is
+    None does not count. Each implementation of a module that runs with both has its own engines.
     """
 
     def mark(test: T) -> T:
         marked = pytest.mark.asyncio(loop_scope="module")(test)
-        return pytest.mark.streams(rules, source, target, options)(marked)  # type: ignore[no-any-return]
+        sides = [";\n".join(filter(None, (both, side))) for side in (source, target)]
+        return pytest.mark.streams(rules, *sides, options)(marked)  # type: ignore[no-any-return]
 
     return mark
 
@@ -63,8 +65,8 @@ def streams(
 class Case:
     """The tables of one test, and the engine it needs.
 
-    ``rules``: by the full names of its tables. ``implementation``: None if the module does not
-    choose one.
+    ``rules``: by the full names of its tables. ``implementation``, ``session``: None if the module
+    does not choose an implementation, or hostile sessions.
     """
 
     schema: str
@@ -73,11 +75,12 @@ class Case:
     target: str
     options: Options
     implementation: str | None
+    session: str | None
 
     @property
     def engine(self) -> "EngineKey":
         """Cases with equal keys share an engine."""
-        return self.implementation, self.options
+        return self.implementation, self.session, self.options
 
     @classmethod
     def of(cls, item: pytest.Item) -> "Case | None":
@@ -101,6 +104,7 @@ class Case:
             filled(target),
             tuple((name, value) for name, value in values if value != "None"),
             parameters.get("implementation"),
+            parameters.get("hostile_session"),
         )
 
 
@@ -133,13 +137,14 @@ class OwnSchema(Database):
         super().__init__(whole.server, whole.name)
         self.keeps_connections = True
         self.schema = schema
+        self.path = whole.path
 
     def connect(self) -> Connection:
         return psycopg.connect(
             self.server.url(self.name),
             autocommit=True,
             prepare_threshold=None,
-            options=f"-c search_path={self.schema},public",
+            options=f"-c search_path={self.schema},{self.path}".replace(", ", ","),
         )
 
 
@@ -202,6 +207,19 @@ class Shared(Streamer):
         schema = f"{self._case.schema}."
         return schema + table.removeprefix(schema).removeprefix("public.")
 
+    def captured(self, columns: str = "changes") -> list[tuple[object, ...]]:
+        """Return *columns* of the captured commands of this test's tables, in order."""
+        return self.target.execute(
+            f"select {columns} from streamer.ddl where relation_id in (select id"
+            f" from streamer.relation where starts_with(source, '{self.source.schema}.'))"
+            " order by id"
+        )
+
+    @property
+    def capture(self) -> str:
+        """The schema of the capture at the source."""
+        return f"streamer_{self._name}"
+
     @property
     def tables(self) -> tuple[str, ...]:
         """The full names of the tables of this test."""
@@ -242,6 +260,8 @@ class Engines:
         """Start the engine of *cases*, which have one key."""
         source = self.stack.enter_context(database(server, "source"))
         target = self.stack.enter_context(target_database(server))
+        if (settings := cases[0].session) is not None:
+            give(SESSIONS[settings], source, target)
         for case in cases:
             for db, sql in ((source, case.source), (target, case.target)):
                 db.execute(f"create schema {case.schema}")
