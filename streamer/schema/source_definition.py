@@ -421,25 +421,49 @@ _WIDER: Final[dict[str, frozenset[str]]] = {
 }
 """By type: types without a modifier that hold all values, by a cast without settings."""
 
-_TYPE: Final = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?( with(?:out)? time zone)?(\[\])?")
+_TYPE: Final = re.compile(r"([a-z ]+?)(?:\((-?\d+(?:,-?\d+)?)\))?( with(?:out)? time zone)?(\[\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    """The parts of a type's name, as format_type writes the name."""
+
+    base: str
+    modifiers: tuple[int, ...] = ()
+    is_array: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "TypeName":
+        """Return the parts; the whole name as ``base``, if the name has a different form."""
+        if (match := _TYPE.fullmatch(text)) is None:
+            return cls(text)
+        base, modifiers, zone, brackets = match.groups("")
+        return cls(base + zone, tuple(map(int, filter(None, modifiers.split(",")))), bool(brackets))
+
+    @property
+    def scale(self) -> int:
+        """How many digits stand behind the decimal point of a numeric with modifiers."""
+        return self.modifiers[1] if len(self.modifiers) > 1 else 0
+
+    @property
+    def whole_digits(self) -> int:
+        """How many digits stand before the decimal point."""
+        return self.modifiers[0] - self.scale
 
 
 def widens(before: str, after: str) -> bool:
     """Return whether type *after* holds every value of type *before* unchanged."""
     if before == after:
         return True
-    old, new = _TYPE.fullmatch(before), _TYPE.fullmatch(after)
-    if old is None or new is None or old[5] != new[5]:
+    old, new = TypeName.parse(before), TypeName.parse(after)
+    if old.is_array != new.is_array:
         return False
-    old_name, new_name = old[1] + (old[4] or ""), new[1] + (new[4] or "")
-    if old_name != new_name:
-        return new[2] is None and new_name in _WIDER.get(old_name, frozenset())
-    if new[2] is None:
-        return old_name != "character"
-    if old[2] is None:
+    if old.base != new.base:
+        return not new.modifiers and new.base in _WIDER.get(old.base, frozenset())
+    if not new.modifiers:
+        return old.base != "character"
+    if not old.modifiers:
         return False
-    if old_name == "numeric":
-        scale, wider = int(old[3] or 0), int(new[3] or 0)
-        return wider >= scale and int(new[2]) - wider >= int(old[2]) - scale
-    is_padded = old_name in ("character", "bit")
-    return int(new[2]) >= int(old[2]) and not is_padded
+    if old.base == "numeric":
+        return new.scale >= old.scale and new.whole_digits >= old.whole_digits
+    return new.modifiers >= old.modifiers and old.base not in ("character", "bit")

@@ -13,7 +13,7 @@ one open version. A key that is deferrable at the source is deferrable here too.
 Building statements is pure; `create_tables` runs them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -180,7 +180,8 @@ async def create_tables(
             if not new:
                 return set()
             missing = await _read_missing(connection, types)
-            first = await _schemas_and_types(connection, new, missing)
+            rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
+            first = schemas_and_types_sql(new, missing, {row["name"] for row in rows})
             statements = [*first, *(sql for table in new.values() for sql in table.statements)]
             for statement in first:
                 await connection.execute(statement)
@@ -276,14 +277,18 @@ async def _read_missing(
     return missing
 
 
-async def _schemas_and_types(
-    connection: TargetConnection, tables: Iterable[RelationName], missing: Sequence[DefinedType]
+def schemas_and_types_sql(
+    tables: Iterable[RelationName], missing: Sequence[DefinedType], namespaces: Collection[str]
 ) -> list[str]:
-    """Return the statements that create the schemas that *tables* and types lack, and the types."""
-    rows = await connection.fetch("select nspname as name from pg_catalog.pg_namespace")
+    """Return the statements that create the schemas that *tables* and types lack, and the types.
+
+    *namespaces*: the schemas of the target. Pure.
+    """
     needed = {name.namespace for name in tables} | {kind.namespace for kind in missing}
-    schemas = sorted(needed - {row["name"] for row in rows})
     return [
-        *(f"create schema if not exists {quote_identifier(name)}" for name in schemas),
+        *(
+            f"create schema if not exists {quote_identifier(n)}"
+            for n in sorted(needed - {*namespaces})
+        ),
         *(statement for kind in missing for statement in new_type_sql(kind)),
     ]

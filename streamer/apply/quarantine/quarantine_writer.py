@@ -21,6 +21,7 @@ from streamer.apply.quarantine.segment_writer import SegmentWriter
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.rows.change_as_json import Quarantined
 from streamer.apply.write.target_transaction import TargetTransaction
+from streamer.apply.write.write_steps import ordered_runs
 from streamer.apply.write.writer import Writer
 from streamer.decode.pgoutput import TRUNCATE
 from streamer.mapping.rule_options import OnError
@@ -264,25 +265,16 @@ class QuarantineWriter:
             return
         blocked = self._blocked.setdefault(mapped, BlockedKeys())
         write = partial(self._segments.write, is_immediate=self._is_immediate)
-        segment: list[Item] = []
-        former: ApplyPlan | None = None
-        for number in range(start, stop):
-            transaction = window.shares[number].transaction
-            for owner, changes, plan in window.parts[number]:
-                if owner is not mapped:
-                    continue
-                if former is not plan:
-                    if former is not None:
-                        await write(mapped, former, blocked, segment, is_diverted=is_diverted)
-                    segment, former = [], plan
-                    await self._use(mapped, blocked, plan)
-                for item in await self._items.read(plan, transaction, number, changes.payloads):
+        for run in ordered_runs(window, mapped, start, stop):
+            segment: list[Item] = []
+            await self._use(mapped, blocked, run.plan)
+            for number, transaction, payloads in run.parts:
+                for item in await self._items.read(run.plan, transaction, number, payloads):
                     if item.change.kind != TRUNCATE:
                         segment.append(item)
-                    elif not plan.ignores_truncate:
-                        await write(mapped, plan, blocked, segment, is_diverted=is_diverted)
-                        await write(mapped, plan, blocked, [item], is_diverted=False)
-                        blocked.truncate(plan, transaction)
+                    elif not run.plan.ignores_truncate:
+                        await write(mapped, run.plan, blocked, segment, is_diverted=is_diverted)
+                        await write(mapped, run.plan, blocked, [item], is_diverted=False)
+                        blocked.truncate(run.plan, transaction)
                         segment = []
-        if former is not None:
-            await write(mapped, former, blocked, segment, is_diverted=is_diverted)
+            await write(mapped, run.plan, blocked, segment, is_diverted=is_diverted)

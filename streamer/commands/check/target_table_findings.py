@@ -59,10 +59,7 @@ from streamer.schema.desired_columns import (
 from streamer.schema.indexes_constraints_types import type_difference
 from streamer.schema.source_definition import ColumnChange, DefinedColumn
 from streamer.schema.target_relation import TargetColumn, TargetRelation
-from streamer.schema_changes.create_tables import (
-    new_type_sql,
-    published_relation,
-)
+from streamer.schema_changes.create_tables import published_relation, schemas_and_types_sql
 from streamer.schema_changes.translate.type_translator import TypeTranslator
 from streamer.target.missing_types import extension_sql, missing_type
 
@@ -156,20 +153,16 @@ def check_extensions(pair: Pair) -> Iterable[Finding]:
 
 def missing_types_sql(pair: Pair) -> list[str]:
     """Return the statements that create the types which the target lacks."""
-    statements = []
-    for kind in pair.types:
-        if kind.full_name in pair.target.types:
-            continue
-        if not kind.can_be_created:
-            if kind.extension is not None:
-                target = pair.target
-                statements += extension_sql(kind, target.namespaces, target.extensions)
-            continue
-        if kind.namespace not in pair.target.namespaces:
-            namespace = quote_identifier(kind.namespace)
-            statements.append(f"create schema if not exists {namespace}")
-        statements += new_type_sql(kind)
-    return list(dict.fromkeys(statements))
+    namespaces, extensions = pair.target.namespaces, pair.target.extensions
+    missing = [kind for kind in pair.types if kind.full_name not in pair.target.types]
+    statements = [
+        sql
+        for kind in missing
+        if not kind.can_be_created and kind.extension is not None
+        for sql in extension_sql(kind, namespaces, extensions)
+    ]
+    new = [kind for kind in missing if kind.can_be_created]
+    return list(dict.fromkeys([*statements, *schemas_and_types_sql((), new, namespaces)]))
 
 
 # ---- tables that are there ---------------------------------------------------------------------

@@ -4,15 +4,10 @@ Types are named as format_type names them. A pair without a proof counts as a ri
 the target decides.
 """
 
-import re
-from dataclasses import dataclass
 from typing import Final
 
-from streamer.schema.source_definition import widens
+from streamer.schema.source_definition import TypeName, widens
 
-_TYPE: Final = re.compile(
-    r"(?P<base>[a-z ]+?)(?:\((?P<modifiers>-?\d+(?:,-?\d+)?)\))?(?P<zone> with(?:out)? time zone)?"
-)
 _DIGITS: Final = {"smallint": 5, "integer": 10, "bigint": 19}
 _EXACT_DIGITS: Final = {"real": 7, "double precision": 15}
 _STRINGS: Final = ("text", "character varying", "character")
@@ -25,27 +20,14 @@ _TIMES: Final = (
 _FRACTION_DIGITS: Final = 6
 
 
-@dataclass(frozen=True, slots=True)
-class _Type:
-    base: str
-    modifiers: tuple[int, ...]
-
-
-def _parse(text: str) -> _Type:
-    match = _TYPE.fullmatch(text)
-    if match is None:
-        return _Type(text, ())
-    modifiers = tuple(int(m) for m in (match["modifiers"] or "").split(",") if m)
-    return _Type(match["base"] + (match["zone"] or ""), modifiers)
-
-
 def type_risk(source: str, target: str) -> str | None:
     """Return the risk of reading text of type *source* as *target*, or None."""
     if widens(source, target):
         return None
     if source.endswith("[]") and target.endswith("[]"):
         return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
-    old, new = _parse(source), _parse(target)
+    # An array is no value of a plain type.
+    old, new = (TypeName(t) if t.endswith("[]") else TypeName.parse(t) for t in (source, target))
     if new.base in _STRINGS:
         return _string_risk(old, new)
     if old.base in _DIGITS or old.base == "numeric" or old.base in _EXACT_DIGITS:
@@ -57,7 +39,7 @@ def type_risk(source: str, target: str) -> str | None:
     return "not every value of the one type is a value of the other"
 
 
-def _string_risk(source: _Type, target: _Type) -> str | None:
+def _string_risk(source: TypeName, target: TypeName) -> str | None:
     if not target.modifiers:
         # "character" always has a length; the remaining types accept all text.
         return None if target.base != "character" else "only one character fits"
@@ -73,26 +55,21 @@ def _string_risk(source: _Type, target: _Type) -> str | None:
     return "values are padded with blanks" if is_padded else None
 
 
-def _whole_digits(kind: _Type) -> int | None:
+def _whole_digits(kind: TypeName) -> int | None:
     """Return how many digits stand before the decimal point at most; None for no limit."""
     if kind.base in _DIGITS:
         return _DIGITS[kind.base]
-    if not kind.modifiers:
-        return None
-    scale = kind.modifiers[1] if len(kind.modifiers) > 1 else 0
-    return kind.modifiers[0] - scale
+    return kind.whole_digits if kind.modifiers else None
 
 
-def _scale(kind: _Type) -> int | None:
+def _scale(kind: TypeName) -> int | None:
     """Return how many digits stand behind the decimal point at most; None for no limit."""
     if kind.base in _DIGITS:
         return 0
-    if not kind.modifiers:
-        return None
-    return kind.modifiers[1] if len(kind.modifiers) > 1 else 0
+    return kind.scale if kind.modifiers else None
 
 
-def _number_risk(source: _Type, target: _Type) -> str | None:
+def _number_risk(source: TypeName, target: TypeName) -> str | None:
     if target.base in _EXACT_DIGITS:
         exact = _EXACT_DIGITS[target.base]
         digits = _EXACT_DIGITS.get(source.base) or _DIGITS.get(source.base)
@@ -118,7 +95,7 @@ def _number_risk(source: _Type, target: _Type) -> str | None:
     return None
 
 
-def _time_risk(source: _Type, target: _Type) -> str | None:
+def _time_risk(source: TypeName, target: TypeName) -> str | None:
     if source.base == target.base:
         digits, digits_max = (
             k.modifiers[0] if k.modifiers else _FRACTION_DIGITS for k in (source, target)
