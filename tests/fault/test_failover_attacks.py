@@ -17,7 +17,7 @@ from streamer.commands.check.check import examine
 from streamer.commands.demo.embedded_servers import Server
 from streamer.copy.copy_context import CopyContext
 from streamer.errors.error_classes import SourceConnectionError
-from streamer.runtime.session import session
+from streamer.runtime.session import open_session
 from streamer.runtime.wal_retention import backlog_guard as backlog
 from tests.support import chunk_case
 from tests.support.postgres import Database, running, versions
@@ -411,7 +411,7 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
     def watching(*arguments: Any, **others: Any) -> CopyContext:
         return CopyContext(*arguments, **others | {"check_timeline": look})
 
-    monkeypatch.setattr(session, "CopyContext", watching)
+    monkeypatch.setattr(open_session, "CopyContext", watching)
     async with stream("t:") as streamer:
         await streamer.caught_up(SECONDS)
         assert target.value(KEYS) == "1"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from streamer.runtime.session import session as session_module
+from streamer.runtime.session import open_session
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
@@ -165,7 +165,7 @@ async def test_a_column_added_in_the_middle_of_a_large_transaction(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adding it must not wait for the transaction that needs it."""
-    monkeypatch.setattr(session_module, "PIECE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(open_session, "PIECE_BYTES_MAX", 20_000)
     source.execute(DDL)
     async with stream("t: {initial: none, on_column_added: add}") as streamer:
         await streamer.caught_up()

@@ -142,7 +142,7 @@ async def test_a_source_that_copies_nothing_keeps_no_turn_while_it_starts(
             await may_go_on.wait()
         return await choose_transport(mapping, *arguments, **options)
 
-    monkeypatch.setattr("streamer.runtime.session.session.choose_transport", linger)
+    monkeypatch.setattr("streamer.runtime.session.source_reconciler.choose_transport", linger)
     for db in (source, target):
         db.execute("create table streamed (id int primary key)")
     source.execute("create table copied (id int primary key); insert into copied values (1)")

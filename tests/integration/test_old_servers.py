@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from streamer.runtime.session import session as session_module
+from streamer.runtime.session import open_session
 from streamer.source.catalog import SourceServer, read_server
 from streamer.source.connection import Connection
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
@@ -33,7 +33,7 @@ async def test_protocol_1_and_text(
         asked.append(arguments[-1])  # type: ignore[arg-type]
         return await start(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(session_module, "read_server", read_as_old)
+    monkeypatch.setattr(open_session, "read_server", read_as_old)
     monkeypatch.setattr(ReplicationStream, "start", start_and_note)
     source.execute(f"{TYPES} {ROWS}")
     source.execute("create table log (line text); insert into log values ('a'), ('a')")

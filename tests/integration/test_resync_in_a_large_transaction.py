@@ -6,7 +6,7 @@ import pytest
 
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.drain import lane_turn
-from streamer.runtime.session import session as session_module
+from streamer.runtime.session import open_session
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, copy_in_threads
 
@@ -25,7 +25,7 @@ async def test_no_reader_sees_a_part_of_it(
     monkeypatch: pytest.MonkeyPatch,
     consistency: str,
 ) -> None:
-    monkeypatch.setattr(session_module, "PIECE_BYTES_MAX", 20_000)
+    monkeypatch.setattr(open_session, "PIECE_BYTES_MAX", 20_000)
     monkeypatch.setattr(lane_turn, "READ_BYTES", 20_000)
     seen: list[object] = []
 

@@ -7,17 +7,17 @@ from unittest import mock
 import pytest
 
 from streamer.errors.error_classes import TargetConnectionError
-from streamer.runtime.session.session import open_session
+from streamer.runtime.session import open_session as opening
+from streamer.runtime.session import start_waits
+from streamer.runtime.session.open_session import open_session
 
 
 async def test_a_session_that_cannot_be_opened_gives_up_its_lanes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attempt: Any = mock.Mock()
-    monkeypatch.setattr(
-        "streamer.runtime.session.session.read_source_record",
-        mock.AsyncMock(side_effect=TargetConnectionError("away")),
-    )
+    away = mock.AsyncMock(side_effect=TargetConnectionError("away"))
+    monkeypatch.setattr(opening, "read_source_record", away)
     tables: Any = mock.AsyncMock()
     with pytest.raises(TargetConnectionError):
         await open_session(attempt, tables)
@@ -36,16 +36,16 @@ async def test_a_session_whose_opening_is_cancelled_closes_its_connection(
         task.cancel()
         return connection
 
+    monkeypatch.setattr(start_waits, "set_source_state", mock.AsyncMock())
     for name, replacement in {
         "read_source_record": mock.AsyncMock(),
-        "set_source_state": mock.AsyncMock(),
         "take_requests": mock.AsyncMock(),
         "prefer_newest": mock.AsyncMock(),
         "connect": connect_and_be_cancelled,
     }.items():
-        monkeypatch.setattr(f"streamer.runtime.session.session.{name}", replacement)
+        monkeypatch.setattr(opening, name, replacement)
     attempt: Any = mock.Mock()
-    opening = asyncio.create_task(open_session(attempt, mock.AsyncMock()))
-    await asyncio.wait([opening])
-    assert opening.cancelled()
+    task = asyncio.create_task(open_session(attempt, mock.AsyncMock()))
+    await asyncio.wait([task])
+    assert task.cancelled()
     connection.close.assert_awaited_once_with()

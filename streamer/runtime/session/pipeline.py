@@ -10,8 +10,8 @@
       → position  runtime/session/stored_position.py   stored in the target
       → feedback  source/stream/feedback.py            and then acknowledged to the source
 
-A pipeline waits for the lock of its source, opens a session (`streamer.runtime.session.session`),
-and runs the tasks that stream. The pipeline ends when the source is lost, after an error for an
+A pipeline waits for the lock of its source, opens a session by `open_session`, and runs the tasks
+that stream. The pipeline ends when the source is lost, after an error for an
 operator, or on request. An ordered stop ends the reader first, waits until dispatched changes are
 durable, and then tells the source how far the target is.
 """
@@ -34,14 +34,14 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceMapping
-from streamer.runtime.guards.table_discovery import Discovery
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
+from streamer.runtime.session.attempt import Attempt
 from streamer.runtime.session.dispatcher import AnotherHistory, Dispatched, ScriptsReached
+from streamer.runtime.session.open_session import open_session
 from streamer.runtime.session.operator_requests import Requests
 from streamer.runtime.session.reload_mapping import change_rules
-from streamer.runtime.session.sequence_follower import SequenceFollower
-from streamer.runtime.session.session import Attempt, Session, open_session
+from streamer.runtime.session.session import Session
 from streamer.runtime.session.source_checks import check_source
 from streamer.runtime.session.write_status import report_status
 from streamer.runtime.shutdown import endless, finishes_before
@@ -184,7 +184,7 @@ class Pipeline:
             "streaming",
             source=source.label,
             lsn=str(session.position.stored_lsn),
-            transport="binary" if session.transport.is_binary else "text",
+            transport="binary" if session.registrar.transport.is_binary else "text",
             reads="slot" if session.reads_slot else "journal",
         )
         with contextlib.ExitStack() as end:
@@ -205,54 +205,25 @@ class Pipeline:
                     task.cancel()
 
     def _tasks(self, session: Session) -> dict[str, Callable[[], Awaitable[None]]]:
-        bookkeeping, record, tables = (
-            session.services.bookkeeping,
-            session.record,
-            session.tables,
-        )
+        services, timeline_monitor = session.services, session.timeline_monitor
         requests = Requests(
-            bookkeeping,
-            record,
-            tables.relations,
+            services.bookkeeping,
+            session.record,
+            session.relations,
             session.coordinator,
             session.monitor.cases.publish,
         )
-        follower = SequenceFollower(
-            self._source,
-            record,
-            bookkeeping,
-            tables.relations,
-            session.services.target_namespace,
-        )
-        services = session.services
-        discovery = Discovery(tables, services.discovery_interval, services.tables_appeared)
-        timeline_monitor = session.timeline_monitor
         return {
             "reader": lambda: self._read(session),
             "progress": lambda: self._follow_progress(session),
             "feedback": lambda: self._give_feedback(session),
             "sync": session.coordinator.run,
             "requests": lambda: requests.follow(self.requested),
-            "status": lambda: report_status(
-                session.services, record, tables.relations, tables.tracker, self.heartbeat
-            ),
+            "status": lambda: report_status(session, self.heartbeat),
             "failure": self._await_failure,
             "lock": lambda: services.locks.guard(session.fence),
             "watch": lambda: self._guard_source(session),
-            "source checks": lambda: check_source(
-                self._source,
-                session.server,
-                record,
-                bookkeeping,
-                tables.relations,
-                self.heartbeat,
-                follower,
-                session.position,
-                tables.tracker,
-                self._guard,
-                discovery,
-                self._services.target,
-            ),
+            "source checks": lambda: check_source(session, self.heartbeat, self._guard),
             **({} if timeline_monitor is None else {"timeline": timeline_monitor.run}),
         }
 

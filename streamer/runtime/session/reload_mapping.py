@@ -17,7 +17,7 @@ from streamer.errors.error_classes import StreamerError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
-from streamer.runtime.session.session import Session, remove_relation
+from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations, forget_unmapped, resolve_at
 from streamer.source.catalog import SourceRelation
 from streamer.source.connection import connection
@@ -31,7 +31,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
     A table that is missing or cannot be published stops alone, as at a start. Raises StreamerError,
     and then no rule has changed.
     """
-    relations, publishing = session.relations, session.publishing
+    relations, publishing = session.relations, session.registrar.publishing
     bookkeeping = session.services.bookkeeping
     async with connection(source) as plain:
         await check_same_server_plainly(plain, session.server)
@@ -56,7 +56,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             return False
         relations.set_groups(groups)
         present = {mapped.mapping.source for mapped in relations}
-        added = await session.register(
+        added = await session.registrar.register(
             [m for m in mappings if m.source not in present], definitions
         )
         if added:
@@ -69,12 +69,12 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         except StreamerError:
             publishing.change(session.tables.source)
             for mapped in added:
-                await _remove(session, mapped)
+                await session.remove(mapped)
                 await forget_relation(bookkeeping, mapped.relation_id)
             raise
         session.tables.source = source
         for mapped in removed:
-            await _remove(session, mapped)
+            await session.remove(mapped)
         recomputed = _recomputed(relations, by_name)
         records = await register_relations(
             bookkeeping,
@@ -92,7 +92,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         await forget_unmapped(bookkeeping, session.record.source_id, mappings)
         refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
         if refilled:
-            added += await session.register(refilled, definitions)
+            added += await session.registrar.register(refilled, definitions)
         await session.monitor.cases.begin(plain)  # unpublishes removed tables
     session.begin_copies(added)
     return True
@@ -156,10 +156,3 @@ def _is_alike(former: RelationMapping, new: RelationMapping | None) -> bool:
     if new is None:
         return False
     return former == replace(new, rule=replace(new.rule, priority=former.rule.priority))
-
-
-async def _remove(session: Session, mapped: MappedRelation) -> None:
-    """Remove a relation from the stream, unless the source's guard has done so."""
-    if mapped not in session.relations:
-        return
-    await remove_relation(mapped, session.services, session.tables, session.dispatcher)

@@ -14,7 +14,6 @@ import structlog
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.cutovers import is_cutting_over
 from streamer.bookkeeping.followed_sequences import SequenceRecord, store_sequences
-from streamer.bookkeeping.sources import SourceRecord
 from streamer.errors.error_classes import (
     RIGHT_LOST,
     SourceContentionError,
@@ -44,13 +43,13 @@ class SequenceFollower:
     def __init__(
         self,
         source: SourceMapping,
-        record: SourceRecord,
+        source_id: int,
         bookkeeping: Bookkeeping,
         relations: Relations,
         target_namespace: str,
     ) -> None:
         self._source = source
-        self._source_id = record.source_id
+        self._source_id = source_id
         self._bookkeeping = bookkeeping
         self._relations = relations
         self._target_namespace = target_namespace

@@ -6,14 +6,13 @@ see `streamer.runtime.guards.source_monitor`.
 """
 
 import asyncio
+from functools import partial
 from typing import Final
 
 import structlog
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_definitions import read_definitions
-from streamer.bookkeeping.sources import SourceRecord
-from streamer.control.progress_tracker import ProgressTracker
 from streamer.copy.attached_rows import AttachedRows
 from streamer.copy.gap_reports import report_partition_gaps
 from streamer.errors.error_classes import SourceContentionError
@@ -22,13 +21,11 @@ from streamer.mapping.rules import SourceMapping
 from streamer.runtime.guards.table_discovery import Discovery
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.session.sequence_follower import SequenceFollower
-from streamer.runtime.session.stored_position import StoredPosition
+from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations
 from streamer.runtime.tables.table_obstacles import Obstacles
-from streamer.runtime.target_health import TargetHealth
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.source.capture.ddl_capture import read_capture, send_baseline
-from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_one, translating
 from streamer.source.server.primary_of_standby import writable
 from streamer.source.synchronous_commit import LISTED_SQL
@@ -40,39 +37,34 @@ _PATIENCE_SQL: Final = "set lock_timeout = '1s'"
 _COMMITS_WAIT_SQL: Final = f"select {LISTED_SQL} as is_listed"
 
 
-async def check_source(
-    source: SourceMapping,
-    server: SourceServer,
-    record: SourceRecord,
-    bookkeeping: Bookkeeping,
-    relations: Relations,
-    heartbeat: Heartbeat,
-    follower: SequenceFollower,
-    position: StoredPosition,
-    tracker: ProgressTracker,
-    guard: BacklogGuard,
-    discovery: Discovery,
-    target: TargetHealth,
-) -> None:
-    """Check until cancelled. Raises SourceConnectionError."""
+async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGuard) -> None:
+    """Check the source of *session* until cancelled. Raises SourceConnectionError."""
+    source, services, relations = session.tables.source, session.services, session.relations
+    bookkeeping, source_id = services.bookkeeping, session.record.source_id
+    follower = SequenceFollower(
+        source, source_id, bookkeeping, relations, services.target_namespace
+    )
+    discovery = Discovery(session.tables, services.discovery_interval, services.tables_appeared)
+    beats = partial(heartbeat.run, server=session.server, tracker=session.tracker)
     async with connection(source) as plain:
         await plain.execute(_PATIENCE_SQL)
         async with asyncio.TaskGroup() as group:
-            group.create_task(
-                heartbeat.run(plain, server, tracker), name=f"heartbeat {source.label}"
-            )
-            group.create_task(follower.run(plain), name=f"sequences {source.label}")
-            group.create_task(discovery.run(plain), name=f"discovery {source.label}")
+            for name, run in (
+                ("heartbeat", beats),
+                ("sequences", follower.run),
+                ("discovery", discovery.run),
+            ):
+                group.create_task(run(plain), name=f"{name} {source.label}")
             attached = AttachedRows()
             obstacles = Obstacles(source, bookkeeping, relations)
             while True:
-                await obstacles.check_target(target.unlogged)
+                await obstacles.check_target(services.target.unlogged)
                 await _check_partitions(plain, source, bookkeeping, relations, attached)
                 await _request_unclear_definitions(plain, source, bookkeeping, relations)
-                await guard.store(bookkeeping, record.source_id)
+                await guard.store(bookkeeping, source_id)
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
-                position.is_awaited = bool(waits)
+                session.position.is_awaited = bool(waits)
                 await asyncio.sleep(CHECK_SECONDS)
 
 

@@ -13,12 +13,12 @@ from streamer.bookkeeping.held_changes import HeldRecord, set_held
 from streamer.bookkeeping.lagging_tables import read_blockers
 from streamer.bookkeeping.positions import set_visible
 from streamer.bookkeeping.relation_states import set_lags
-from streamer.bookkeeping.sources import SourceRecord, set_heartbeat_overdue
+from streamer.bookkeeping.sources import set_heartbeat_overdue
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.errors.error_classes import RIGHT_LOST, TargetError
 from streamer.errors.error_reports import TableWait
 from streamer.runtime.heartbeat import Heartbeat
-from streamer.runtime.services import Services
+from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations
 from streamer.target.session_counts import DRAINERS_MAX
 from streamer.util.lsn import Lsn
@@ -32,19 +32,14 @@ LAG_SECONDS_MIN: Final = 2.0
 """A smaller lag is not reported: otherwise every busy table would cause a write all the time."""
 
 
-async def report_status(
-    services: Services,
-    source: SourceRecord,
-    relations: Relations,
-    tracker: ProgressTracker,
-    heartbeat: Heartbeat,
-) -> None:
+async def report_status(session: Session, heartbeat: Heartbeat) -> None:
     """Write a source's status every `REPORT_SECONDS` until cancelled.
 
     The process writes the positions of its tables whenever an operator waits for these positions.
     """
+    services, source, relations = session.services, session.record, session.relations
     requested = relations.positions_wanted
-    report = _StatusReport(services, source, relations, heartbeat)
+    report = _StatusReport(session, heartbeat)
     visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
     while True:
         try:
@@ -59,18 +54,16 @@ async def report_status(
         visible = {}
         if await wait_for_event(requested, REPORT_SECONDS):
             requested.clear()
-            visible = _visible(relations, tracker)
+            visible = _visible(relations, session.tracker)
 
 
 class _StatusReport:
     """Stores the last written values of a source."""
 
-    def __init__(
-        self, services: Services, source: SourceRecord, relations: Relations, heartbeat: Heartbeat
-    ) -> None:
-        self._bookkeeping = services.bookkeeping
-        self._source_id = source.source_id
-        self._relations = relations
+    def __init__(self, session: Session, heartbeat: Heartbeat) -> None:
+        self._bookkeeping = session.services.bookkeeping
+        self._source_id = session.record.source_id
+        self._relations = relations = session.relations
         self._heartbeat = heartbeat
         self._held: list[HeldRecord] | None = None
         self._was_overdue: bool | None = None

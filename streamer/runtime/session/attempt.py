@@ -1,0 +1,28 @@
+"""The inputs of one attempt to stream a source."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamer.mapping.rules import SourceMapping
+from streamer.runtime.heartbeat import Heartbeat
+from streamer.runtime.services import Health, Services
+from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
+from streamer.target.fencing_token import FencingToken
+from streamer.util.lsn import Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """``services``: for the holder of the lock, who has ``fence``."""
+
+    source: SourceMapping
+    services: Services
+    fence: FencingToken
+    guard: BacklogGuard
+    health: Health
+    heartbeat: Heartbeat
+    binary_obstacle: str | None
+    """Why an earlier attempt gave up binary transport."""
+    stop_lsn: Lsn | None
+    let_others_start: Callable[[], None]
+    """Called when opening the session has to wait for long."""

@@ -1,0 +1,171 @@
+"""Reconciles a source with the target before its stream: names, tables, publications, slot."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from streamer.bookkeeping.bookkeeping_schema import read_installation
+from streamer.bookkeeping.relation_records import read_relation_records
+from streamer.mapping.relation_names import RelationName, parse_name
+from streamer.mapping.rules import RelationMapping
+from streamer.runtime.guards.follow_renames import follow_renames
+from streamer.runtime.guards.publications import Publishing
+from streamer.runtime.guards.slot_check import SlotCheck
+from streamer.runtime.guards.source_monitor import SourceMonitor
+from streamer.runtime.guards.table_cases import TableCases
+from streamer.runtime.session.attempt import Attempt
+from streamer.runtime.session.choose_transport import choose_transport
+from streamer.runtime.session.registrar import Registrar
+from streamer.runtime.session.source_capture import SourceCapture
+from streamer.runtime.session.start_waits import StartWaits, copies_all
+from streamer.runtime.tables.relations import forget_unmapped, resolve_at
+from streamer.runtime.tables.table_events import TableEvents
+from streamer.source.catalog import SourceRelation, SourceServer
+from streamer.source.connection import Connection
+from streamer.source.server.database_encoding import read_conversion
+from streamer.source.slot_and_publications.ownership import mark_publications, unproven_rows
+from streamer.source.slot_and_publications.slot import ExportedSnapshot
+from streamer.source.timeline_branches import Branch
+from streamer.util.lsn import NOTHING, Lsn
+
+if TYPE_CHECKING:
+    from streamer.bookkeeping.sources import SourceRecord
+    from streamer.mapping.rename_targets import Obstacle
+
+IS_JOURNAL: Final = "changes come by a journal, which is in text"
+
+
+@dataclass(frozen=True, slots=True)
+class ReconciledSource:
+    """The results of reconciling source and target."""
+
+    registrar: Registrar
+    monitor: SourceMonitor
+    slot_check: SlotCheck
+    capture: SourceCapture
+    start_lsn: Lsn
+    snapshot: ExportedSnapshot | None
+    """The snapshot of a slot that this attempt created."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReconciler:
+    """The steps for one attempt. ``record``, ``branch``: of the source, and its history."""
+
+    attempt: Attempt
+    tables: TableEvents
+    server: SourceServer
+    record: "SourceRecord"
+    branch: Branch
+    waits: StartWaits
+    opened: contextlib.AsyncExitStack
+    """Closes the snapshot if the opening of the session fails."""
+
+    async def reconcile(self, plain: Connection) -> ReconciledSource:
+        """Take the steps by way of *plain*. Raises StreamerError."""
+        source, services, guard = self.attempt.source, self.attempt.services, self.attempt.guard
+        bookkeeping, relations = services.bookkeeping, self.tables.relations
+        installation = await read_installation(bookkeeping)
+        is_known = self.record.acknowledged_lsn != NOTHING
+        owned_objects = await guard.owner.check_owner(
+            plain,
+            source,
+            installation,
+            is_known=is_known,
+            is_taken_over=source.label in services.take_over,
+        )
+        capture = SourceCapture(source, self.server.version)
+        await capture.create(plain)
+        journal = await guard.journaling.choose_journal(
+            plain, self.server, self.branch, self.record.acknowledged_lsn
+        )
+        has_journal = journal is not None
+        registrar, monitor = await self._register(plain, capture, has_journal=has_journal)
+        declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
+        # A journal has all changes since the slot was made.
+        unproven = unproven_rows(
+            owned_objects, source, installation, declared, is_known=is_known or has_journal
+        )
+        if unproven is not None:
+            raise unproven
+        if any(
+            relations.awaits_copy(mapped)
+            and not mapped.state.is_to_mark_synced
+            and not mapped.state.is_lost
+            for mapped in relations
+        ):
+            services.launcher.prepare()  # Spark starts while the slot is made
+        slot_check = SlotCheck(
+            source, self.server, bookkeeping, self.record, relations, guard, journal, self.branch
+        )
+        await slot_check.check()
+        await monitor.cases.begin(plain)
+        await mark_publications(plain, source, installation)
+        await capture.publish(plain)
+        start_lsn, snapshot = await slot_check.open_slot(plain)
+        if snapshot is not None:
+            self.opened.push_async_callback(snapshot.close)
+        # Until the target knows the server and slot, an attempt without the order refuses them.
+        services.take_over.discard(source.label)
+        await capture.send_baseline(plain, bookkeeping, list(relations))
+        return ReconciledSource(registrar, monitor, slot_check, capture, start_lsn, snapshot)
+
+    async def _register(
+        self, plain: Connection, capture: SourceCapture, *, has_journal: bool
+    ) -> tuple[Registrar, SourceMonitor]:
+        """Register the tables of the source; return the guard of the tables, too."""
+        source, services, tables = self.attempt.source, self.attempt.services, self.tables
+        mappings, definitions, unfollowed = await self._resolve(plain)
+        if not copies_all(mappings):
+            self.waits.end_turn()
+        await forget_unmapped(services.bookkeeping, self.record.source_id, mappings)
+        transport = await choose_transport(
+            source,
+            self.server,
+            services.bookkeeping,
+            mappings,
+            definitions,
+            known_obstacle=IS_JOURNAL if has_journal else self.attempt.binary_obstacle,
+        )
+        conversion = None if transport.is_binary else await read_conversion(plain)
+        publishing = Publishing(
+            source, self.server, services.bookkeeping, tables.relations, captures=capture.is_on
+        )
+        cases = TableCases(self.server, services, tables, publishing, unfollowed)
+        monitor = SourceMonitor(self.server, services, tables, cases, self.attempt.health)
+        tables.relations.set_groups(await tables.relations.read_groups(mappings))
+        registrar = Registrar(services, tables, publishing, transport, conversion)
+        await registrar.register(mappings, definitions, may_resume=True)
+        return registrar, monitor
+
+    async def _resolve(
+        self, plain: Connection
+    ) -> tuple[
+        Sequence[RelationMapping], dict[RelationName, SourceRelation], "dict[int, Obstacle]"
+    ]:
+        """Let relations follow renamed tables. Return the tables of the source, and the obstacles
+        of relations that cannot follow.
+        """
+        source, services = self.attempt.source, self.attempt.services
+        bookkeeping, source_id = services.bookkeeping, self.record.source_id
+        unfollowed = await follow_renames(
+            plain,
+            source,
+            bookkeeping,
+            await read_relation_records(bookkeeping, source_id),
+            self.server.version,
+            services.target_namespace,
+        )
+        records = await read_relation_records(bookkeeping, source_id)
+        mappings, definitions = await resolve_at(
+            plain,
+            source,
+            services.target_namespace,
+            [parse_name(record.source) for record in records],
+        )
+        # A different table may have the name of a table that did not follow.
+        definitions = {
+            name: relation for name, relation in definitions.items() if name not in unfollowed.names
+        }
+        return mappings, definitions, unfollowed.refused

@@ -1,0 +1,96 @@
+"""What a start waits for: a password, the turn of a new source to copy, sessions of the source."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Final
+
+from streamer.bookkeeping.sources import set_source_state
+from streamer.errors.error_classes import SourceContentionError, SourcePasswordError, StreamerError
+from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.rule_options import Initial
+from streamer.mapping.rules import RelationMapping
+from streamer.postgres.credentials import awaited_password
+from streamer.runtime.session.attempt import Attempt
+from streamer.runtime.tables.relations import resolve_at
+
+if TYPE_CHECKING:
+    from streamer.copy.source_turns import CopyTurn
+
+PASSWORD_REPORT_SECONDS: Final = 1.0
+"""How often `status` learns that a start waits for a password."""
+
+
+class StartWaits:
+    """Waits and reports for one attempt. Owns the turn to copy until the session takes the turn."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.turn: CopyTurn | None = None
+        self._attempt = attempt
+        self._source = attempt.source
+        self._services = attempt.services
+
+    async def show(self, reason: ErrorReport | None = None, waiting_for: str | None = None) -> None:
+        """Store that the source starts, and the reason why the start waits."""
+        bookkeeping, source_id = self._services.bookkeeping, self._attempt.fence.source_id
+        await set_source_state(bookkeeping, source_id, "starting", reason, waiting_for=waiting_for)
+
+    async def report(self, awaited: str, code: str = SourceContentionError.code) -> None:
+        """Store that the start waits for *awaited*: sessions of the source, or its password."""
+        await self.show(ErrorReport(f"the start waits for {awaited}", code), awaited)
+
+    @contextlib.asynccontextmanager
+    async def reporting_password(self) -> AsyncIterator[None]:
+        """Store why connections of the block wait for their password."""
+        reporting = asyncio.create_task(self._report_password(), name="password wait")
+        try:
+            yield
+        finally:
+            reporting.cancel()
+            await asyncio.wait([reporting])
+
+    async def _report_password(self) -> None:
+        with contextlib.suppress(StreamerError):
+            while True:
+                await asyncio.sleep(PASSWORD_REPORT_SECONDS)
+                if (awaited := awaited_password(self._source.url)) is not None:
+                    await self.report(awaited, SourcePasswordError.code)
+
+    async def acquire_turn(self) -> None:
+        """Wait for the copy turn of a new source, if all its tables need a copy.
+
+        The source has no slot yet. An earlier slot would keep WAL, and its snapshot old row
+        versions, until the turn comes. A free turn costs no query: the start ends a turn without
+        copies.
+        """
+        source, services = self._source, self._services
+        self.turn = services.copy_turns.acquire_free(source.label)
+        if self.turn is not None:
+            return
+        async with services.sources.connection(source) as plain:
+            mappings, definitions = await resolve_at(plain, source, services.target_namespace)
+        if not copies_all(mappings):
+            return
+        size = sum(definitions[m.source].size_bytes for m in mappings if m.source in definitions)
+        self.turn = await services.copy_turns.acquire(
+            source.label, source.priority, size, self._report_turn
+        )
+        self._attempt.health.waiting_for = None
+
+    async def _report_turn(self, reason: str) -> None:
+        self._attempt.let_others_start()
+        self._attempt.health.waiting_for = reason
+        await self.show(waiting_for=reason)
+
+    def end_turn(self) -> None:
+        if self.turn is not None:
+            self.turn.end()
+            self.turn = None
+
+
+def copies_all(mappings: Iterable[RelationMapping]) -> bool:
+    """Whether each table needs a first copy. Pure.
+
+    A table without a first copy follows the source from the slot on, so the slot is made at once.
+    """
+    return all(mapping.rule.initial is not Initial.NONE for mapping in mappings)
