@@ -104,3 +104,28 @@ async def enduring(
             if failed is not None:
                 await failed(exc)
         await backoff.wait()
+
+
+class EnduringTasks(asyncio.TaskGroup):
+    """Tasks that run by `enduring`, and end with the block of the group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._enduring: list[asyncio.Task[None]] = []
+
+    def start(
+        self,
+        work: str,
+        run: Callable[[], Coroutine[Any, Any, None]],
+        failed: Callable[[StreamerError], Awaitable[None]] | None = None,
+    ) -> "asyncio.Task[None]":
+        """Start a task with the arguments of `enduring`."""
+        self._enduring.append(self.create_task(enduring(work, run, failed), name=work))
+        return self._enduring[-1]
+
+    async def __aexit__(self, *exit_of_block: Any) -> None:
+        if exit_of_block[0] is None:  # the group itself cancels the tasks of a failed block
+            for task in self._enduring:
+                if not task.cancelling():
+                    task.cancel()
+        await super().__aexit__(*exit_of_block)

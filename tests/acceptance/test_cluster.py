@@ -31,7 +31,7 @@ from streamer.copy.spark import launcher
 from streamer.copy.spark.class_archive import use_options
 from streamer.copy.spark.jvm import java_program
 from streamer.copy.spark.launcher import SparkLauncher
-from streamer.runtime.process import engine
+from streamer.runtime.process import open_services
 from streamer.source.reached_server import PLACE_SQL, place_of
 from streamer.target.fencing_token import LOCK_CLASS
 from streamer.util.owned_directory import write_private
@@ -260,7 +260,7 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
         made.append(SparkLauncher(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(engine, "SparkLauncher", make)
+    monkeypatch.setattr(open_services, "SparkLauncher", make)
     for table in COMPARED:
         source.execute(f"create table {table} (id int primary key, v text)")
         source.execute(

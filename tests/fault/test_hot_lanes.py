@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from streamer.apply.lanes import hot_lanes
-from streamer.runtime.process import engine
+from streamer.runtime.process import open_services
 from tests.fault.test_in_flight import locked, waiting
 from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database, assert_same
@@ -35,7 +35,7 @@ async def test_lanes_that_move_all_the_time_keep_their_order(
     stream and a large transaction meet lanes on their way.
     """
     unsettle(monkeypatch.setattr)
-    monkeypatch.setattr(engine, "place_count", lambda workers: 4)
+    monkeypatch.setattr(open_services, "place_count", lambda workers: 4)
     source.execute(DDL + "create table hist (id int primary key, v text);" + PICKY.format(check=""))
     source.execute("create table again (id int primary key)")
     target.execute(DDL + HISTORY + ";" + PICKY.format(check=" check (v <> 13)"))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamer.apply.write import worker
-from streamer.runtime.process import engine
+from streamer.runtime.process import open_services
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import Streamer
 
@@ -40,7 +40,7 @@ alter table slow enable always trigger gate;
 async def test_a_slow_table_stops_no_other_table_and_no_other_source(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "QUEUE_BYTES_MAX", 200_000)
+    monkeypatch.setattr(open_services, "QUEUE_BYTES_MAX", 200_000)
     monkeypatch.setattr(worker, "SLOW_SECONDS", 1.0)
     for table in ("slow", "fast", "other"):
         source.execute(f"create table {table} (id int primary key, note text)")

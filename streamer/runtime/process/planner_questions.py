@@ -1,7 +1,7 @@
 """The planner's questions to the sources, over connections that successive questions share."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.relation_names import RelationName
@@ -16,6 +16,8 @@ from streamer.source.tables.expression_check import read_expressions
 from streamer.source.tables.user_defined_types import read_named_types, read_type_names
 from streamer.target.add_columns import TypeKey
 
+FindSource: TypeAlias = Callable[[str, str | None], SourceMapping | None]
+
 PATIENCE_SECONDS: Final = 1.0
 """How long the description of a table waits for its lock; the lane tries again later."""
 
@@ -23,9 +25,7 @@ PATIENCE_SECONDS: Final = 1.0
 class SourceQuestions:
     """Queries the source of a database and sid; *find* returns None for a removed source."""
 
-    def __init__(
-        self, find: Callable[[str, str | None], SourceMapping | None], sources: IdleConnections
-    ) -> None:
+    def __init__(self, find: FindSource, sources: IdleConnections) -> None:
         self._find = find
         self._sources = sources
 

@@ -24,6 +24,7 @@ from streamer.bookkeeping.sources import read_source_records
 from streamer.bookkeeping.verifications import VerificationRecord, read_verifications
 from streamer.compare.comparison import Comparison, ComparisonScope, Options, TableResult
 from streamer.compare.local_launcher import LocalProcess
+from streamer.config.settings import Settings
 from streamer.errors.error_classes import StreamerError
 from streamer.mapping.relation_names import parse_name
 from streamer.mapping.rules import Mapping, SourceMapping, find_rules
@@ -51,6 +52,12 @@ class VerificationSettings:
     interval: float
     rows_per_second: float
     target_url: Secret
+
+    @classmethod
+    def of(cls, settings: Settings) -> "VerificationSettings":
+        rates = (settings.sync.rows_per_second, settings.verify_rows_per_second)
+        rate = min(rate for rate in rates if rate is not None)
+        return cls(settings.verify_interval, rate, settings.target.url)
 
     def __repr__(self) -> str:
         return "VerificationSettings(…)"

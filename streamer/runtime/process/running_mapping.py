@@ -1,0 +1,185 @@
+"""The mapping that a process runs, and the change to a new mapping while the sources stream."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.bookkeeping_schema import read_installation
+from streamer.bookkeeping.replicas import Fleet
+from streamer.bookkeeping.sources import read_source_records
+from streamer.errors.error_classes import MappingError, SourceError, StreamerError
+from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
+from streamer.mapping.rules import Mapping, find_source
+from streamer.mapping.shared_targets import find_clashes
+from streamer.runtime.process.running_sources import RunningSources
+from streamer.runtime.session.supervisor import Supervisor
+from streamer.runtime.tables.relations import resolve_at
+from streamer.runtime.wal_retention.backlog_guards import BacklogGuards
+from streamer.source.connection import connection
+from streamer.source.slot_and_publications.slot import drop_slot_sql
+
+if TYPE_CHECKING:
+    from streamer.mapping.relation_names import RelationName
+
+log = structlog.get_logger()
+
+
+class RunningMapping:
+    """Owns the mapping; makes one change of the mapping or of its tables at a time."""
+
+    def __init__(self, mapping: Mapping, guards: BacklogGuards, stopping: asyncio.Event) -> None:
+        self.now = mapping
+        self.changing = asyncio.Lock()
+        self.sources: RunningSources | None = None
+        """The sources of the mapping; None until the target answers."""
+        self._guards = guards
+        self._stopping = stopping
+        self._lost: MappingProblem | None = None
+        self._appeared: asyncio.Queue[str] = asyncio.Queue()
+        """Labels of sources with new tables under their patterns."""
+
+    @property
+    def problem(self) -> MappingProblem | None:
+        """Why no source streams although the target has sources; None with a mapping."""
+        return None if self.now.sources else self._lost
+
+    @property
+    def state(self) -> str:
+        """The state of a process without a running source."""
+        return "starting" if self.sources is None or self.now.sources else "no sources"
+
+    @property
+    def fleet(self) -> Fleet:
+        """The replicas that this process knows."""
+        return Fleet() if self.sources is None else self.sources.fleet
+
+    def led(self) -> Mapping:
+        """Return the sources for which this process does the work that replicas share."""
+        led = tuple(s for s in self.now.sources if self.sources is None or self.sources.leads(s))
+        return replace(self.now, sources=led)
+
+    async def warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:
+        """Log the sources of the target that the mapping lacks: their slots lack a reader."""
+        records = await read_source_records(bookkeeping)
+        self._lost = find_lost_mapping(len(self.now.sources), [record.label for record in records])
+        if self._lost is not None:
+            log.error("the mapping was lost", error=self._lost.error, hint=self._lost.hint)
+            return
+        for record in records:
+            if find_source(self.now.sources, record.database, record.sid) is None:
+                log.warning(
+                    "the target holds a source that the configuration lacks; its slot keeps WAL."
+                    " Add the source again, or, if you no longer want it, drop the slot",
+                    source=record.label,
+                    to_drop_run_there=drop_slot_sql(record.slot),
+                )
+
+    def begin(self, sources: RunningSources) -> None:
+        """Run all sources of the mapping, by their priority."""
+        self.sources = sources
+        for source in sorted(self.now.sources, key=lambda source: -source.priority):
+            sources.add(source)
+
+    async def change(self, mapping: Mapping) -> None:
+        """Switch to *mapping*: add, change and remove sources while the remaining sources continue.
+
+        Tables that are new at a source and match a pattern join, too. Raises ConfigurationError for
+        an invalid mapping, and then no source has changed; any later error concerns a single
+        source.
+        """
+        async with self.changing:
+            if self._stopping.is_set():
+                return
+            if self.sources is None:
+                self.now = mapping
+                self._guards.keep(mapping.sources)
+                return
+            await _check_resolves(mapping)
+            errors = await self._change(mapping, self.sources)
+            self.now = mapping
+            if errors:
+                raise errors[0]
+
+    async def _change(self, mapping: Mapping, sources: RunningSources) -> list[StreamerError]:
+        """Return the errors of single sources."""
+        running = {supervisor.source.label: supervisor for supervisor in sources.supervisors}
+        labels = {source.label for source in mapping.sources}
+        removed = [running[label] for label in sorted(running.keys() - labels)]
+        bookkeeping = sources.services.bookkeeping
+        installation = await _read_installation(removed, bookkeeping) if removed else ""
+        errors: list[StreamerError] = []
+        for supervisor in removed:
+            try:
+                await sources.remove(supervisor, installation)
+            # the supervisor has stopped, so the next sources may write its rows
+            except StreamerError as exc:
+                errors.append(exc)
+        for source in mapping.sources:
+            if source.label not in running:
+                sources.add(source)
+                continue
+            try:
+                await running[source.label].change(source)
+            except StreamerError as exc:
+                errors.append(exc)
+        return errors
+
+    def tables_appeared(self, label: str) -> None:
+        """Let tables join that are new at the source *label* and match a pattern."""
+        self._appeared.put_nowait(label)
+
+    async def join_tables(self) -> None:
+        """Let new tables join until cancelled."""
+        while True:
+            labels = {await self._appeared.get()}
+            async with self.changing:
+                if self._stopping.is_set() or self.sources is None:
+                    return
+                while not self._appeared.empty():
+                    labels.add(self._appeared.get_nowait())
+                try:
+                    await _check_resolves(self.now)
+                    for supervisor in self.sources.supervisors:
+                        if supervisor.source.label in labels:
+                            await supervisor.change(supervisor.source)
+                except StreamerError as exc:
+                    log.error("new tables cannot join", error=str(exc), **exc.log_fields)
+
+
+async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkeeping) -> str:
+    """Return the id that marks objects of removed sources as this installation's.
+
+    Raises MappingError without the target: the source would continue, while a different source
+    may be about to write its rows.
+    """
+    try:
+        return await read_installation(bookkeeping)
+    except StreamerError as exc:
+        labels = ", ".join(f'"{supervisor.source.label}"' for supervisor in removed)
+        raise MappingError(
+            f"the mapping is unchanged: to remove {labels}, streamer needs its target: "
+            f"{exc.message}",
+            hint="restore the target, then reload or apply again",
+        ) from exc
+
+
+async def _check_resolves(mapping: Mapping) -> None:
+    """Check that the rules fit the sources that answer. Raises MappingError."""
+    writers: dict[RelationName, list[tuple[str, str | None]]] = {}
+    for source in mapping.sources:
+        try:
+            async with connection(source) as plain:
+                mapped, _ = await resolve_at(plain, source, mapping.target_namespace)
+            for table in mapped:
+                writers.setdefault(table.target, []).append((source.label, source.sid))
+        except SourceError as exc:
+            log.warning(
+                "cannot check the rules against the target", source=source.label, error=str(exc)
+            )
+    for target, several in writers.items():
+        for clash in find_clashes(target, several):
+            raise MappingError(clash.message, hint=clash.hint)

@@ -1,0 +1,70 @@
+"""The backlog guards of a process, one for each source. They also run while the target is away."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from streamer.config.settings import Settings
+from streamer.mapping.rules import SourceMapping
+from streamer.runtime.installation_id import Installation
+from streamer.runtime.slot_owner import SlotOwner
+from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
+
+
+class BacklogGuards:
+    """Owns the guards and their tasks."""
+
+    def __init__(self, settings: Settings, *, have_limits: bool) -> None:
+        """*have_limits*: False if the sources run up to a point, and so ignore their WAL limits."""
+        self.installation = Installation(settings.spool.path, settings.target.url.reveal())
+        self._spool = settings.spool
+        self._have_limits = have_limits
+        self._running: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    def __iter__(self) -> Iterator[BacklogGuard]:
+        return (guard for guard, _ in self._running.values())
+
+    @asynccontextmanager
+    async def running(self, sources: Sequence[SourceMapping]) -> AsyncIterator[None]:
+        """Guard *sources* for the length of a block, and sources that join meanwhile."""
+        async with asyncio.TaskGroup() as self._group:
+            self.keep(sources)
+            yield
+            for _, task in self._running.values():
+                task.cancel()
+
+    def keep(self, sources: Sequence[SourceMapping]) -> None:
+        """Guard *sources* by their newest settings, and no further source."""
+        if self._group is None:  # `running` begins with the mapping of that time
+            return
+        for label in self._running.keys() - {source.label for source in sources}:
+            self._running.pop(label)[1].cancel()
+        for source in sources:
+            self.add(source).change(self._limited(source))
+
+    def add(self, source: SourceMapping) -> BacklogGuard:
+        """Return the guard of a source; start a guard if the source lacks one."""
+        assert self._group is not None
+        if source.label not in self._running:
+            guard = BacklogGuard(
+                self._limited(source),
+                self._spool.path,
+                SlotOwner(self.installation),
+                is_lasting=self._spool.directory is not None,
+            )
+            task = self._group.create_task(guard.run(), name=f"guard {source.label}")
+            self._running[source.label] = guard, task
+        return self._running[source.label][0]
+
+    async def remove(self, label: str) -> BacklogGuard:
+        """End the guard of a removed source; return the guard, which still has the journal."""
+        guard, task = self._running.pop(label)
+        await guard.journaling.stop_writing()
+        task.cancel()
+        await asyncio.wait([task])
+        return guard
+
+    def _limited(self, source: SourceMapping) -> SourceMapping:
+        return source if self._have_limits else replace(source, max_retained_wal_bytes=None)
