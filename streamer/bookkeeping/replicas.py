@@ -27,9 +27,9 @@ MAPPING_HINT: Final = (
     "give this replica the configuration of the others; or, if its file is newer, send it SIGHUP"
 )
 _OTHER_MAPPING: Final = (
-    "no replica has taken this source: {} has a different mapping than the running replicas"
+    "no replica runs this source: the mapping of {} differs from the mapping of the replicas"
 )
-_NO_ROOM: Final = "no replica has taken this source: each may have its --max-sources"
+_NO_ROOM: Final = "no replica runs this source: each may have reached its --max-sources"
 _MORE_ROOM: Final = "start another process with the same configuration, or raise --max-sources"
 
 

@@ -514,7 +514,10 @@ async def _add_positions(
             "a process reads the slot, but none holds the lock of this source at this target: "
             "`run` uses a different target"
         )
-        words = "write the server that `run` uses into target.url, and stop an old primary"
+        words = (
+            "set target.url to the server that `run` uses; if this target is an old primary, stop "
+            "it"
+        )
         status.remedy = Remedy.of(words)
         return
     # Without a process that streams, held changes will come again.

@@ -332,7 +332,7 @@ class Comparison:
                         name = parse_name(item.record.source)
                         rule = rules.get(name)
                         if rule is None:
-                            raise ComparisonError(f'table "{name}" is not in the source')
+                            raise ComparisonError(f'table "{name}" does not exist at the source')
                         aim = await read_relation(target, rule.target)
                         if aim is None:
                             raise ComparisonError(f'target table "{rule.target}" does not exist')

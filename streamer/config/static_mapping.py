@@ -435,7 +435,7 @@ class MappingBuilder:
         if table.initial is Initial.NONE:
             raise self._error(
                 at,
-                "with `initial: none`, another key would leave old hashes in the target",
+                "with `initial: none`, a new key would leave old hashes in the target",
                 hint="choose `initial: copy` or `keep`",
             )
         if table.partitioned:

@@ -120,7 +120,7 @@ class _Gap:
 def _foreign_gap(leaves: list[Leaf]) -> _Gap:
     return _Gap(
         f"changes of {_names(leaves)} are not replicated, because a partition that is a foreign "
-        "table has no WAL here",
+        "table writes no WAL at this server",
         "detach that partition, and map the table of its own server as a table of a further "
         "source; then ",
     )
@@ -203,7 +203,7 @@ async def _find_columns(
         if replaced := replaced_columns(stored_numbers, identity.columns):
             listed = ", ".join(f'"{column}"' for column in replaced)
             gaps[mapped] = _Gap(
-                f"column {listed} of the source is a different column since a DROP or RENAME, so "
+                f"column {listed} of the source was dropped and added again, or renamed, so "
                 "older rows keep former values"
             )
     return gaps
@@ -248,8 +248,8 @@ async def _find_rewritten(
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
             listed = ", ".join(f'"{table}"' for table in lost)
             gaps[mapped] = _Gap(
-                f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, another type or the "
-                "like), and changes made that way are not replicated"
+                f"ALTER TABLE rewrote {listed} (SET UNLOGGED, SET LOGGED, a new type or the "
+                "like), and the stream does not contain these changes"
             )
     return gaps
 

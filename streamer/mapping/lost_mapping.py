@@ -49,7 +49,7 @@ def find_lost_mapping(
     first = "" if missing is None else _SAVE_FIRST
     return MappingProblem(
         f"{state}, but the target holds the progress of {names}{more}; "
-        "streamer keeps it and the slots, and streams nothing",
+        "streamer keeps progress and slots, and streams no table",
         Remedy.of(
             first,
             "restore the mapping database with its .key file and restart, or run: ",

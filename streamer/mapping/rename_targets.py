@@ -87,7 +87,7 @@ def follow(
         return Obstacle(exc.message, exc.hint or "correct the rules")
     advice = rule_hint(now, target)
     if rule is None:
-        return Obstacle("no rule names the table now", advice)
+        return Obstacle("no rule matches the new name", advice)
     ruled = target_of(source, rule, now, target_namespace)
     if ruled != target and source.on_ddl[DdlKind.RENAME_TABLE] is not OnDdl.APPLY:
         return Obstacle(
@@ -99,7 +99,7 @@ def follow(
 
 def rule_hint(now: RelationName, target: RelationName) -> str:
     """Return the advice to write table *now* to *target*, where its rows are."""
-    return f"write in `tables` its new name with its target: {{'{now}': {{target: '{target}'}}}}"
+    return f"write the new name with the target in `tables`: {{'{now}': {{target: '{target}'}}}}"
 
 
 def rename_error(move: Renamed, obstacle: Obstacle) -> TableRenamedError:
@@ -151,7 +151,7 @@ def _judge_alone(
     if targets.is_bare and (not targets.is_there or stays_taken or targets.is_shared):
         return Following(mapping, renames_target=False)
     if targets.is_shared:
-        problem = "other sources write to its target as well"
+        problem = "further sources write to its target"
         return Obstacle(problem, rule_hint(move.now, move.target))
     return Following(mapping)
 

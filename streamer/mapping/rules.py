@@ -387,8 +387,8 @@ def resolve(
     for name in sorted(missing):
         if source.exact_names[name].on_table_dropped is OnTableDropped.STOP:
             raise MappingError(
-                f'table "{name}" is not in source "{source.label}"',
-                hint="create it there, correct its name, or remove it from `tables`",
+                f'table "{name}" does not exist at source "{source.label}"',
+                hint="create the table there, or correct or remove its name in `tables`",
             )
     mapped = [
         RelationMapping(relation, target_of(source, rule, relation, target_namespace), rule)

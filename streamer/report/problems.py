@@ -310,7 +310,7 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
         remedy = Remedy.of(
             "resume the table or source that holds the WAL: ",
             run("status", database=source.database, sid=source.sid),
-            " shows the WAL that each table keeps",
+            " shows the WAL that each table retains",
         )
         text = f"retains {size}, {words}{of_limit}"
         yield _problem(ProblemKind.WAL, subject, severity, text, remedy, state=backlog.level)
@@ -327,7 +327,7 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
     # Without a stream no commit becomes visible. The heartbeat is then not a separate problem.
     seconds = source.heartbeat_seconds if source.state == "streaming" else None
     if seconds is not None and seconds > OVERDUE_SECONDS:
-        text = f"commits have not become visible for {format_latency(seconds)}"
+        text = f"no commit has become visible at the target for {format_latency(seconds)}"
         words = "see the problems of its tables; if there are none, the target is too slow"
         yield _problem(
             ProblemKind.HEARTBEAT, subject, Severity.WARNING, text, Remedy.of(words), state="late"
@@ -391,7 +391,7 @@ class _TableRules:
             )
         if table.state == "paused" and not table.is_over_delete_limit:
             remedy = Remedy.of("resume it with: ", self._resume)
-            text = "is paused; its changes wait"
+            text = "is paused, and its changes wait"
             yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy, Action.RESUME)
         if wait is not None and not wait.is_turn:
             text = f"waits for {wait.text}"
@@ -454,14 +454,14 @@ class _TableRules:
     def _of_definitions(self) -> Iterator[Problem]:
         table = self._table
         if table.error is None and table.identity == "none":
-            text = "gets inserts only, because rows have no identity for updates and deletes"
-            remedy = Remedy.of("run the statements that `", run("check"), "` prints for it")
+            text = "gets inserts only, because the source table has no replica identity"
+            remedy = Remedy.of("run the statements that `", run("check"), "` prints for the table")
             yield self._new(ProblemKind.INSERTS_ONLY, Severity.WARNING, text, remedy)
         for lacking in table.definitions:
             if lacking.is_given_up:
                 text = f"its target lacks {lacking.label}: {lacking.reason}"
                 words: tuple[str | Sql, ...] = (
-                    "make one at the target yourself; at the source, it is: " + lacking.sql,
+                    "create a similar one at the target; the source has: " + lacking.sql,
                 )
                 if lacking.statements:
                     sql = at_target(*lacking.statements)
@@ -469,5 +469,5 @@ class _TableRules:
                 remedy = Remedy.of(*words)
                 yield self._new(ProblemKind.DEFINITION, Severity.WARNING, text, remedy)
             else:
-                text = f"{lacking.label} of its target is yet to be created"
+                text = f"{lacking.label} is not yet created at the target"
                 yield self._new(ProblemKind.PENDING_DEFINITION, Severity.INFO, text)

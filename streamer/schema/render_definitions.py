@@ -52,7 +52,9 @@ from streamer.schema.statistics_and_partitions import (
 from streamer.schema.table_definition import TableDefinition
 
 _NO_ROLE: Final = (
-    "the target's role may not set session_replication_role, so it would act on changes"
+    "the role of the target may not set session_replication_role, so the foreign key would also "
+    "act "
+    "on replicated changes"
 )
 
 
@@ -412,7 +414,7 @@ class Renderer:
 
     def _plain_key(self, constraint: ConstraintDefinition) -> Planned:
         """Return the reason why a temporal key becomes a plain key at the target."""
-        reason = "streamer finds rows by a plain primary key, which lets ranges overlap"
+        reason = "streamer needs a plain primary key, so ranges of the target may overlap"
         sql = self._source_sql(constraint)
         return Planned(ObjectKind.UNIQUE, constraint.name, reason=reason, source_sql=sql)
 
@@ -530,7 +532,7 @@ class Renderer:
 
     def _check_reference(self, referenced: RelationName, place: TargetPlace | None) -> None:
         if place is None:
-            raise _UnmadeError(f'table "{referenced}", which it refers to, is not replicated')
+            raise _UnmadeError(f'it references table "{referenced}", which is not replicated')
         if not self._is_clone:
             raise _UnmadeError(f"rows of a table of type {self._place.mapping.type} outlive it")
         if place.mapping.type is TableType.HISTORY:

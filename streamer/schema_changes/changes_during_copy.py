@@ -179,7 +179,7 @@ class ChangedDefinitions:
                 await self._apply_unsent(source, target, mapped)
             now = (await read_relations(source, [relation.name])).get(relation.name)
             if now is None:
-                raise SyncError(f'table "{relation.name}" is not in the source')
+                raise SyncError(f'table "{relation.name}" does not exist at the source')
             relation = now
             stored = await read_definition(target, mapped.relation_id)
             if not _differs(stored, relation):

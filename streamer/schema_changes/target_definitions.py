@@ -348,7 +348,7 @@ async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
         if target.is_closed:
             raise
         log.warning(
-            "a definition that was dropped at the source is still at the target",
+            "the target still has a definition that was dropped at the source",
             table=str(place),
             kind=record.kind.value,
             name=record.name,

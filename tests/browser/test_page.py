@@ -82,7 +82,7 @@ def test_from_nothing_to_a_copy_that_is_watched(
     site = sites.start("sync: {rows_per_second: 4000, jobs: 1}")
     page = site.page()
     page.goto("/")
-    expect(page.get_by_role("heading", name="Nothing is streamed yet")).to_be_visible()
+    expect(page.get_by_role("heading", name="No source streams yet")).to_be_visible()
     look(page, "first-start")
 
     # A connection that does not work says so, and no password comes back.

@@ -199,7 +199,7 @@ def test_sources_without_a_replica_are_named_and_another_process_takes_them(
         assert {reason["error_code"] for reason in waiting} == {"no_replica"}
         names = {reason["source"] for reason in waiting}
         assert len(names) == len(NAMES) - 1
-        text = "no replica has taken this source: each may have its --max-sources"
+        text = "no replica runs this source: each may have reached its --max-sources"
         assert {reason["error"].partition(";")[0] for reason in waiting} == {text}
         # Each screen says the same of these sources.
         for found in (httpx.get(f"{base}/api/status", timeout=30).json(), report(config)):

@@ -75,7 +75,9 @@ def test_an_error_is_exit_code_1_and_a_warning_is_0(checker: Checker) -> None:
     found = json.loads(result.stdout)
     assert found["ready"] is False
     by_object = {finding["object"]: finding for finding in found["findings"]}
-    assert by_object["public.nowhere"]["problem"] == "is in `tables`, but not in the source"
+    assert (
+        by_object["public.nowhere"]["problem"] == "is in `tables`, but does not exist at the source"
+    )
     keyless = by_object["public.keyless"]
     assert (keyless["severity"], keyless["source"]) == ("warning", "shop:eu")
     assert keyless["at"] == "source"

@@ -19,8 +19,10 @@ async def test_rules_that_are_wrong_are_all_named(checker: Checker) -> None:
         "orders: {}\ngone: {}\n'a*': {}\n'*1': {}\n'none*': {}\nb.t: {}\nt: {}\n"
         "lists: {exclude: [nome], columns: {id: id, naam: name}}"
     )
-    await checker.finds(ERROR, "public.orders", "not in the source", "write public.Orders")
-    await checker.finds(ERROR, "public.gone", "not in the source")
+    await checker.finds(
+        ERROR, "public.orders", "does not exist at the source", "write public.Orders"
+    )
+    await checker.finds(ERROR, "public.gone", "does not exist at the source")
     await checker.finds(ERROR, "public.a1", "both claim table")
     await checker.finds(
         ERROR, '"b.t" and "public.t" of source "shop" would both be written to target'

@@ -133,7 +133,7 @@ async def test_a_key_that_is_not_written(checker: Checker) -> None:
 async def test_columns_named_sid(checker: Checker) -> None:
     checker.source.execute("create table t (id int primary key, sid text)")
     checker.configure("t:", sid="eu")
-    await checker.finds(ERROR, 'column "sid"', "would be written where the sid goes")
+    await checker.finds(ERROR, 'column "sid"', "has the name of the column for the sid")
     checker.configure("t: {columns: {id: id, sid: session}}", sid="eu")
     assert await checker.findings() == []
     checker.source.execute(ITEMS)
@@ -316,7 +316,7 @@ async def test_a_source_column_sid(checker: Checker, stream: MakeStreamer) -> No
     """It stands where the sid of the url would be written."""
     checker.source.execute("create table t (sid text, id int, v text, primary key (sid, id))")
     checker.configure("t:", sid="eu")
-    await checker.finds(ERROR, 'column "sid" of source table "public.t"', "where the sid goes")
+    await checker.finds(ERROR, 'column "sid" of source table "public.t"', "column for the sid")
     async with stream("t:", sid="eu") as streamer:
         await streamer.table_state("public.t", "error")
         (table,) = (await streamer.status())["tables"]

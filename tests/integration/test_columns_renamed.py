@@ -72,9 +72,9 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
         target.execute(re.findall(r"run there: ([^;]*);", error)[0])
         # AND a column of the same name is noticed
         error = await error_of(streamer, "again")
-        assert "since a DROP or RENAME" in error
+        assert "dropped and added again, or renamed" in error
         assert "streamer resync public.again --database shop --mode diff" in error
-        remedy = await remedy_of(streamer, "public.again", "since a DROP or RENAME")
+        remedy = await remedy_of(streamer, "public.again", "dropped and added again, or renamed")
         await Operator(streamer.path, source, target).follow(remedy)
 
         async def are_equal() -> bool:

@@ -160,7 +160,10 @@ async def test_a_table_that_is_missing_stops_alone_as_it_does_at_a_start(shared:
     await shared.change("{a: {}, nowhere: {}}")
     await shared.table_state("public.nowhere", "error", 60)
     error = (await shared.table("public.nowhere"))["error"]
-    assert f'table "{shared.own("nowhere")}" is not in the source; create it there' in error
+    assert (
+        f'table "{shared.own("nowhere")}" does not exist at the source; create the table there'
+        in error
+    )
     source.execute("insert into a values (1)")
     source.execute("create table nowhere (id int primary key); insert into nowhere values (1)")
     await shared.caught_up(60)

@@ -79,7 +79,7 @@ async def test_a_full_disk_of_the_target_shows_in_status_while_it_lasts(
             waiting_for = (await streamer.table("public.t"))["waiting_for"]
             return (
                 waiting_for is not None
-                and "take changes again: target: the server says" in waiting_for
+                and "accept changes again: target: the server says" in waiting_for
             )
 
         await streamer.eventually(waits, 40)

@@ -324,7 +324,7 @@ async def test_a_table_that_is_replaced_while_it_is_copied_begins_its_copy_again
 
             async def is_said() -> bool:
                 error = (await streamer.table("public.t"))["error"] or ""
-                return "is not in the source" in error
+                return "does not exist at the source" in error
 
             asyncio.get_running_loop().create_task(create_when(is_said))
             return

@@ -220,7 +220,7 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
             await are(streamer, **others, a_6="error")
             await is_equal(streamer, source, target, "a_x", "a_y")
             error = str((await streamer.table("public.a_6"))["error"])
-            assert "no rule names the table now" in error
+            assert "no rule matches the new name" in error
             source.execute("alter table b_6 rename to a_6; insert into a_6 values (3)")
             await are(streamer, **others, a_6="ready")
             await is_equal(streamer, source, target, "a_1", "a_4", "a_6", "a_7")
@@ -283,7 +283,7 @@ async def test_a_publication_of_all_tables_lets_a_renamed_table_wait(
         source.execute("insert into a_2 values (3, 'c')")
         await are(streamer, a_1="error")
         error = str((await streamer.table("public.a_1"))["error"])
-        assert "no longer in the source: a session dropped or renamed it" in error
+        assert "no longer exists at the source: a session dropped or renamed it" in error
         assert "streamer resync public.a_1 --database shop" in error
         source.execute("alter table a_2 rename to a_1; insert into a_1 values (4, 'd')")
         await streamer.ask("resync", "public.a_1")

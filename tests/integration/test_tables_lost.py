@@ -88,7 +88,10 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
         await streamer.table_state("public.good", "ready", 60)
         late = await streamer.table("public.late")
         assert late["state"] == "error"
-        assert 'table "public.late" is not in the source; create it there' in late["error"]
+        assert (
+            'table "public.late" does not exist at the source; create the table there'
+            in late["error"]
+        )
         source.execute("insert into good values (2)")
         # No change of it is missing, so streamer copies it as soon as it exists.
         await asyncio.to_thread(

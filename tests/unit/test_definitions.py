@@ -115,7 +115,7 @@ def test_reasons_name_what_the_target_lacks() -> None:
         "lower_b": 'the target does not get column "b"',
         "t_a_key": None,
         "c_ok": None,
-        "fk": 'table "public.other", which it refers to, is not replicated',
+        "fk": 'it references table "public.other", which is not replicated',
     }
     computed = plan(place(set="c"), place(OTHER, filter="id > 0"))
     assert computed["c_ok"].reason == '`set` computes column "c"'
@@ -179,7 +179,9 @@ def test_a_temporal_key_is_named_with_the_reason_why_the_target_has_a_plain_one(
     sql = "PRIMARY KEY (a, b WITHOUT OVERLAPS)"
     key = constraint("p", "t_pkey", sql, "a", "b", period=True)
     planned = plan(place(), definition=replace(DEFINITION, objects=(key,)))["t_pkey"]
-    assert planned.reason == "streamer finds rows by a plain primary key, which lets ranges overlap"
+    assert (
+        planned.reason == "streamer needs a plain primary key, so ranges of the target may overlap"
+    )
     assert planned.source_sql.endswith(sql)
     plain = plan(place(), definition=replace(DEFINITION, objects=(replace(key, period=False),)))
     assert "t_pkey" not in plain

@@ -142,7 +142,7 @@ HASHED = "set: {email: {hmac: email, key: people}}"
         (f"{HASHED}, columns: {{id: id, email: mail}}", "which has no expression"),
         (f'{HASHED}, filter: "email is not null"', "filter uses column"),
         ("set: {email: {hmac: email, key: people}, low: lower(email)}", "low uses column"),
-        (f"{HASHED}, initial: none", "another key would leave old hashes"),
+        (f"{HASHED}, initial: none", "a new key would leave old hashes"),
         (f"{HASHED}, partitioned: true", "cannot be used with a hashed column"),
     ],
 )

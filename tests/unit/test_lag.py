@@ -86,6 +86,6 @@ def test_the_slots_of_the_setting_that_no_standby_uses_are_named_with_sql_withou
         "select pg_reload_conf()",
     )
     behind = judge_standby_wait(mapped, "a", ["a", "x"])
-    assert "these are behind" in behind.message
+    assert "these standbys are behind" in behind.message
     assert behind.remedy is not None
     assert behind.remedy.sql == ()

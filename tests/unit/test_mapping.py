@@ -172,7 +172,9 @@ def test_an_exact_rule_settles_what_two_patterns_claim() -> None:
 
 
 def test_a_rule_for_a_table_that_is_not_there_is_refused() -> None:
-    with pytest.raises(MappingError, match=r'table "public\.orders" is not in source "shop:eu"'):
+    with pytest.raises(
+        MappingError, match=r'table "public\.orders" does not exist at source "shop:eu"'
+    ):
         resolved(source(table_rule("orders")), "public.order", "sales.orders")
 
 

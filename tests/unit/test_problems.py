@@ -156,7 +156,7 @@ FACTS = {
         backlog=ReportedBacklog("over", BYTES, BYTES),
     ),
     "a heartbeat that is overdue": replace(
-        of_table(ProblemKind.HEARTBEAT, Severity.WARNING, "commits have not become visible"),
+        of_table(ProblemKind.HEARTBEAT, Severity.WARNING, "no commit has become visible"),
         source={"heartbeat_seconds": 900.0},
         heartbeat_seconds=900.0,
     ),

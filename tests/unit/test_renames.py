@@ -63,8 +63,8 @@ def test_a_relation_follows_where_a_rule_gives_a_target(
 @pytest.mark.parametrize(
     ("rules", "now", "problem"),
     [
-        (("a_1",), "public.a_2", "no rule names the table now"),
-        (("a_*",), "public.b", "no rule names the table now"),
+        (("a_1",), "public.a_2", "no rule matches the new name"),
+        (("a_*",), "public.b", "no rule matches the new name"),
     ],
 )
 def test_otherwise_the_hint_has_the_rule_to_write(
@@ -152,7 +152,7 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
     "a target of other sources": (
         {A_B: replace(PLAIN, is_shared=True)},
         [A],
-        ["other sources write to its target"],
+        ["further sources write to its target"],
     ),
     "a taken target": ({A_B: TAKEN}, [A], ["the target has such a table"]),
     "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has a different table"]),

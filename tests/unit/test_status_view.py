@@ -155,9 +155,9 @@ async def test_a_source_that_no_replica_takes_waits_also_if_the_source_does_not_
         assert status.state == ("waiting" if status.error_code == "no_replica" else "unreachable")
         return status.error if status.error_code == "no_replica" else None
 
-    assert "each may have its --max-sources" in str(await told(taker))
+    assert "each may have reached its --max-sources" in str(await told(taker))
     older = replace(taker, mapping="older")
-    assert "host:1 has a different mapping" in str(await told(older))
+    assert "the mapping of host:1 differs" in str(await told(older))
     assert "each may have its --max-sources" in str(await told(older, replace(taker, number=2)))
     assert await told(taker, holders={"shop": "host:1"}) is None
     assert await told(replica(1), replace(taker, is_stopping=True)) is None

@@ -48,10 +48,10 @@ def test_while_the_target_is_away_it_is_all_that_is_waited_for() -> None:
 
 def test_a_start_says_what_the_bookkeeping_has_of_it() -> None:
     stored = record(
-        state="starting", error=ErrorReport("making a slot waits for pid 7", "slot_wait")
+        state="starting", error=ErrorReport("the creation of a slot waits for pid 7", "slot_wait")
     )
     found = find_waits(well(), [(EU, Health())], [stored])
-    assert found == [Wait('source "shop:eu"', "making a slot waits for pid 7")]
+    assert found == [Wait('source "shop:eu"', "the creation of a slot waits for pid 7")]
 
 
 def test_tables_that_wait_for_the_same_are_reported_together() -> None:

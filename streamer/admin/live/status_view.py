@@ -242,13 +242,13 @@ def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: An
 
 
 def summary(sources: list[Row], target: Row | None = None) -> str:
-    """Say in a line how things are."""
+    """Return the state of target, sources and tables in a line."""
     if target is not None and target["error"]:
         words = {"unreachable": "is unreachable", "refused": "refuses the role"}
         state = words.get(target["state"], f"is {target['state']}")
-        return f"The target {state}: nothing is streamed until it answers"
+        return f"The target {state}: sources wait until it answers"
     if not sources:
-        return "Nothing is streamed yet"
+        return "No source streams yet"
     states = [
         "queued" if is_queued(table) else table["state"]
         for source in sources

@@ -243,7 +243,7 @@ def _plan_table(
     if target is None:
         return planned("unknown", "streamer cannot read the target")
     if record is None:
-        return planned("copy", "it is new") if copies else planned("stream", "it is new")
+        return planned("copy", "new table") if copies else planned("stream", "new table")
     if record.target != str(mapping.target):
         reason = f"its target was {record.target}, whose rows stay"
         return planned("copy" if copies else "stream", reason)

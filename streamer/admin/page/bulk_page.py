@@ -119,7 +119,7 @@ def _picks(form: FormData | QueryParams) -> list[str]:
     """Return the labels of the ticked sources. Raises InvalidError."""
     labels = [str(label) for label in form.getlist("pick")]
     if not labels:
-        raise InvalidError("pick: tick the sources you mean, or choose all")
+        raise InvalidError("pick: select sources, or choose all")
     if len(labels) > SOURCES_MAX:
         raise InvalidError(f"pick: more than {SOURCES_MAX} sources")
     return labels

@@ -72,7 +72,7 @@ def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> No
             raise InvalidError("action: not known")
         choices = await _choices(form, status)
         if not choices:
-            words = "Tick the changes you mean, or choose all"
+            words = "Select changes, or choose all"
             return frame.redirect("/quarantine", words, "warning")
         count = 0
         for choice in choices:

@@ -143,7 +143,7 @@ def _add_assets(app: FastAPI) -> None:
 def _install_errors(app: FastAPI) -> None:
     """Answer a browser with a page about a missing or failing page, and a program as before."""
     for key, status, message in (
-        (404, 404, "There is no such page"),
+        (404, 404, "This page does not exist"),
         (405, 405, "This page does not accept such a request"),
         (Exception, 500, "Internal error; the log has details"),
     ):

@@ -100,7 +100,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         back = f"{_address(database, sid, name)}"
         ids = tuple(row_number(str(text), "id") for text in form.getlist("id"))
         if not ids and form_text(form, "which") != "all":
-            return frame.redirect(back, "Tick the changes you mean, or choose all", "warning")
+            return frame.redirect(back, "Select changes, or choose all", "warning")
         choice = Choice(str(parse_name(name)), database, sid, ids)
         asked = await frame.service.request_quarantine_action(action, choice, actor_of(request))
         count = sum(relation["changes"] for relation in asked)

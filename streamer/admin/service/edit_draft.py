@@ -99,7 +99,7 @@ async def _apply_tenants(
 ) -> Changed:
     labels: list[str] = [SourceLabel(database, sid) for sid in sids]
     if was_changed or not applies:
-        why = "the draft has other changes; " if was_changed and applies else ""
+        why = "the draft has further changes; " if was_changed and applies else ""
         step = f"{why}see `{command('plan')}`, then run `{command('apply')}`"
         return Changed(labels, next_step=step, is_applied=False)
     answer = await client.apply(force=False)
@@ -214,7 +214,7 @@ def plan_lines(plan: Row) -> Iterable[str]:
         name = source["database"] + (f":{source['sid']}" if source["sid"] is not None else "")
         reads = ", from a standby" if source["role"] == "standby" else ""
         if source["action"] == "keep":
-            yield f"{name}: stays as it is{reads}"
+            yield f"{name}: unchanged{reads}"
             continue
         yield f"{name}: {source['action']}; slot {source['slot']}: {source['slot_action']}{reads}"
         for table in source["tables"]:

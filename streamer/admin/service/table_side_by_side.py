@@ -113,7 +113,7 @@ def _columns(
         elif name == SID:
             note = "the source's sid"
         elif name in HISTORY_COLUMNS:
-            note = "about the row's version"
+            note = "validity of the version"
         yield {
             "source": None,
             "source_type": None,

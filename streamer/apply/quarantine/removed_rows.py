@@ -155,6 +155,6 @@ def _unclear(
     retry = run("quarantine retry", table, *only, database=place.database, sid=place.sid)
     drop = run("quarantine drop", table, *only, "--yes", database=place.database, sid=place.sid)
     return TargetSchemaError(
-        f'{changes} may be of rows of partition "{rows.partition}", which left the table: {reason}',
-        hint=Remedy.of("to apply changes, run: ", retry, "; to drop them, run: ", drop),
+        f'{changes} may belong to rows of former partition "{rows.partition}": {reason}',
+        hint=Remedy.of("to apply changes, run: ", retry, "; to drop changes, run: ", drop),
     )

@@ -113,7 +113,7 @@ def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> Ta
         hint=Remedy.of(
             "run there: ",
             at_target(*statements),
-            "; or resync the table behind that, if its server crashed meanwhile",
+            "; then resync the table, if the server of the target has crashed since",
         ),
     )
 
@@ -476,6 +476,6 @@ def missing_target(target: RelationName, kind: str | None = None) -> TargetSchem
 def two_sids(mapping: RelationMapping) -> TargetSchemaError:
     """Return the error for a column of the source in the place of the url's sid."""
     return TargetSchemaError(
-        f'column "sid" of source table "{mapping.source}" would be written where the sid goes',
-        hint="give the column another name with `columns`, or exclude it",
+        f'column "sid" of source table "{mapping.source}" has the name of the column for the sid',
+        hint="rename the column with `columns`, or exclude it",
     )

@@ -132,12 +132,12 @@ def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTabl
         for relation in relations
         if relation.name.lower() == name.name.lower() and relation.obstacle is None
     ]
-    hint = "create it there, correct its name in `tables`, or remove it from `tables`"
+    hint = "create the table there, or correct or remove its name in `tables`"
     if similar:
         hint = (
             f"write {' or '.join(similar)} in `tables` if you mean that, or remove it from `tables`"
         )
-    return error(place, "is in `tables`, but not in the source", in_words(hint))
+    return error(place, "is in `tables`, but does not exist at the source", in_words(hint))
 
 
 def _check_pattern(

@@ -72,7 +72,7 @@ class Answer:
         parts = [f"compared in {self.seconds:.1f} s: {', '.join(said)}"] if said else []
         if self.skipped:
             parts.append(
-                f"unchanged since the check, as found in {self.skip_seconds:.1f} s: "
+                f"unchanged since the check (verified in {self.skip_seconds:.1f} s): "
                 f"{_named(self.skipped)}"
             )
         return f"every table is equal; {'; '.join(parts)}"

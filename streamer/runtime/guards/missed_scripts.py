@@ -142,6 +142,6 @@ def missed(record: ScriptRecord, database: str, sid: str | None) -> ScriptError:
             "check on both sides whether the script took effect, and run its text with psql "
             "where it did not; then run `",
             skip,
-            "`, and the source goes on",
+            "`, and the source continues",
         ),
     )

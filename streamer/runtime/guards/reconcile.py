@@ -365,8 +365,8 @@ def _judge_membership(
         return None
     if identity is None:
         error = TableGoneError(
-            f'table "{table.name}" is no longer in the source: a session dropped '
-            "or renamed it; if it is gone for good, give it `on_table_dropped: keep`"
+            f'table "{table.name}" no longer exists at the source: a session '
+            "dropped or renamed it; if it is gone for good, set `on_table_dropped: keep` for it"
         )
     else:
         fingerprint = membership_fingerprint(state.publications.values(), identity)
@@ -524,8 +524,8 @@ def _find_reason(
     """Return the reason why some or all changes of *table* are not published."""
     if identity is None:
         return TableGoneError(
-            f'table "{table.name}" is not in the source',
-            hint="create it there, correct its name in `tables`, or remove it there",
+            f'table "{table.name}" does not exist at the source',
+            hint="create the table there, or correct or remove its name in `tables`",
         )
     if (error := unlogged_error(identity) or refusal) is not None:
         return error

@@ -326,7 +326,7 @@ class SlotCheck:
         )
 
     async def _report_wait(self, awaited: str) -> None:
-        step = f"making a slot waits for {awaited}"
+        step = f"the creation of a slot waits for {awaited}"
         if self._reported.is_new(awaited):
             log.warning("the start waits", source=self._source.label, waiting_for=step)
         wait = ErrorReport(step, SlotWaitError.code)

@@ -180,7 +180,7 @@ class TableEvents:
         await self._store(store)
 
     async def lane_waits(self, lane: Lane, reason: str | None) -> None:
-        text = f"the target to take changes again: {reason}"
+        text = f"the target to accept changes again: {reason}"
         wait = None if reason is None else TableWait(text)
         with contextlib.suppress(TargetError):  # a full disk may refuse this statement, too
             await self.relations.tell_waiting(self.relations.in_lane(lane), wait)

@@ -261,7 +261,7 @@ async def read_present(
         )
     message = None if row["content"] is None else DefinitionMessage.parse(row["content"].encode())
     if message is None or message.definition is None:
-        raise SyncError(f'table "{name}" is not in the source')
+        raise SyncError(f'table "{name}" does not exist at the source')
     return message
 
 

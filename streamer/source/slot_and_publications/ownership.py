@@ -121,10 +121,10 @@ def unproven_rows(
     drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
     return SourceTakenError(
         f'replication slot "{source.slot}" is older than the bookkeeping of this target, so '
-        f"nothing proves that it has the rows of tables with `initial: none`: {', '.join(tables)}",
+        f"tables with `initial: none` may lack rows: {', '.join(tables)}",
         hint=Remedy.of(
-            "give them `initial: copy`; if the target has all their rows and nothing writes at the "
-            "source, run at the source: ",
+            "set `initial: copy` for these tables; if the target has all rows and no program "
+            "writes at the source, run at the source: ",
             at_source(drop),
         ),
     )
@@ -142,8 +142,8 @@ def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_k
 def takeover_remedy(source: SourceMapping) -> Remedy:
     """Return the remedy for slot and publications of a second installation."""
     return Remedy.of(
-        "give this `database` of the configuration another name or, if no other installation "
-        "needs slot and publications, run once: ",
+        "rename this `database` in the configuration; or, if no second installation needs slot and "
+        "publications, run once: ",
         run("run", None, "--take-over", source.label),
     )
 

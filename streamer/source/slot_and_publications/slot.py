@@ -127,7 +127,7 @@ class Slot:
             return Misfit(_TWO_PHASE, Remedy.of(words))
         if self.decodes_prepared:
             drop = at_source(drop_slot_sql(self.name), is_choice=True)
-            words = "; streamer then makes a slot without that"
+            words = "; streamer then creates a slot without two_phase"
             return Misfit(_TWO_PHASE, Remedy.of("run there: ", drop, words))
         return None
 
@@ -478,10 +478,10 @@ async def _watched(
 
 def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
     if not server.in_recovery:
-        return Remedy.of("end that, or wait until it ends by itself")
+        return Remedy.of("end that transaction, or wait until it ends")
     # Only a record that follows the beginning of the slot helps.
     log_snapshot = primary_hint(source, LOG_SNAPSHOT_SQL)
-    return Remedy.of("while the slot is waited for, ", log_snapshot)
+    return Remedy.of("while the creation waits, ", log_snapshot)
 
 
 async def _terminate(plain: Connection, pid: int) -> None:

@@ -84,8 +84,9 @@ def judge_standby_wait(
     if not missing:
         return StandbyWaitError(
             f'source "{source.label}": its server sends changes only after the standbys of '
-            f"synchronized_standby_slots ({listed}) have them, and these are behind",
-            hint="see pg_stat_replication there",
+            f"synchronized_standby_slots ({listed}) have received them, and these standbys are "
+            "behind",
+            hint="see pg_stat_replication at the source",
         )
     remaining = quote_literal(", ".join(name for name in names if name in active))
     slots = ", ".join(f'"{name}"' for name in missing)
@@ -94,8 +95,8 @@ def judge_standby_wait(
         f'source "{source.label}": its server sends no changes, because no standby uses slot '
         f"{slots} of synchronized_standby_slots",
         hint=Remedy.of(
-            "start that standby, or correct the name; to continue without that standby, run at "
-            "the source: ",
+            "start that standby, or correct the name; to continue without the standby, run at the "
+            "source: ",
             at_source(setting, "select pg_reload_conf()"),
         ),
     )

@@ -22,7 +22,7 @@ async def read_expressions(plain: Connection, mapping: RelationMapping) -> Expre
     """Ask the source about the expressions of *mapping*. Raises MappingError, SyncError."""
     relations = await read_relations(plain, [mapping.source])
     if mapping.source not in relations:
-        raise SyncError(f'table "{mapping.source}" is not in the source')
+        raise SyncError(f'table "{mapping.source}" does not exist at the source')
     return await describe_expressions(plain, mapping, relations[mapping.source])
 
 
