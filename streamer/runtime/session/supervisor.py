@@ -299,7 +299,8 @@ class Supervisor:
                 is_unreached = isinstance(exc, _UNREACHED)
                 self._unreached_attempts = self._unreached_attempts + 1 if is_unreached else 0
                 if exc.retry is Retry.TIMED:
-                    backoff.log(log, f'source "{self.source.label}" is tried again', exc)
+                    failure = "cannot connect" if is_unreached else "the stream ended"
+                    backoff.log(log, f'source "{self.source.label}": {failure}, retrying', exc)
                     await self._sleep(backoff.next_seconds())
                     continue
                 if self.failure is None or str(self.failure) != str(exc):
