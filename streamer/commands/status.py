@@ -100,6 +100,8 @@ class TableStatus:
     """The start of the last comparison that found the table equal to its source."""
     differing_rows: int | None = None
     """Rows that differed in the last comparison; None without a comparison."""
+    compared_at: str | None = None
+    """The end of the last comparison."""
     verification_error: str | None = None
     """The error that prevented the last comparison of the table."""
     truncates_skipped: int = 0
@@ -459,6 +461,7 @@ def _table_status(
         verified_at = verification.verified_at
         status.verified_at = None if verified_at is None else verified_at.isoformat()
         status.differing_rows = verification.differing_rows
+        status.compared_at = verification.ended_at.isoformat()
         status.verification_error = verification.error
     return status
 

@@ -31,9 +31,7 @@ def add_context(error: StreamerError, share: LaneTransaction) -> None:
     """Add the source transaction of *share* to *error*, and a single table of *share*."""
     transaction = share.transaction
     error.lsn = str(transaction.final_lsn)
-    error.add_note(
-        f"while applying transaction {transaction.xid} finishing at {transaction.final_lsn}"
-    )
+    error.add_note(f"in transaction {transaction.xid}, committed at {transaction.final_lsn}")
     relations = {mapped for mapped, _ in share.changes}
     if len(relations) == 1:  # with several, the refused table is unknown here
         (mapped,) = relations

@@ -28,7 +28,7 @@ class ErrorReport:
 
     @property
     def message(self) -> str:
-        """The text without the remedy, with the places that callers added."""
+        """The text without the remedy."""
         message, separator, notes = self.text.rpartition(f"; {self.hint}")
         return message + notes if self.remedy is not None and separator else self.text
 
@@ -51,9 +51,11 @@ class ErrorReport:
 
     @classmethod
     def with_notes(cls, error: StreamerError) -> Self:
-        """Return the report of *error* with the places that callers added."""
-        notes = getattr(error, "__notes__", [])
-        return cls("; ".join([str(error), *notes]), error.code, error.remedy)
+        """Return the report of *error*: message, the places that callers added, and remedy."""
+        parts = [error.message, *getattr(error, "__notes__", [])]
+        if error.hint:
+            parts.append(error.hint)
+        return cls("; ".join(parts), error.code, error.remedy)
 
     @classmethod
     def stored(cls, text: str | None, code: str | None, remedy: str | None = None) -> Self | None:

@@ -10,8 +10,8 @@ from typing import Any, Final
 from streamer.errors.error_reports import TableWait
 from streamer.errors.remedies import Remedy, at_target
 
-_AGE: Final = """coalesce(pg_catalog.floor(extract(epoch from
-    pg_catalog.clock_timestamp() - {}))::text, '?') || ' s old'"""
+_AGE: Final = """', {} ' || pg_catalog.floor(extract(epoch from
+    pg_catalog.clock_timestamp() - {}))::text || ' s old'"""
 BACKENDS: Final = "select pid, pid as subject from pg_catalog.unnest({}::int4[]) pid"
 """The waiters of `blockers_sql` by their pids; the parameter is an array."""
 
@@ -23,10 +23,16 @@ where pid = $1 and usename = current_user and application_name = pg_catalog.left
 
 
 def session_sql(pid: str = "a.pid") -> str:
-    """Return the expression that names session a of pg_stat_activity, or *pid* without it. Pure."""
-    return f"""pg_catalog.concat(
-'pid ', {pid}, ' (role "', coalesce(a.usename, '?'), '", application "', a.application_name,
-'", query ', {_AGE.format("a.query_start")}, ', transaction ', {_AGE.format("a.xact_start")}, ')',
+    """Return the expression that names session a of pg_stat_activity, or *pid* without it. Pure.
+
+    The server hides ages of a different role's session from a role without pg_read_all_stats.
+    """
+    return f"""pg_catalog.concat('pid ', {pid}, case when a.pid is not null then pg_catalog.concat(
+' (', coalesce('role "' || a.usename || '", application "' || a.application_name || '"',
+  a.backend_type),
+{_AGE.format("query", "a.query_start")}, {_AGE.format("transaction", "a.xact_start")},
+case when a.state is null then ', age hidden: grant pg_read_all_stats to streamer''s role' end,
+')') end,
 case a.wait_event when 'SyncRep'
   then ', whose commit waits for synchronous_standby_names' end)"""
 

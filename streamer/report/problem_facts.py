@@ -6,6 +6,7 @@ become the same objects, so every view reports the same problems.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from streamer.errors.error_reports import ErrorReport, TableWait
@@ -60,6 +61,7 @@ class ReportedTable:
     quarantined: int = 0
     identity: str | None = None
     differing_rows: int | None = None
+    compared_at: datetime | None = None
     verification_error: str | None = None
     seconds_left: float | None = None
     definitions: tuple[LackingDefinition, ...] = ()
@@ -160,7 +162,7 @@ def _backlog(row: Row) -> ReportedBacklog:
 
 
 def _table(row: Row) -> ReportedTable:
-    waiting_for = row.get("waiting_for")
+    waiting_for, compared_at = row.get("waiting_for"), row.get("compared_at")
     wait = TableWait.from_json(row.get("wait")) or (TableWait(waiting_for) if waiting_for else None)
     return ReportedTable(
         row["source"],
@@ -172,6 +174,7 @@ def _table(row: Row) -> ReportedTable:
         row.get("quarantined") or 0,
         row.get("identity"),
         row.get("differing_rows"),
+        None if compared_at is None else datetime.fromisoformat(compared_at),
         row.get("verification_error"),
         row.get("seconds_left"),
         tuple(_definition(definition) for definition in row.get("definitions", ())),

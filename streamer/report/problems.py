@@ -7,6 +7,7 @@ A problem has the same words, severity and remedy in every view.
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC
 from typing import Any, Final, final
 
 from streamer.control.resync_options import SKIP_CHANGES
@@ -441,7 +442,9 @@ class _TableRules:
             count = table.differing_rows
             rows = "1 row differs" if count == 1 else f"{count:,} rows differ"
             remedy = Remedy.of("correct them with: ", run("repair", table.name, **self._ids))
-            text = f"{rows} from the source, by the last comparison"
+            at = table.compared_at
+            when = "" if at is None else f", as compared at {at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+            text = f"{rows} from the source{when}"
             code = ComparisonError.code
             yield self._new(ProblemKind.DIFFERENT, Severity.ERROR, text, remedy, code=code)
         elif table.verification_error:

@@ -7,6 +7,7 @@ import re
 import psycopg
 import pytest
 
+from streamer.postgres.blocking_sessions import session_sql
 from tests.support.postgres import Database, assert_same
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
@@ -81,3 +82,21 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
         await streamer.eventually(waits_for_nobody, 60)
         for name in NAMES:
             assert_same(source, target, name)
+
+
+def test_a_session_with_a_hidden_age_names_the_missing_right(target: Database) -> None:
+    role = f"reader_{target.name}"
+    target.execute(f"create role {role}")
+    try:
+        with psycopg.connect(target.url, application_name="report") as holder:
+            pid = holder.info.backend_pid
+            sql = f"select {session_sql()} from pg_stat_activity a where a.pid = {pid}"
+            holder.execute("select 1")
+            shown = rf'pid {pid} \(role "postgres", application "report", query \d+ s old, transaction \d+ s old\)'
+            assert re.fullmatch(shown, str(target.value(sql)))
+            assert target.value(f"set role {role}; {sql}") == (
+                f'pid {pid} (role "postgres", application "report", '
+                "age hidden: grant pg_read_all_stats to streamer's role)"
+            )
+    finally:
+        target.execute(f"drop role {role}")

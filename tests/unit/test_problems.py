@@ -173,8 +173,13 @@ FACTS = {
         health={"verifications": {TABLE: replace(VERIFIED, error="no key")}},
     ),
     "rows that differ": replace(
-        of_table(ProblemKind.DIFFERENT, Severity.ERROR, "3 rows differ", command("repair")),
-        table={"differing_rows": 3},
+        of_table(
+            ProblemKind.DIFFERENT,
+            Severity.ERROR,
+            f"3 rows differ from the source, as compared at {VERIFIED.ended_at:%Y-%m-%d %H:%M} UTC",
+            command("repair"),
+        ),
+        table={"differing_rows": 3, "compared_at": VERIFIED.ended_at.isoformat()},
         health={"verifications": {TABLE: replace(VERIFIED, differing_rows=3)}},
     ),
     "a copy that waits for its turn": replace(

@@ -183,6 +183,7 @@ def _table_view(source: Row, table: Row, places: dict[str, str], worst: Severity
         "held_bytes": table.get("held_bytes"),
         "verified_at": table.get("verified_at"),
         "differing_rows": table.get("differing_rows"),
+        "compared_at": table.get("compared_at"),
         "verification_error": table.get("verification_error"),
         "retained_wal_bytes": table.get("retained_wal_bytes"),
     }

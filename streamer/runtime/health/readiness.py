@@ -69,6 +69,7 @@ def _table(table: str, state: str, health: Health, stored: StoredFacts) -> Repor
         quarantined=health.quarantined.get(table, 0),
         identity=stored.identities.get(table),
         differing_rows=None if verified is None else verified.differing_rows,
+        compared_at=None if verified is None else verified.ended_at,
         verification_error=None if verified is None else verified.error,
         definitions=tuple(stored.definitions.get(table, ())),
     )
