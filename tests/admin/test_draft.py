@@ -140,8 +140,8 @@ async def test_what_is_unfinished_is_left_out_and_said(open_admin: OpenAdmin) ->
         assert [source.database for source in admin.engine.applied[0].sources] == ["shop"]
         notes = answer["plan"]["notes"]
         assert notes == [
-            'database "empty" has no url yet: it is left out',
-            'database "tables only" has no url yet: it is left out',
+            'database "empty" has no url yet, so streamer leaves it out',
+            'database "tables only" has no url yet, so streamer leaves it out',
         ]
 
 

@@ -495,7 +495,7 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
 
 async def test_recent_events_are_kept_and_shown_the_newest_first(open_admin: OpenAdmin) -> None:
     async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
-        assert "None since this process started" in (await client.get("/events")).text
+        assert "No events since this process started" in (await client.get("/events")).text
         table = {"source": "shop", "table": "public.<b>"}
         admin.events.publish("state", table | {"state": "error", "error": "refused by <i>"})
         admin.events.publish("lag", {"source": "shop", "lag_bytes": 1, "lag_seconds": 1.0})
@@ -601,7 +601,7 @@ async def test_all_copies_together_have_their_progress_and_the_time_left(
             for words in ("2 tables, 1 queued", "25 %", "<strong>30\xa0s</strong> left"):
                 assert words in page, words
             show(admin, monkeypatch, moves, queued | {"state": "init"})
-            assert "the time left is not known yet" in (await client.get(path)).text
+            assert "the remaining time is not known yet" in (await client.get(path)).text
             show(admin, monkeypatch, a_table("done"))
             assert "left" not in re.sub(
                 r"<(header|footer).*?</\1>", "", (await client.get(path)).text

@@ -268,7 +268,7 @@ class AdminService:
             applied = self.mapping if self.engine is not None else None
             return await make_plan(self.settings, self.mapping, applied)
         plan = await make_plan(self.settings, await self.build(content), self.mapping)
-        plan.notes += [f"{text}: it is left out" for text in unfinished(content)]
+        plan.notes += [f"{text}, so streamer leaves it out" for text in unfinished(content)]
         return plan
 
     async def apply(self, actor: str, *, force: bool = False) -> Row:
