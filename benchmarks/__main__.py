@@ -28,7 +28,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if options.publish:
         for page in report.PAGES:
-            report.check_marks(page)
+            report.check_marks(page.path)
     cases = _select(options.only)
     if options.list:
         for case in cases:
@@ -125,8 +125,8 @@ def _write(
     if path is not None:
         path.write_text(text, encoding="utf-8")
     if options.publish:
-        for page, columns in report.PAGES.items():
-            report.insert_markdown(page, report.markdown(figures, title, columns))
+        for page in report.PAGES:
+            page.write(figures, title)
     if options.json:
         sys.stdout.write(text)
         return

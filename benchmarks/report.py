@@ -171,10 +171,11 @@ def _cells(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
     return {column: cells.get(column, "") for column in columns}
 
 
-def _note(figures: Sequence[Figure]) -> str:
-    """Return the note under the table; it tells which side was not measured. Pure."""
+def _note(figures: Sequence[Figure], *, has_cpu: bool = True) -> str:
+    """Return the note under the table; it names a side that was not measured. Pure."""
     sides = {side for figure in figures for side in figure.values}
-    return NOTE if "pglogical" in sides else f"{NOTE} {WITHOUT_PGLOGICAL}"
+    parts = [NOTE, *([CPU_NOTE] if has_cpu else [])]
+    return " ".join([*parts, *([] if "pglogical" in sides else [WITHOUT_PGLOGICAL])])
 
 
 def _columns(figures: Sequence[Figure]) -> dict[str, str]:
@@ -221,25 +222,54 @@ def markdown(figures: Sequence[Figure], title: str, only: Sequence[str] = ()) ->
         "|" + "|".join("---" if name in ("profile", "unit") else "---:" for name in columns) + "|",
     ]
     lines += ["| " + " | ".join(_cells(f, list(columns)).values()) + " |" for f in figures]
-    return "\n".join([*lines, "", _note(figures), ""])
+    note = _note(figures, has_cpu=any(name.endswith("cpu") for name in columns))
+    return "\n".join([*lines, "", note, ""])
 
 
 NOTE: Final = (
     "A ratio above 1 means that streamer was faster. Figures are medians of all rounds; brackets "
-    "hold the least and the greatest ratio of a round. CPU is in microseconds a change, or in "
-    "percent of a core where the load is fixed."
+    "hold the least and the greatest ratio of a round."
+)
+CPU_NOTE: Final = (
+    "CPU is in microseconds a change, or in percent of a core where the load is fixed."
 )
 WITHOUT_PGLOGICAL: Final = "pglogical was not measured: the server does not have it."
 
 
-PAGES: Final = {
-    ROOT / "docs" / "internals" / "speed.md": (
-        *("profile", "unit", "binary", "text", "native", "binary ratio"),
-        *("binary cpu", "native cpu", "memory"),
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page with a table. ``profiles``: the figures of the table, as ``(profile, figure)``; all
+    figures if empty.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    profiles: tuple[tuple[str, str], ...] = ()
+
+    def write(self, figures: Sequence[Figure], title: str) -> None:
+        """Write the table of *figures* to the page."""
+        by_name = {(figure.case.name, figure.name): figure for figure in figures}
+        chosen = [by_name[key] for key in self.profiles if key in by_name] or figures
+        insert_markdown(self.path, markdown(chosen, title, self.columns))
+
+
+PAGES: Final = (
+    Page(
+        ROOT / "docs" / "internals" / "speed.md",
+        (
+            *("profile", "unit", "binary", "text", "native", "binary ratio"),
+            *("binary cpu", "native cpu", "memory"),
+        ),
     ),
-    ROOT / "README.md": ("profile", "unit", "binary", "native", "binary ratio"),
-}
-"""The pages with a table, and the columns that it has there."""
+    Page(
+        ROOT / "README.md",
+        ("profile", "unit", "binary", "native", "binary ratio"),
+        (
+            *(("insert", "rate"), ("update", "rate"), ("pgbench", "rate"), ("history", "rate")),
+            *(("latency", "p50"), ("copy-rows", "seconds")),
+        ),
+    ),
+)
 
 
 def insert_markdown(path: Path, text: str) -> None:

@@ -24,7 +24,12 @@ from streamer.cli.main import app
 from streamer.cli.shared_options import PANELS
 from streamer.commands.demo import demo_servers, embedded_servers
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
-from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_classes import (
+    AdminError,
+    ComparisonError,
+    CutoverError,
+    StreamerError,
+)
 from streamer.errors.error_reports import classes_of_errors
 from streamer.observability.http_server import add_routes
 from streamer.observability.metrics import Metrics
@@ -375,7 +380,9 @@ def error_classes() -> list[type[StreamerError]]:
     return [error for error in classes_of_errors() if "code" in vars(error)]
 
 
-_RETRIES: Final = {"timed": "automatic", "manual": "after `resume`", "never": "no"}
+_RETRIES: Final = {"timed": "automatic", "manual": "after the remedy", "never": "no"}
+_OF_COMMANDS: Final = (AdminError, ComparisonError, CutoverError)
+"""Errors that end a command, which an operator repeats."""
 
 
 def errors_table() -> str:
@@ -387,7 +394,8 @@ def errors_table() -> str:
         advice += f" [Runbook](../runbooks/{error.runbook}.md)"
         rows.append(
             (f"`{error.code}`", " ".join(paragraphs[0].split()), advice,
-             _RETRIES[error.retry.value], str(error.exit_code))
+             "no" if issubclass(error, _OF_COMMANDS) else _RETRIES[error.retry.value],
+             str(error.exit_code))
         )  # fmt: skip
     return _table("code | meaning | remedy | retry | exit code", rows)
 

@@ -17,7 +17,7 @@ from streamer.config import static_mapping
 from streamer.control.table_state import State
 from streamer.runtime.process.engine import Engine, StopCondition
 from streamer.runtime.services import SOURCE_STATES
-from tests.test_docs import ROOT, anchors
+from tests.test_docs import ROOT
 
 DEPLOY: Final = ROOT / "deploy"
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -87,16 +87,21 @@ def test_an_alert_is_whole_and_speaks_of_what_there_is(
     assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
     assert set(rule["labels"]) == {"severity"}
     assert rule["labels"]["severity"] in ("critical", "warning")
-    assert set(rule["annotations"]) == {"summary", "description", "runbook"}
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
     for text in rule["annotations"].values():
         for used in re.findall(r"\{\{(.*?)\}\}", text):
             assert re.fullmatch(
-                r" \$(labels\.\w+|value( \| humanize(Duration|1024|Percentage)?)?) ", used
+                r" \$(externalLabels\.streamer_page|labels\.\w+"
+                r"|value( \| humanize(Duration|1024|Percentage)?)?) ",
+                used,
             ), used
         assert set(re.findall(r"\$labels\.(\w+)", text)) <= labels
-    path, _, anchor = rule["annotations"]["runbook"].partition("#")
-    assert (ROOT / path).is_file(), path
-    assert not anchor or anchor in anchors(ROOT / path), anchor
+    page = re.fullmatch(
+        r"\{\{ \$externalLabels\.streamer_page \}\}/help/([\w/-]+)",
+        rule["annotations"]["runbook_url"],
+    )
+    assert page is not None
+    assert (ROOT / "docs" / f"{page[1]}.md").is_file(), page[1]
 
 
 def test_alerts_are_there_for_all_that_must_not_be_missed() -> None:
@@ -114,6 +119,7 @@ def test_alerts_are_there_for_all_that_must_not_be_missed() -> None:
 def test_promtool_takes_rules_and_configuration(tmp_path: Path) -> None:
     """Debian's package prometheus has it; the test above covers unknown names."""
     scraping = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    assert set(scraping["global"]["external_labels"]) == {"streamer_page"}
     assert scraping["scrape_configs"][0]["job_name"] == "streamer"  # as the alert on `up` has it
     mounted = COMPOSE["services"]["prometheus"]["volumes"]
     assert [file.split(":")[1] for file in mounted][1:] == scraping["rule_files"]

@@ -82,7 +82,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
     },
     "on_table_dropped": {
         "stop": "the table stops until an operator acts",
-        "keep": "the target keeps its rows, and streamer forgets the table",
+        "keep": "the target keeps the rows, and streamer no longer lists the table",
         "close": "as keep, and the open versions of a history end (`type: history` only)",
     },
     "create": {
@@ -418,8 +418,8 @@ class TableSettings(Strict):
         default=False,
         title="Partitions at the target",
         description="A target that streamer creates for a partitioned table has the same "
-        "partitions, with their names and bounds. With `ddl: capture`, partitions that come and go "
-        "do so at the target as well. Not for `type: history`.",
+        "partitions, with their names and bounds. With `ddl: capture`, streamer also creates and "
+        "drops partitions at the target. Not for `type: history`.",
     )
     on_column_added: OnColumnAdded = Field(
         default=OnColumnAdded.STOP,

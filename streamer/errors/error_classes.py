@@ -98,7 +98,7 @@ class SettingsError(ConfigurationError):
     """A setting is missing, unknown or of a wrong type, or an address is unusable."""
 
     code = "settings"
-    advice = "The message has file, line and key."
+    advice = "Correct the key that the message names, with file and line."
 
 
 class MappingError(ConfigurationError):
@@ -215,7 +215,7 @@ class SourceContentionError(SourceError):
     code = "source_busy"
     runbook = "source-unreachable"
     retry = Retry.TIMED
-    advice = "`streamer status` names the session's pid, role and age of its query."
+    advice = "End the session, or wait; `streamer status` names its pid, role and age."
 
 
 class SourceUnreadyError(SourceError):
@@ -233,7 +233,7 @@ class SourceLimitError(SourceError):
     code = "source_limit"
     runbook = "row-too-large"
     retry = Retry.MANUAL
-    advice = "See [large values](limits.md#large-values)."
+    advice = "Make the row smaller, or exclude its column; then run the `streamer resync` in the message."
 
 
 class SlotInUseError(SourceError):
@@ -242,7 +242,7 @@ class SlotInUseError(SourceError):
     code = "slot_in_use"
     runbook = "second-installation"
     retry = Retry.TIMED
-    advice = "Stop the other process."
+    advice = "Stop the second process."
 
 
 class NoReplicaError(SourceError):
@@ -251,7 +251,7 @@ class NoReplicaError(SourceError):
     code = "no_replica"
     runbook = "no-replica"
     retry = Retry.TIMED
-    advice = "Start another replica, or raise `--max-sources`."
+    advice = "Start a further replica, or raise `--max-sources`."
 
 
 class SlotWaitError(SourceError):
@@ -302,7 +302,7 @@ class SourceTakenError(SourceError):
     code = "source_taken"
     runbook = "second-installation"
     retry = Retry.MANUAL
-    advice = "Give `database` another name, or run `streamer run --take-over`."
+    advice = "Rename `database` in the configuration, or run `streamer run --take-over`."
 
 
 class ProtocolError(StreamerError):
@@ -481,7 +481,9 @@ class SharedTargetError(TargetSchemaError):
     """A change of a source would alter a type that further sources of the target still use."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="it goes on once the other sources have made this change")
+        super().__init__(
+            message, hint="the table continues once the remaining sources have made this change"
+        )
 
 
 class ColumnsRenamedError(TargetSchemaError):
@@ -522,7 +524,7 @@ class TextEncodingError(ValueConversionError):
     """Text is not valid UTF-8; a source with the encoding SQL_ASCII can contain such text."""
 
     code = "text_encoding"
-    advice = "Correct the text at the source, or give the column the type bytea."
+    advice = "Correct the text at the source, then run `streamer resync`."
     runbook = "invalid-utf8"
 
 
@@ -547,7 +549,9 @@ class RowTooLargeError(ValueConversionError):
     """
 
     code = "row_too_large"
-    advice = "Make the value smaller at the source, or exclude its column."
+    advice = (
+        "Make the value smaller at the source, or exclude its column; then run `streamer resync`."
+    )
     runbook = "row-too-large"
 
     def __init__(self, change_number: int, size: int) -> None:
@@ -675,7 +679,7 @@ class StoreError(ConfigurationError):
     """
 
     code = "store"
-    advice = "The message has the file and the next step."
+    advice = "Follow the message."
     runbook = "mapping-lost"
 
 
@@ -696,7 +700,7 @@ class InvalidError(AdminError):
     code = "invalid"
     exit_code = 2
     status = 422
-    advice = "The message names the field."
+    advice = "Correct the field that the message names."
 
 
 class AdminConnectionError(AdminError):
@@ -705,7 +709,7 @@ class AdminConnectionError(AdminError):
     code = "admin_down"
     exit_code = 3
     status = 503
-    advice = "Check that `streamer run` works, and its address."
+    advice = "Check that `streamer run` is running at the address of `--url`."
 
 
 class UnauthenticatedError(AdminError):
@@ -739,7 +743,7 @@ class TakenError(AdminError):
 
     code = "taken"
     status = 409
-    advice = "Choose another name, or change the existing object."
+    advice = "Choose a different name, or change the existing object."
 
 
 class ReadOnlyError(AdminError):
@@ -755,7 +759,7 @@ class UnreadyError(AdminError):
 
     code = "unready"
     status = 409
-    advice = "The message names the reason."
+    advice = "Follow the message."
 
 
 class ThrottledError(AdminError):
@@ -763,7 +767,7 @@ class ThrottledError(AdminError):
 
     code = "throttled"
     status = 429
-    advice = "Wait for the time in the answer."
+    advice = "Wait for the seconds in the header `Retry-After`."
 
     def __init__(self, message: str, *, seconds: int, hint: str | Remedy | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -118,4 +118,4 @@ def test_a_page_without_marks_is_not_replaced(tmp_path: Path) -> None:
 
 def test_the_pages_have_the_marks_of_the_table() -> None:
     for page in report.PAGES:
-        report.check_marks(page)
+        report.check_marks(page.path)

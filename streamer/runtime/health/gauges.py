@@ -32,8 +32,8 @@ _OF_SOURCES: Final = {
     "streamer_retained_wal_bytes": "Bytes of WAL that the source retains for the slot",
     "streamer_slot_safe_wal_bytes": "Bytes of WAL until the source invalidates the slot, if "
     "max_slot_wal_keep_size limits it",
-    "streamer_heartbeat_seconds": "Delay from a commit at the source until everything up to it is "
-    "durable in the target",
+    "streamer_heartbeat_seconds": "Delay from a commit at the source until all changes up to this "
+    "commit are durable in the target",
     "streamer_backlog_ratio": "Retained WAL divided by max_retained_wal; 0 without that limit",
     "streamer_journal_bytes": "Bytes in the journal of a source",
 }
@@ -150,13 +150,13 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
     made = {name: gauge(name, text, _SOURCE) for name, text in _OF_SOURCES.items()}
     states = gauge(
         "streamer_table_state",
-        "1 for the present state of a table, 0 for the others",
+        "1 for the current state of a table, 0 for the remaining states",
         (*_SOURCE, "table", "state"),
     )
     tables = gauge("streamer_tables", "Number of tables in a state", (*_SOURCE, "state"))
     sources = gauge(
         "streamer_source_state",
-        "1 for the present state of a source, 0 for the others",
+        "1 for the current state of a source, 0 for the remaining states",
         (*_SOURCE, "state"),
     )
     quarantined = gauge(
@@ -176,7 +176,7 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
     )
     differing = gauge(
         "streamer_differing_rows",
-        "Rows that differ from the source, by the last comparison of the table",
+        "Rows that the last comparison of the table found different from the source",
         (*_SOURCE, "table"),
     )
     for names, values in [*facts.backlogs, *((item.names, item.values) for item in facts.sources)]:
