@@ -165,7 +165,7 @@ def test_the_files_that_internals_name_are_there() -> None:
 
 def commands_in(text: str) -> Iterator[list[str]]:
     """Yield the commands of streamer in a page, as words without the program."""
-    blocks = re.findall(r"^ *```sh\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^ *```(?:sh|shell)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
     for line in [*lines, *re.findall(r"`([^`\n]+)`", prose)]:

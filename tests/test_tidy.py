@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import prose, remedies
-from tests.support.runbooks import read_blocks
+from tests.support.runbooks import read_blocks, read_commands, read_run
 
 ROOT = Path(__file__).parent.parent
 LINES_MAX = 800
@@ -484,6 +484,11 @@ def test_every_remedy_has_a_test_that_follows_it() -> None:
     followed = set(remedies.read_followed())
     assert followed <= places, "a test follows the remedy of a place that is gone"
     assert places <= followed, "mark the test that runs it: @pytest.mark.follows(PLACE)"
+
+
+def test_a_test_runs_every_block_of_commands_of_a_page() -> None:
+    """A block that no test runs has the language ``shell`` in place of ``sh``."""
+    assert read_run() == set(read_commands())
 
 
 def test_the_catalogue_finds_the_places_of_all_kinds_of_steps() -> None:

@@ -233,7 +233,10 @@ class SourceLimitError(SourceError):
     code = "source_limit"
     runbook = "row-too-large"
     retry = Retry.MANUAL
-    advice = "Make the row smaller, or exclude its column; then run the `streamer resync` in the message."
+    advice = (
+        "Make the row smaller, or exclude its column; "
+        "then run the `streamer resync` in the message."
+    )
 
 
 class SlotInUseError(SourceError):

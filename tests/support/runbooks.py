@@ -1,8 +1,10 @@
-"""The blocks of the runbooks, and their commands as an operator types them.
+"""The blocks of the documentation, and their commands as an operator types them.
 
-The place ``runbooks:PAGE#N`` is the block with number N of a page. A test that runs this block in the
-situation of the page has the marker ``follows`` with the place. *names* of a test stand in place of
-names of the page, such as ``orders``.
+The place ``runbooks:PAGE#N`` is the block with number N of a runbook. A test that runs this block in
+the situation of the page has the marker ``follows`` with the place. The place ``guides:PAGE#N``, or
+``docs:PAGE#N`` above the folders, is the block with number N of a page's blocks ``sh``. A test that
+runs such a block contains the place. No test runs a block ``shell``. *names* of a test stand in place
+of names of the page, such as ``orders``.
 """
 
 import re
@@ -16,6 +18,8 @@ from tests.support.process import ROOT, Process, command
 
 NO_NAMES: Final[Mapping[str, str]] = {}
 _BLOCK: Final = re.compile(r"^ *```.*?\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_COMMANDS: Final = re.compile(r"^ *```sh\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_PLACE: Final = re.compile(r'"((?:guides|docs):[\w-]+#\d+)"')
 
 
 def read_blocks() -> dict[str, str]:
@@ -27,9 +31,27 @@ def read_blocks() -> dict[str, str]:
     }
 
 
+def read_commands() -> dict[str, str]:
+    """Return the text of each block ``sh`` outside of the runbooks by its place."""
+    docs = ROOT / "docs"
+    pages = {"guides": docs.glob("guides/*.md"), "docs": [*docs.glob("*.md"), ROOT / "README.md"]}
+    return {
+        f"{folder}:{path.stem}#{number}": textwrap.dedent(text)
+        for folder, paths in pages.items()
+        for path in sorted(paths)
+        for number, text in enumerate(_COMMANDS.findall(path.read_text(encoding="utf-8")), 1)
+    }
+
+
+def read_run() -> set[str]:
+    """Return the places of guides and pages whose blocks tests run."""
+    tests = (ROOT / "tests").rglob("test_*.py")
+    return {place for path in tests for place in _PLACE.findall(path.read_text(encoding="utf-8"))}
+
+
 def block(place: str, names: Mapping[str, str] = NO_NAMES) -> str:
     """Return the text of a block with *names*."""
-    text = read_blocks()[f"runbooks:{place}"]
+    text = read_commands()[place] if ":" in place else read_blocks()[f"runbooks:{place}"]
     for name, replacement in names.items():
         parts = re.split(rf"(?<!\w){re.escape(name)}(?!\w)", text)
         assert len(parts) > 1, f"{place} does not name {name}"
@@ -48,7 +70,7 @@ def run_block(
     *first, last = block(place, names).splitlines()
     for line, expected in [*((line, 0) for line in first), (last, code)]:
         words, _, file = line.partition(" > ")
-        program, *arguments = shlex.split(words)
+        program, *arguments = shlex.split(words, comments=True)
         assert program == "streamer", line
         result = command(config, *arguments)
         assert result.returncode == expected, f"{line}\n{result.stdout}{result.stderr}"
