@@ -530,15 +530,6 @@ RATES = {"pronouns": 26.8, "one": 6.4, "other": 2.8, "nothing": 1.0}
 
 These are twice the rates of psycopg, procrastinate, patroni and dlt.
 """
-OVER_BUDGET: dict[tuple[str, str], float] = {
-    ("deploy/kubernetes", "nothing"): 4.0,
-    ("docs/guides", "pronouns"): 28.8,
-    ("docs/reference", "pronouns"): 28.4,
-    ("docs/reference", "other"): 4.2,
-    ("docs/reference", "nothing"): 2.7,
-    ("docs/runbooks", "pronouns"): 28.7,
-}
-"""Rates above the budget. No rate may grow."""
 
 
 @pytest.mark.parametrize("kind", RATES)
@@ -547,7 +538,7 @@ def test_sentences_name_their_objects(room: str, kind: str) -> None:
     words, sentences = prose.STANDING_FOR_NOUNS[kind], prose.prose_of_room(room)
     count = sum(sentence.count(words) for sentence in sentences)
     rate = prose.per_thousand_words(count, sentences)
-    assert rate <= OVER_BUDGET.get((room, kind), RATES[kind]), LIST_THEM
+    assert rate <= RATES[kind], LIST_THEM
 
 
 # ---- tests -------------------------------------------------------------------------------------
