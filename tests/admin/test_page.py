@@ -568,7 +568,7 @@ async def test_a_table_that_is_copied_shows_its_last_change_and_its_rate(
         for path in ("/", "/source?database=shop"):
             page = (await client.get(path)).text
             assert "2026-01-02 03:04:05" in row_of(page, "public.busy")
-            assert "none since this process started" in row_of(page, "public.still")
+            assert "no change since this process started" in row_of(page, "public.still")
             assert "rows copied" not in page
 
 

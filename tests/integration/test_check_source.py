@@ -344,6 +344,6 @@ async def test_a_slot_that_somebody_else_streams_from(checker: Checker) -> None:
     options = StreamOptions(("p",))
     stream = await ReplicationStream.start(mapping.sources[0], "streamer_shop", NOTHING, options)
     try:
-        await checker.mends(ERROR, '"streamer_shop" is read by process', "for a different target")
+        await checker.mends(ERROR, '"streamer_shop" is read by process', "not for this target")
     finally:
         await stream.close()

@@ -320,4 +320,4 @@ async def test_a_source_column_sid(checker: Checker, stream: MakeStreamer) -> No
     async with stream("t:", sid="eu") as streamer:
         await streamer.table_state("public.t", "error")
         (table,) = (await streamer.status())["tables"]
-        assert 'column "sid" of source table "public.t" would be' in table["error"]
+        assert 'column "sid" of source table "public.t" has the name' in table["error"]

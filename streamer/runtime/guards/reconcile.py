@@ -602,7 +602,8 @@ def _membership(
 
 def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
     """Return the case of a table that lacks changes because of *error*."""
-    first = error.remedy or "create the table and publish it"
+    is_gone = isinstance(error, TableGoneError)
+    first = error.remedy or ("create and publish the table" if is_gone else "publish the table")
     again = _resync_command(mapping, source)
     remedy = Remedy.of(first, "; changes may be missing, so then run: ", again)
     report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
