@@ -158,7 +158,9 @@ async def test_a_source_that_no_replica_takes_waits_also_if_the_source_does_not_
     assert "each may have reached its --max-sources" in str(await told(taker))
     older = replace(taker, mapping="older")
     assert "the mapping of host:1 differs" in str(await told(older))
-    assert "each may have reached its --max-sources" in str(await told(older, replace(taker, number=2)))
+    assert "each may have reached its --max-sources" in str(
+        await told(older, replace(taker, number=2))
+    )
     assert await told(taker, holders={"shop": "host:1"}) is None
     assert await told(replica(1), replace(taker, is_stopping=True)) is None
 
