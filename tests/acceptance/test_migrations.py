@@ -94,7 +94,7 @@ LOAD = [
     "insert into readings (at, value) values (date '2024-01-01' + (random() * 300)::int, 0)",
     "update readings set value = value + 1 where id % 6 = 1",
 ]
-PAUSE_SECONDS = 0.02
+PAUSE_SECONDS = 0.04
 KILLS = 3
 SETTLED_SECONDS = 60
 

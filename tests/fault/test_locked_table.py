@@ -16,7 +16,7 @@ from tests.support.process import Process, caught_up
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually
 
-LOCK_SECONDS = float(os.environ.get("TEST_LOCK_SECONDS", "8"))
+LOCK_SECONDS = float(os.environ.get("TEST_LOCK_SECONDS", "6"))
 WORKERS = [1, 8] if os.environ.get("TEST_COMBINATIONS") == "all" else [1]
 """With one worker, the locked table shares it with the others."""
 GROWTH_BYTES_MAX = 48 * 1024 * 1024

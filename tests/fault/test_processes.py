@@ -58,7 +58,7 @@ def asked_all_the_time(port: int) -> Iterator[Counter[str]]:
     stopping, answers = threading.Event(), Counter[str]()
 
     def ask() -> None:
-        while not stopping.wait(0.02):
+        while not stopping.wait(0.05):
             try:
                 answer = httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=SECONDS)
                 answers[str(answer.status_code)] += 1
