@@ -1,5 +1,6 @@
 """The positions that streamer stores in the target, and the times."""
 
+import asyncio
 from typing import Any
 from unittest import mock
 
@@ -10,6 +11,8 @@ from streamer.control.progress_tracker import ProgressTracker
 from streamer.runtime.session import stored_position as module
 from streamer.runtime.session.stored_position import (
     ASKED_SECONDS,
+    LARGE_BYTES,
+    QUIET_SECONDS,
     SMALL_BYTES,
     STORE_SECONDS,
     StoredPosition,
@@ -29,6 +32,7 @@ class Storing:
         clock = mock.Mock(monotonic=lambda: self.now)
         monkeypatch.setattr(module, "time", clock)
         self.stored: list[int] = []
+        self.due = asyncio.Event()
         self.tracker = ProgressTracker(Lsn(START))
         record: Any = mock.Mock(acknowledged_lsn=Lsn(START))
         self.position = StoredPosition(
@@ -38,11 +42,19 @@ class Storing:
             self.tracker,
             HistoryCheck(None, Lsn(START)),
             mock.Mock(arrived_seconds=None),
+            self.due,
         )
 
     async def _acknowledge(self, fence: FencingToken, position: AcknowledgedPosition) -> None:
         assert position.stored_lsn == (self.stored or [START])[-1]
         self.stored.append(position.lsn)
+
+    def hears_of(self, lsn: int) -> bool:
+        """Let a keepalive tell that the source is at *lsn*; return whether to store that now."""
+        self.due.clear()
+        self.tracker.keepalive(Lsn(lsn))
+        self.position.moved()
+        return self.due.is_set()
 
     async def moves_to(self, lsn: int) -> bool:
         """Let the source be at *lsn*; return whether that is stored."""
@@ -88,6 +100,28 @@ async def test_positions_are_stored_as_long_as_a_client_asks_for_them(storing: S
 
 async def test_much_wal_without_a_change_is_acknowledged_at_once(storing: Storing) -> None:
     assert await storing.moves_to(START + 1 + SMALL_BYTES)
+
+
+async def test_sixteen_megabytes_without_a_change_do_not_wait(storing: Storing) -> None:
+    assert not storing.hears_of(START + LARGE_BYTES)
+    assert storing.hears_of(START + 1 + LARGE_BYTES)
+
+
+async def test_the_last_keepalive_of_a_burst_is_stored_without_another(
+    storing: Storing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "QUIET_SECONDS", 0.01)
+    assert not storing.hears_of(START + 1 + SMALL_BYTES)
+    assert not storing.hears_of(START + 2 + SMALL_BYTES), "one timer is enough"
+    async with asyncio.timeout(5):
+        await storing.due.wait()
+
+
+async def test_a_position_that_moves_a_little_starts_no_timer(storing: Storing) -> None:
+    assert not storing.hears_of(START + SMALL_BYTES)
+    assert storing.position._alarm is None
+    storing.now += QUIET_SECONDS
+    assert storing.hears_of(START + SMALL_BYTES)
 
 
 async def test_a_position_that_does_not_move_is_not_stored(storing: Storing) -> None:

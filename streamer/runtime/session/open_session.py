@@ -176,6 +176,7 @@ class _Opening:
             tables.tracker,
             history_check,
             self._attempt.heartbeat,
+            tables.advanced,
         )
         stream = await reconciled.slot_check.open_stream(
             services.sources,

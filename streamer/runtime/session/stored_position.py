@@ -25,6 +25,14 @@ Otherwise an idle target would have a commit for each heartbeat.
 """
 SMALL_BYTES: Final = 64 * 1024
 """Less WAL than this is little."""
+QUIET_SECONDS: Final = 1.0
+"""The interval for storing a position that moved more.
+
+Storing the position writes WAL: where source and target are one server, this moves the position
+again.
+"""
+LARGE_BYTES: Final = 16 * 1024 * 1024
+"""A position that moved this far is stored at once: the source retains the WAL."""
 PAUSE_SECONDS: Final = 0.1
 """The pause between two positions, unless a client waits for the next.
 
@@ -49,7 +57,9 @@ class StoredPosition:
         tracker: ProgressTracker,
         history: HistoryCheck,
         heartbeat: Heartbeat,
+        due: asyncio.Event,
     ) -> None:
+        """*due* is set when the position is to be stored."""
         self.stored_lsn = tracker.flush_lsn
         """The position that streamer may acknowledge now."""
         self.tried_at = 0.0
@@ -68,6 +78,9 @@ class StoredPosition:
         self._tracker = tracker
         self._history = history
         self._heartbeat = heartbeat
+        self._due = due
+        self._alarm: asyncio.TimerHandle | None = None
+        """Sets the event later; without a move there is no timer."""
         self._acknowledged_lsn = record.acknowledged_lsn
         """The position in the bookkeeping; certain, because a lost answer ends the attempt."""
         self._visible_at: float | None = None
@@ -110,8 +123,23 @@ class StoredPosition:
 
     @property
     def is_due_soon(self) -> bool:
-        """Whether to store a position that has moved without changes of mapped tables."""
+        """Whether an operator, the source or the pipeline waits for the position."""
         return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
+
+    def moved(self) -> None:
+        """Have a position stored that has moved without changes of mapped tables."""
+        seconds = self.tried_at + QUIET_SECONDS - time.monotonic()
+        moved_bytes = self._tracker.flush_lsn - self.stored_lsn
+        if seconds <= 0 or moved_bytes >= LARGE_BYTES or self.is_due_soon:
+            self._set_due()
+        elif moved_bytes >= SMALL_BYTES and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_later(seconds, self._set_due)
+
+    def _set_due(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._due.set()
 
     async def pause(self) -> None:
         """Gather positions for a while; an urgent position ends the pause."""
