@@ -552,7 +552,8 @@ def runs_at_another_target(source: SourceMapping, record: SourceRecord, slot: Sl
 
     A process that may write a journal also reads the slot between two attempts.
     """
-    may_journal = source.on_max_retained_wal is OnMaxRetainedWal.SPOOL
+    has_limit = source.max_retained_wal_bytes is not None or slot.safe_wal_bytes is not None
+    may_journal = has_limit and source.on_max_retained_wal is OnMaxRetainedWal.SPOOL
     is_read = slot.active_pid is not None and record.state == "streaming"
     return is_read and record.holder is None and not may_journal
 

@@ -155,7 +155,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
     },
     "on_max_retained_wal": {
         "warn": "streamer logs a warning",
-        "spool": "streamer moves the changes to a journal on its own disk",
+        "spool": "streamer moves the changes to a journal on its own disk, at half of "
+        "`max_slot_wal_keep_size` at the latest",
         "drop": "streamer drops the slot; the tables then need a resync",
     },
 }
@@ -308,11 +309,16 @@ class SpoolSettings(Strict):
     directory: Path | None = Field(
         default=None,
         description="Directory with room for held changes and large transactions. The directory "
-        "need not survive a restart, unless `on_max_retained_wal` is `spool`: then the journals in "
-        "the directory hold the only copy of their changes. The default is a directory for each "
-        "user, below the system's temporary directory. streamer makes the directory with mode "
-        "0700, and refuses a directory that a second user may use or replace.",
+        "must survive a restart of the machine: journals there hold the only copy of their "
+        "changes. By default, streamer writes no journal, and uses a directory for each user, "
+        "below the system's temporary directory. streamer makes the directory with mode 0700, and "
+        "refuses a directory that a second user may use or replace.",
     )
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether files in the directory survive a restart of the machine."""
+        return self.directory is not None
 
     @property
     def path(self) -> Path:
@@ -562,14 +568,15 @@ class SourceSettings(Strict):
         title="Limit on retained WAL",
         description="WAL that each database of the group may retain for streamer, such as `10GB`; "
         "at least 1MB. A plain number is bytes. streamer warns at half of the limit, and reduces "
-        "copies to a quarter of their speed at 80 %. Not set: no limit.",
+        "copies to a quarter of their speed at 80 %. Not set: half of `max_slot_wal_keep_size` of "
+        "the source for a journal, else no limit.",
         examples=["10GB"],
     )
-    on_max_retained_wal: OnMaxRetainedWal = Field(
-        default=OnMaxRetainedWal.WARN,
+    on_max_retained_wal: OnMaxRetainedWal | None = Field(
+        default=None,
         title="When that limit is reached",
         description="Reaction at that limit. `spool` needs a `spool.directory` that survives a "
-        "restart.",
+        "restart. Not set: `spool` with a `spool.directory`, else `warn`.",
     )
     heartbeat_interval: float | None = Field(
         default=None,

@@ -70,12 +70,12 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
     def describe(location: Location) -> str:
         return f"{document.where(location)}: {format_location(location)}"
 
-    _check_spool(settings, describe)
     builder = MappingBuilder(
         settings.sources,
         settings.target.schema_,
         settings.on_error,
         settings.target.create,
+        settings.spool.is_lasting,
         describe,
         document.replaced,
         {
@@ -107,17 +107,6 @@ def require_sources(settings: Settings, mapping: Mapping, place: str = "") -> No
     )
 
 
-def _check_spool(settings: Settings, describe: Callable[[Location], str]) -> None:
-    for number, group in enumerate(settings.sources):
-        is_spool = group.on_max_retained_wal is OnMaxRetainedWal.SPOOL
-        if is_spool and group.max_retained_wal is not None and settings.spool.directory is None:
-            at: Location = ("sources", number, "on_max_retained_wal")
-            raise SettingsError(
-                f"{describe(at)}: a journal needs a directory that survives a restart",
-                hint="set spool.directory",
-            )
-
-
 def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document, Settings]:
     """Read a configuration file without a check of its sources. Raises SettingsError."""
     document = read_document(path)
@@ -128,6 +117,7 @@ class MappingBuilder:
     """Builds a `Mapping` from settings of sources, in a file or in the mapping database.
 
     *describe* names the place of a location under ``sources``, for errors.
+    *may_journal*: a directory for journals exists.
     *replaced*: the environment variables in strings.
     *faults*: missing variables or passwords, each at a location in one source.
     """
@@ -138,6 +128,7 @@ class MappingBuilder:
         target_namespace: str,
         on_error: OnError,
         create: Create,
+        may_journal: bool,
         describe: Callable[[Location], str],
         replaced: Replaced | None = None,
         faults: dict[Location, MappingFault] | None = None,
@@ -152,6 +143,7 @@ class MappingBuilder:
         self._target_namespace = target_namespace
         self._on_error = on_error
         self._create = create
+        self._may_journal = may_journal
         self._describe = describe
 
     def _error(self, location: Location, problem: str, hint: str | None = None) -> MappingError:
@@ -226,6 +218,7 @@ class MappingBuilder:
         self, group: SourceSettings, rules: tuple[TableRule, ...], location: Location
     ) -> list[SourceMapping]:
         sources = []
+        on_max_retained_wal = self._on_max_retained_wal(group, location)
         for number, url in enumerate(group.urls):
             place = (*location, "urls", number)
             if url.sid is None and len(group.urls) > 1:
@@ -250,7 +243,7 @@ class MappingBuilder:
                     ddl=group.ddl,
                     on_ddl=on_ddl_by_kind(group.on_ddl),
                     max_retained_wal_bytes=group.max_retained_wal,
-                    on_max_retained_wal=group.on_max_retained_wal,
+                    on_max_retained_wal=on_max_retained_wal,
                     heartbeat_interval=group.heartbeat_interval,
                     priority=group.priority if url.priority is None else url.priority,
                     fault=fault,
@@ -259,6 +252,16 @@ class MappingBuilder:
                 )
             )
         return sources
+
+    def _on_max_retained_wal(self, group: SourceSettings, location: Location) -> OnMaxRetainedWal:
+        """Return the reaction. Raises MappingError for a journal without a directory."""
+        reaction = group.on_max_retained_wal
+        if reaction is OnMaxRetainedWal.SPOOL and not self._may_journal:
+            place = (*location, "on_max_retained_wal")
+            problem = "a journal needs a directory that survives a restart"
+            raise self._error(place, problem, hint="set spool.directory")
+        default = OnMaxRetainedWal.SPOOL if self._may_journal else OnMaxRetainedWal.WARN
+        return reaction or default
 
     def _rules(self, group: SourceSettings, location: Location) -> tuple[TableRule, ...]:
         rules: list[TableRule] = []

@@ -2,8 +2,8 @@
 
 A slot exports a snapshot until the next command on the slot's connection, and retains WAL
 meanwhile. So a session of the round imports the snapshot and exports it again. Then the slot is
-dropped, and a copy of any length retains no WAL. That session holds the snapshot and, between two
-reads of tables, no lock.
+dropped, and retains no WAL for the length of a copy. That session holds the snapshot and, between
+two reads of tables, no lock.
 
 The round reads a table's definition under this snapshot and a lock, so a copy reads exactly the
 columns of that definition. The lock ends at once. Each part checks, under a second lock, that the

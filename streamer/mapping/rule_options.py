@@ -161,7 +161,7 @@ def on_ddl_by_kind(reactions: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[
 
 
 class OnMaxRetainedWal(enum.StrEnum):
-    """The reaction when a source retains more WAL than `max_retained_wal`."""
+    """The reaction when a source retains more WAL than its limit."""
 
     WARN = "warn"
     SPOOL = "spool"

@@ -69,7 +69,7 @@ class ReportedTable:
 
 @dataclass(frozen=True, slots=True)
 class ReportedBacklog:
-    """The WAL that a source retains, by the level of `max_retained_wal`.
+    """The WAL that a source retains, by the level of its limit.
 
     ``obstacle``: why streamer leaves the slot alone at the limit; ``journal``: why streamer cannot
     write the journal.

@@ -307,7 +307,7 @@ def _of_wal(source: ReportedSource) -> Iterator[Problem]:
         severity, words = level
         limit = backlog.limit_bytes
         size = f"{format_bytes(backlog.retained_bytes)} of WAL"
-        of_limit = "" if limit is None else f" (max_retained_wal: {format_bytes(limit)})"
+        of_limit = "" if limit is None else f" (limit: {format_bytes(limit)})"
         remedy = Remedy.of(
             "resume the table or source that holds the WAL: ",
             run("status", database=source.database, sid=source.sid),

@@ -31,7 +31,9 @@ from tests.support.runbooks import block, run_block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 from tests.support.waiting import until
 
-SPOOL = "max_retained_wal: 2MB\non_max_retained_wal: spool"
+SPOOL = "max_retained_wal: 2MB"
+"""A journal, because the source has a limit and streamer a directory."""
+WARN = f"{SPOOL}\non_max_retained_wal: warn"
 
 
 def settings_of(place: str, directory: Path) -> str:
@@ -291,7 +293,7 @@ async def test_drop_gives_the_slot_up_and_a_resync_heals_it(
     tmp_path: Path,
     without_spark: None,
 ) -> None:
-    drop = "max_retained_wal: 2MB\non_max_retained_wal: drop"
+    drop = f"{SPOOL}\non_max_retained_wal: drop"
     async with stream("keyed: {initial: none}", group=drop) as streamer:
         await streamer.caught_up()
         target_proxy.leave()
@@ -331,7 +333,7 @@ async def test_warn_only_says_and_an_operator_drops_the_slot(
     tmp_path: Path,
     without_spark: None,
 ) -> None:
-    async with stream("keyed: {initial: none}", group="max_retained_wal: 2MB") as streamer:
+    async with stream("keyed: {initial: none}", group=WARN) as streamer:
         await streamer.caught_up()
         target_proxy.leave()
         await asyncio.to_thread(write, source, 0, 20)
@@ -366,7 +368,7 @@ async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     tables = "keyed: {initial: none}\nkeyless: {initial: none}"
-    async with stream(tables, group="max_retained_wal: 2MB") as streamer:
+    async with stream(tables, group=WARN) as streamer:
         await streamer.caught_up()
         await streamer.ask("pause", "public.keyed")
         await streamer.table_state("public.keyed", "paused")

@@ -12,8 +12,10 @@ from streamer.commands.check.findings import Place
 from streamer.commands.check.source_findings import check_backlog
 from streamer.config.size_setting import parse_size
 from streamer.copy.parts.part_copier import Pace
-from streamer.runtime.wal_retention.backlog_level import Level, level_of
+from streamer.mapping.rule_options import OnMaxRetainedWal
+from streamer.runtime.wal_retention.backlog_level import Level, level_of, limit_of
 from streamer.runtime.wal_retention.journaling import Verdict, judge
+from streamer.source.slot_and_publications.retained_wal import Retained
 from streamer.util.lsn import Lsn
 from tests.unit.build import source_mapping
 
@@ -67,6 +69,35 @@ def test_a_target_that_has_nothing_begins_with_the_journal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("limit", "kept", "policy", "expected"),
+    [
+        (None, None, OnMaxRetainedWal.SPOOL, None),
+        (None, 700, OnMaxRetainedWal.SPOOL, 350),
+        (100, 700, OnMaxRetainedWal.SPOOL, 100),
+        (500, 700, OnMaxRetainedWal.SPOOL, 350),
+        (500, None, OnMaxRetainedWal.SPOOL, 500),
+        (None, 0, OnMaxRetainedWal.SPOOL, 1),
+        (None, 700, OnMaxRetainedWal.WARN, None),
+        (500, 700, OnMaxRetainedWal.WARN, 500),
+        (500, 700, OnMaxRetainedWal.DROP, 500),
+    ],
+)
+def test_a_journal_begins_at_half_of_the_servers_limit_at_the_latest(
+    limit: int | None, kept: int | None, policy: OnMaxRetainedWal, expected: int | None
+) -> None:
+    """All sizes in megabytes."""
+
+    def size(megabytes: int | None) -> int | None:
+        return None if megabytes is None else megabytes << 20
+
+    source = replace(
+        source_mapping(), max_retained_wal_bytes=size(limit), on_max_retained_wal=policy
+    )
+    assert limit_of(source, Retained(0, 0, True, size(kept))) == size(expected)
+    assert limit_of(source, None) == size(limit), "without a slot"
+
+
+@pytest.mark.parametrize(
     ("text", "size"), [("10GB", 10 << 30), (" 16 MB ", 16 << 20), ("1kB", 1024), ("7", 7)]
 )
 def test_sizes_are_written_as_postgresql_writes_them(text: str, size: int) -> None:
@@ -99,18 +130,20 @@ def test_a_throttled_copy_takes_four_times_as_long(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("limit", "kept", "is_pointless"),
+    ("limit", "kept", "policy", "is_pointless"),
     [
-        (64 << 20, "64", True),
-        (63 << 20, "64", False),
-        (1 << 40, "-1", False),
-        (None, "64", False),
-        (1 << 20, "0", True),
+        (64 << 20, "64", OnMaxRetainedWal.WARN, True),
+        (63 << 20, "64", OnMaxRetainedWal.WARN, False),
+        (64 << 20, "64", OnMaxRetainedWal.DROP, True),
+        (64 << 20, "64", OnMaxRetainedWal.SPOOL, False),
+        (1 << 40, "-1", OnMaxRetainedWal.WARN, False),
+        (None, "64", OnMaxRetainedWal.WARN, False),
+        (1 << 20, "0", OnMaxRetainedWal.WARN, True),
     ],
 )
 def test_a_limit_that_the_server_does_not_let_be_reached_is_told(
-    limit: int | None, kept: str, is_pointless: bool
+    limit: int | None, kept: str, policy: OnMaxRetainedWal, is_pointless: bool
 ) -> None:
     server: Any = SimpleNamespace(settings={"max_slot_wal_keep_size": kept})
-    source = replace(source_mapping(), max_retained_wal_bytes=limit)
+    source = replace(source_mapping(), max_retained_wal_bytes=limit, on_max_retained_wal=policy)
     assert bool(list(check_backlog(Place("shop"), server, source))) is is_pointless

@@ -299,4 +299,6 @@ def test_a_slot_that_is_read_without_a_lock_here_is_read_for_another_target() ->
     assert not runs_at_another_target(mapped, replace(record, holder="host:1"), read)
     assert not runs_at_another_target(mapped, replace(record, state="waiting"), read)
     spools = replace(mapped, on_max_retained_wal=OnMaxRetainedWal.SPOOL)
-    assert not runs_at_another_target(spools, record, read)
+    assert runs_at_another_target(spools, record, read), "without a limit there is no journal"
+    assert not runs_at_another_target(replace(spools, max_retained_wal_bytes=1), record, read)
+    assert not runs_at_another_target(spools, record, replace(read, safe_wal_bytes=1))

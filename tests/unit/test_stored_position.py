@@ -11,13 +11,13 @@ from streamer.control.progress_tracker import ProgressTracker
 from streamer.runtime.session import stored_position as module
 from streamer.runtime.session.stored_position import (
     ASKED_SECONDS,
-    LARGE_BYTES,
     QUIET_SECONDS,
     SMALL_BYTES,
     STORE_SECONDS,
     StoredPosition,
 )
 from streamer.source.history_check import HistoryCheck
+from streamer.source.stream.feedback import FAR_BYTES
 from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
 
@@ -103,8 +103,8 @@ async def test_much_wal_without_a_change_is_acknowledged_at_once(storing: Storin
 
 
 async def test_sixteen_megabytes_without_a_change_do_not_wait(storing: Storing) -> None:
-    assert not storing.hears_of(START + LARGE_BYTES)
-    assert storing.hears_of(START + 1 + LARGE_BYTES)
+    assert not storing.hears_of(START + FAR_BYTES)
+    assert storing.hears_of(START + 1 + FAR_BYTES)
 
 
 async def test_the_last_keepalive_of_a_burst_is_stored_without_another(

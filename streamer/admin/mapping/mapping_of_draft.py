@@ -123,6 +123,7 @@ def build_mapping(
         target_namespace(content, settings),
         default_on_error(content, settings),
         settings.target.create,
+        settings.spool.is_lasting,
         places.describe,
         variables,
         faults,
@@ -241,6 +242,7 @@ def check_table(fields: Row, settings: Settings) -> None:
             settings.target.schema_,
             settings.on_error,
             settings.target.create,
+            settings.spool.is_lasting,
             lambda location: _field(location),
         ).build()
     except ValidationError as exc:

@@ -43,7 +43,7 @@ from streamer.errors.error_classes import (
     SourceDivergedError,
     SourceOldPrimaryError,
 )
-from streamer.mapping.rule_options import Initial, OnError
+from streamer.mapping.rule_options import Initial, OnError, OnMaxRetainedWal
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.report.problems import Severity
@@ -144,7 +144,8 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
         yield warning(
             place,
             f"max_slot_wal_keep_size is {size} MB: if more WAL than that waits for streamer, the "
-            "slot is lost and all tables need a new copy",
+            "slot is lost and all tables need a new copy. With spool.directory, a journal begins "
+            "at half of that",
             at_source("alter system set max_slot_wal_keep_size = -1", RELOAD),
         )
     idle = settings.get("idle_replication_slot_timeout", 0)
@@ -190,9 +191,11 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
 
 
 def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
-    """Find a limit that a lower limit of the server defeats."""
+    """Find a limit that a lower limit of the server defeats. A journal begins before either."""
     limit = source.max_retained_wal_bytes
     size = int(server.settings.get("max_slot_wal_keep_size", -1))
+    if source.on_max_retained_wal is OnMaxRetainedWal.SPOOL:
+        return
     if limit is not None and 0 <= size * 1024 * 1024 <= limit:
         yield warning(
             place,

@@ -192,6 +192,7 @@ class SlotCheck:
         require_own(slot, self._source, self._server)
         is_foreign = slot is not None and slot.is_foreign(self._server.database)
         is_all_copied = not synced and not any(m.state.is_to_mark_synced for m in self._relations)
+        is_all_copied = is_all_copied and not self._guard.journaling.outlives_copies
         if not is_foreign and is_all_copied and (slot is None or record.acknowledged_lsn):
             # All tables get a new copy, so begin at the end of the WAL. Earlier WAL may be
             # unreadable, as after DROP PUBLICATION before PostgreSQL 18.
@@ -310,6 +311,7 @@ class SlotCheck:
 
     def another_history(self) -> SourceDivergedError:
         """Return the error for a source that sends different transactions than before."""
+        self._guard.journaling.distrust()
         return SourceDivergedError(
             "the source and the target have different histories: the source was restored to an "
             "earlier time and has written since",

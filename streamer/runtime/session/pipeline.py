@@ -325,5 +325,130 @@ class Pipeline:
             elif dispatched.is_new:
                 self._record_commit(session, dispatched, dispatched.end_lsn)
                 if not dispatched.parts:
+                    session.position.moved()
+
+    def _record_commit(self, session: Session, dispatched: Dispatched, end_lsn: Lsn) -> None:
+        session.lag.received(dispatched.commit_time)
+        self.heartbeat.check_arrival(session.tracker)
+        if end_lsn > self.health.wal_end_lsn:
+            self.health.wal_end_lsn = end_lsn
+
+    def _handle_keepalive(self, session: Session, wal_end_lsn: Lsn) -> None:
+        self.health.wal_end_lsn = max(self.health.wal_end_lsn, wal_end_lsn)
+        if not session.dispatcher.keepalive(wal_end_lsn):
+            return
         self.heartbeat.check_arrival(session.tracker)
         session.position.moved()
+
+    # ---- acknowledging -------------------------------------------------------------------------
+
+    async def _follow_progress(self, session: Session) -> None:
+        """Store every durable advance, however long the target takes to store the position."""
+        advanced, dispatcher = session.tables.advanced, session.dispatcher
+        while True:
+            await wait_for_event(
+                advanced, IDLE_SECONDS if dispatcher.stop_lsn is None else STOPPING_SECONDS
+            )
+            advanced.clear()
+            await _store_progress(session)
+            self._stored.set()
+            await session.position.pause()
+
+    async def _give_feedback(self, session: Session) -> None:
+        """Acknowledge stored positions, often enough to keep the source's connection alive."""
+
+        def sent() -> None:
+            failpoint("acknowledge.after_send")
+            self._check_reached_stop(session)
+
+        await session.feedback.run(self._stored, sent)
+
+    def _check_reached_stop(self, session: Session) -> None:
+        if session.dispatcher.stop_lsn is None:
+            return
+        session.position.is_wanted = True
+        has_reached = session.dispatcher.has_reached_stop(session.position.stored_lsn)
+        if has_reached and session.relations.are_ready:
+            self.stop.set()
+
+    async def _guard_source(self, session: Session) -> None:
+        if session.dispatcher.stop_lsn == EVERYTHING:
+            async with connection(self._source) as plain:
+                await check_same_server_plainly(plain, session.server)
+                session.dispatcher.stop_lsn = await flush_wal(plain)
+        await session.monitor.run(lambda: self._check_reached_stop(session))
+
+    # ---- for the supervisor --------------------------------------------------------------------
+
+    async def change(self, source: SourceMapping) -> bool:
+        """Apply changed rules; return False if the rules need a new attempt.
+
+        Raises StreamerError, and then no rule has changed.
+        """
+        return self._session is not None and await change_rules(self._session, source)
+
+    def store_position(self, *, of_tables: bool) -> None:
+        """Store the durable position, and the next positions as soon as they move."""
+        if (session := self._session) is None:
+            return
+        if of_tables:
+            session.relations.positions_wanted.set()
+        session.position.store_soon()
+        session.tables.advanced.set()
+
+    @property
+    def session(self) -> Session | None:
+        """The open session; None unless the source streams."""
+        return self._session
+
+    @property
+    def is_streaming(self) -> bool:
+        return self._session is not None
+
+    @property
+    def is_copying(self) -> bool:
+        return self._session is not None and self._session.coordinator.is_copying
+
+    @property
+    def stored_lsn(self) -> Lsn:
+        """The stored LSN up to which all changes are durable in the target."""
+        return NOTHING if self._session is None else self._session.position.stored_lsn
+
+    @property
+    def silent_seconds(self) -> float:
+        """Seconds since the last message of the source; 0 while reading is paused."""
+        session = self._session
+        if session is None or not session.services.budget.has_room(session.tables):
+            return 0.0
+        return time.monotonic() - session.stream.last_message_at
+
+    @property
+    def lag_bytes(self) -> int:
+        if self._session is None:
+            return 0
+        return max(0, self.health.wal_end_lsn - self._session.tracker.flush_lsn)
+
+    def lag_seconds(self) -> float:
+        return 0.0 if self._session is None else self._session.lag.seconds(time.monotonic())
+
+    def table_lags(self) -> dict[str, float]:
+        return {} if self._session is None else self._session.relations.lags()
+
+
+async def _store_progress(session: Session) -> None:
+    # A journal can be deleted as soon as the target has all of its changes.
+    if session.tables.has_progress or not session.reads_slot:
+        session.tables.has_progress = False
+        session.position.is_wanted = True
+    await session.position.store(session.lag.visible_at)
+
+
+def _held_by(holder: str) -> str:
+    """Name the process that has the lock of a source; *holder* is its host and pid."""
+    host, _, pid = holder.rpartition(":")
+    if not pid.isdecimal():
+        return f"held by {holder}, which runs this source; this process waits to take over"
+    return (
+        f"held by {holder}: that process runs this source, and this one waits to take over; "
+        f"to end it, run on {host}: kill {pid}"
+    )

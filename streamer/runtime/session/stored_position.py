@@ -13,6 +13,7 @@ from streamer.bookkeeping.sources import SourceRecord
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.source.history_check import HistoryCheck
+from streamer.source.stream.feedback import FAR_BYTES
 from streamer.target.fencing_token import FencingToken
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
@@ -31,8 +32,6 @@ QUIET_SECONDS: Final = 1.0
 Storing the position writes WAL: where source and target are one server, this moves the position
 again.
 """
-LARGE_BYTES: Final = 16 * 1024 * 1024
-"""A position that moved this far is stored at once: the source retains the WAL."""
 PAUSE_SECONDS: Final = 0.1
 """The pause between two positions, unless a client waits for the next.
 
@@ -130,7 +129,7 @@ class StoredPosition:
         """Have a position stored that has moved without changes of mapped tables."""
         seconds = self.tried_at + QUIET_SECONDS - time.monotonic()
         moved_bytes = self._tracker.flush_lsn - self.stored_lsn
-        if seconds <= 0 or moved_bytes >= LARGE_BYTES or self.is_due_soon:
+        if seconds <= 0 or moved_bytes >= FAR_BYTES or self.is_due_soon:
             self._set_due()
         elif moved_bytes >= SMALL_BYTES and self._alarm is None:
             self._alarm = asyncio.get_running_loop().call_later(seconds, self._set_due)

@@ -1,15 +1,19 @@
 """Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
 
 The guard measures at the source alone, over its own connection, so it works while the target is
-away. At half of ``max_retained_wal`` the guard warns, at 80 % it slows copies down. The policy acts
-at the limit: warn; spool, which reads the slot into a journal
+away. At half of the limit the guard warns, at 80 % it slows copies down. The policy acts at the
+limit: warn; spool, which reads the slot into a journal
 (`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
 tables need a resync.
+
+The reason of the backlog does not matter: the target is away, or a table waits for a copy, a lock
+or an operator. `limit_of` of `streamer.runtime.wal_retention.backlog_level` decides for all.
 """
 
 import asyncio
+import time
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 
@@ -32,6 +36,9 @@ from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_for_event
 
+if TYPE_CHECKING:
+    from streamer.runtime.services import Health
+
 log = structlog.get_logger()
 
 MEASURE_SECONDS: Final = 2.0
@@ -39,10 +46,17 @@ FINISH_SECONDS: Final = 60.0
 """How long the pipeline may take to read the end of a journal before writing continues."""
 FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
 FAILED_SECONDS: Final = 60.0
+UNTOLD_SECONDS: Final = 60.0
+"""How long the guard leaves a source alone whose pipeline has not measured the slot."""
 
 
 class Runner(Protocol):
     """The reader of the source: its supervisor."""
+
+    @property
+    def health(self) -> "Health":
+        """What the pipeline has measured."""
+        ...
 
     @property
     def is_streaming(self) -> bool:
@@ -83,7 +97,7 @@ class BacklogGuard:
         self.journaling = Journaling(source, spools, owner, is_lasting=is_lasting)
         self.runner: Runner | None = None
         self.backlog: Backlog | None = None
-        """The last measurement; None without a limit or journal."""
+        """The last measurement; None without a journal and far from a limit."""
         self.given_up: str | None = None
         """The reason why the guard dropped the slot, while no slot exists."""
         self.obstacle: ErrorReport | None = None
@@ -94,6 +108,9 @@ class BacklogGuard:
         self._finish_by: float | None = None
         self._not_before = 0.0
         self._told_open_transaction = False
+        self._is_limited: bool | None = None
+        """Whether the server limits the WAL that it keeps for a slot; None: not known yet."""
+        self._began_at = time.monotonic()
 
     def change(self, source: SourceMapping) -> None:
         """Use new settings from now on."""
@@ -128,9 +145,31 @@ class BacklogGuard:
     @property
     def _is_needed(self) -> bool:
         """Whether this process has to keep a limit, or has a journal."""
-        is_elsewhere = self.runner is not None and self.runner.waits_for_another
-        has_limit = self.source.max_retained_wal_bytes is not None and not is_elsewhere
-        return has_limit or self.journaling.journal is not None
+        if self.journaling.journal is not None:
+            return True
+        if self.runner is not None and self.runner.waits_for_another:
+            return False
+        return self.source.max_retained_wal_bytes is not None or self._may_lose_slot
+
+    @property
+    def _may_lose_slot(self) -> bool:
+        """Whether the slot may retain half of the server's limit, so that a journal has to begin.
+
+        While the source streams, the pipeline measures the slot. So the guard needs no connection
+        before a quarter of the limit.
+        """
+        if self.source.on_max_retained_wal is not OnMaxRetainedWal.SPOOL:
+            return False
+        if self.runner is not None and self.runner.is_streaming:
+            health = self.runner.health
+            restart_lsn, safe_bytes = health.restart_lsn, health.safe_wal_bytes
+            if restart_lsn is not None:
+                self._is_limited = safe_bytes is not None
+                retained_bytes = health.wal_end_lsn - restart_lsn
+                return safe_bytes is not None and 3 * retained_bytes >= safe_bytes
+        if self._is_limited is None:
+            return time.monotonic() - self._began_at >= UNTOLD_SECONDS
+        return self._is_limited
 
     async def _monitor(self) -> None:
         backoff = Backoff(first=MEASURE_SECONDS)
@@ -155,12 +194,12 @@ class BacklogGuard:
         await wait_for_event(self._changed, seconds)
 
     async def _judge(self, plain: Connection, retained: Retained | None) -> None:
-        limit = self.source.max_retained_wal_bytes
         former = self.backlog.state if self.backlog is not None else Level.OK
         self.backlog = backlog = Backlog.measured(
             self.source, retained, self.journaling.size_bytes, former
         )
-        size, level = backlog.retained_bytes, backlog.state
+        self._is_limited = retained is not None and retained.kept_bytes is not None
+        size, limit, level = backlog.retained_bytes, backlog.limit_bytes, backlog.state
         if level is not former:
             tell = log.info if level is Level.OK else log.warning
             tell(
@@ -168,13 +207,13 @@ class BacklogGuard:
                 source=self.source.label,
                 state=level.value,
                 retained_bytes=size,
-                max_retained_wal=limit,
+                limit_bytes=limit,
             )
         if retained is None:
             return
         self.given_up = None
         if self.journaling.is_wanted or self.journaling.journal is not None:
-            await self._see_to_the_end(retained.unconfirmed_bytes)
+            await self._see_to_the_end(retained.unconfirmed_bytes, limit)
         elif limit is not None and size >= limit:
             await self._act(plain, retained, limit)
         else:
@@ -262,7 +301,7 @@ class BacklogGuard:
 
     # ---- when the target has caught up ---------------------------------------------------------
 
-    async def _see_to_the_end(self, unconfirmed_bytes: int) -> None:
+    async def _see_to_the_end(self, unconfirmed_bytes: int, limit: int | None) -> None:
         """Stop writing the journal near its end, and return to the slot at its end."""
         journal, runner = self.journaling.journal, self.runner
         if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
@@ -270,7 +309,7 @@ class BacklogGuard:
                 self._go_on_writing()
             return
         if self._finish_by is None:
-            most = min(FINISH_BYTES_MAX, (self.source.max_retained_wal_bytes or 1 << 40) // 4)
+            most = min(FINISH_BYTES_MAX, (limit or 1 << 40) // 4)
             if max(unconfirmed_bytes, journal.end_lsn - runner.stored_lsn) > most:
                 return
             await self.journaling.stop_writing()

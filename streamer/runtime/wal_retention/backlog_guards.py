@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from streamer.config.settings import Settings
+from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.installation_id import Installation
 from streamer.runtime.slot_owner import SlotOwner
@@ -52,7 +53,7 @@ class BacklogGuards:
                 self._limited(source),
                 self._spool.path,
                 SlotOwner(self.installation),
-                is_lasting=self._spool.directory is not None,
+                is_lasting=self._spool.is_lasting,
             )
             task = self._group.create_task(guard.run(), name=f"guard {source.label}")
             self._running[source.label] = guard, task
@@ -67,4 +68,7 @@ class BacklogGuards:
         return guard
 
     def _limited(self, source: SourceMapping) -> SourceMapping:
-        return source if self._have_limits else replace(source, max_retained_wal_bytes=None)
+        if self._have_limits:
+            return source
+        policy = OnMaxRetainedWal.WARN
+        return replace(source, max_retained_wal_bytes=None, on_max_retained_wal=policy)

@@ -4,6 +4,7 @@ import enum
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import SourceMapping
 from streamer.source.slot_and_publications.retained_wal import Retained
 
@@ -19,6 +20,7 @@ class Level(enum.StrEnum):
 
 _BEGINS_AT: Final = {Level.OVER: 1.0, Level.THROTTLED: 0.8, Level.WARNING: 0.5}
 _HYSTERESIS: Final = 0.1
+LIMIT_BYTES_MIN: Final = 1024 * 1024
 
 
 def level_of(ratio: float, former: Level = Level.OK) -> Level:
@@ -32,6 +34,19 @@ def level_of(ratio: float, former: Level = Level.OK) -> Level:
         if ratio >= begins_at - (_HYSTERESIS if reached else 0):
             return level
     return Level.OK
+
+
+def limit_of(source: SourceMapping, retained: Retained | None) -> int | None:
+    """Return how much WAL *source* may retain until the policy acts; None: any amount. Pure.
+
+    A journal begins before the server removes the WAL and so invalidates the slot.
+    """
+    limit = source.max_retained_wal_bytes
+    kept = None if retained is None else retained.kept_bytes
+    if kept is None or source.on_max_retained_wal is not OnMaxRetainedWal.SPOOL:
+        return limit
+    half = max(kept // 2, LIMIT_BYTES_MIN)
+    return half if limit is None else min(limit, half)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,7 @@ class Backlog:
     ) -> "Backlog | None":
         """Return the backlog by the new measurement *retained* and the earlier backlog *stored*."""
         spooled_bytes = 0 if stored is None else int(stored["spooled_bytes"])
-        if source.max_retained_wal_bytes is None and not spooled_bytes:
+        if limit_of(source, retained) is None and not spooled_bytes:
             return None
         former = Level.OK if stored is None else Level(stored["state"])
         return cls.measured(source, retained, spooled_bytes, former)
@@ -60,7 +75,7 @@ class Backlog:
         cls, source: SourceMapping, retained: Retained | None, spooled_bytes: int, former: Level
     ) -> "Backlog":
         """Return the backlog of a source whose earlier level was *former*."""
-        limit = source.max_retained_wal_bytes
+        limit = limit_of(source, retained)
         size = 0 if retained is None else retained.retained_bytes
         level = level_of(size / limit, former) if limit else Level.OK
         return cls(limit, size, level, source.on_max_retained_wal.value, spooled_bytes)

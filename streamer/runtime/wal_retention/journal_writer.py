@@ -11,7 +11,7 @@ from typing import Final
 from streamer.errors.error_classes import SourceDivergedError
 from streamer.source.journal.gather_records import Gatherer
 from streamer.source.journal.journal_files import Journal
-from streamer.source.stream.feedback import Feedback, FeedbackTimes
+from streamer.source.stream.feedback import FAR_BYTES, Feedback, FeedbackTimes
 from streamer.source.stream.replication_stream import ReplicationStream
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import NOTHING
@@ -80,7 +80,7 @@ class Journaler:
                     f'source "{self._label}" has a different history than its journal: the '
                     "source was restored to an earlier time and has written since"
                 )
-            if burst.payloads:
+            if burst.payloads or gatherer.end_lsn - self._journal.end_lsn >= FAR_BYTES:
                 self._arrived.set()
             if gatherer.size > UNWRITTEN_BYTES_MAX:
                 self._has_room.clear()
@@ -92,7 +92,7 @@ class Journaler:
 
     async def _write(self) -> None:
         while True:
-            # Positions alone, without a change, are not urgent.
+            # A position alone, without a change, is not urgent.
             if await wait_for_event(self._arrived, QUIET_SECONDS):
                 await asyncio.sleep(GROUP_SECONDS)
             self._arrived.clear()

@@ -96,6 +96,7 @@ class Journaling:
         """The reason why the journal stands still although it should grow."""
         self._path = directory_of(spools, source.slot)
         self._is_damaged = False
+        self._is_trusted = False
         self._is_known = asyncio.Event()
         self._wanted = asyncio.Event()
         self._begun = asyncio.Event()
@@ -110,6 +111,19 @@ class Journaling:
     @property
     def size_bytes(self) -> int:
         return 0 if self.journal is None else self.journal.size_bytes
+
+    @property
+    def outlives_copies(self) -> bool:
+        """Whether to read the journal on while every table of the source needs a copy.
+
+        Otherwise a new slot takes the place of the journal, and the changes that wait for the next
+        copy fill the next journal. A journal of an earlier process has no such proof.
+        """
+        return self.journal is not None and self._is_trusted and self.error is None
+
+    def distrust(self) -> None:
+        """Record that the source has a different history than the target or the journal."""
+        self._is_trusted = False
 
     async def run(self) -> None:
         """Continue an existing journal, and write a journal whenever the guard requests it."""
@@ -289,6 +303,7 @@ class Journaling:
 
     def _create_files(self, identity: JournalIdentity, start_lsn: Lsn, branch: Branch) -> None:
         self.journal = Journal.create(self._path, identity, start_lsn, branch)
+        self._is_trusted = True
 
     async def _run(
         self,
@@ -356,7 +371,7 @@ class Journaling:
         await self.stop_writing()
         journal, self.journal = self.journal, None
         self._begun.clear()
-        self._is_damaged = False
+        self._is_damaged = self._is_trusted = False
         if journal is None:
             await in_thread(remove_journal, self._path)
             return

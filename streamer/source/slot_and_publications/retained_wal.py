@@ -14,7 +14,9 @@ select e.lsn::text as end_lsn, s.restart_lsn::text as restart_lsn,
        s.confirmed_flush_lsn::text as confirmed_flush_lsn, s.active,
        (select min(t.restart_lsn)::text from pg_catalog.pg_replication_slots t
         where t.temporary and pg_catalog.strpos(t.slot_name, %s) = 1)
-       as sync_restart_lsn
+       as sync_restart_lsn,
+       pg_catalog.pg_size_bytes(nullif(
+           pg_catalog.current_setting('max_slot_wal_keep_size', true), '-1')) as kept_bytes
 from pg_catalog.pg_replication_slots s,
      (select {FLUSH_LSN_SQL} as lsn) e
 where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()
@@ -25,12 +27,14 @@ where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.cur
 @dataclass(frozen=True, slots=True)
 class Retained:
     """The retained WAL. ``unconfirmed_bytes``: the part behind the acknowledged LSN; the source
-    keeps the rest for open transactions and for copies.
+    keeps the rest for open transactions and for copies. ``kept_bytes``: max_slot_wal_keep_size,
+    the most that the server keeps for a slot; None without that limit.
     """
 
     retained_bytes: int
     unconfirmed_bytes: int
     is_active: bool
+    kept_bytes: int | None = None
 
 
 async def read_retained(connection: Connection, source: SourceMapping) -> Retained | None:
@@ -45,4 +49,5 @@ async def read_retained(connection: Connection, source: SourceMapping) -> Retain
         max(0, end_lsn - min(positions)),
         max(0, end_lsn - Lsn.parse(row["confirmed_flush_lsn"])),
         row["active"],
+        row["kept_bytes"],
     )

@@ -22,6 +22,8 @@ from streamer.util.waiting import wait_for_event
 STATUS_SECONDS_MAX: Final = 3.0
 SILENT_SECONDS: Final = 6.0
 SILENCE_SECONDS_MIN: Final = 60.0
+FAR_BYTES: Final = 16 * 1024 * 1024
+"""A position that moved this far is not to wait: the source retains the WAL before it."""
 
 
 @dataclass(frozen=True, slots=True)
