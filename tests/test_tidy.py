@@ -386,6 +386,20 @@ def test_a_package_re_exports_nothing() -> None:
     assert [module.name for module in packages if module.imports] == []
 
 
+EVERYDAY = {"settle", "look", "know", "bring", "brake", "trouble", "declare", "landmark", "survey"}
+
+
+def test_functions_and_classes_are_named_for_their_acts() -> None:
+    named = [
+        f"{module.name}.{node.name}"
+        for module in MODULES
+        for node in module.nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and EVERYDAY & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", node.name)}
+    ]
+    assert named == []
+
+
 def test_a_module_is_named_for_what_it_holds() -> None:
     nameless = {module.name for module in MODULES if module.name.split(".")[-1] in NAMELESS}
     assert nameless == set()

@@ -119,7 +119,7 @@ async def installed(address: TargetAddress, application_name: str) -> AsyncItera
 
 
 async def read_installation(bookkeeping: Bookkeeping) -> str:
-    """Return the id of this installation, which is that of its bookkeeping."""
+    """Return the id of this installation, which its bookkeeping has."""
     return str(await bookkeeping.fetch_value("select id from streamer.installation"))
 
 

@@ -212,8 +212,8 @@ class CopyProgress:
 def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> CopyProgress:
     """Estimate the progress of a copy whose first rows came *seconds* ago; None if none came. Pure.
 
-    A part is larger or smaller in COPY's format than at the source: the finished parts tell how
-    much.
+    A part is larger or smaller in COPY's format than at the source: the finished parts show the
+    ratio.
     """
     rows, size = ledger.rows + running.rows, ledger.bytes + running.bytes
     size_total: float = ledger.heap_bytes_total
@@ -294,7 +294,7 @@ async def set_row_estimates(session: Executor, rows: Mapping[int, int | None]) -
 
 
 async def read_leftover_stages(session: Executor, source_id: int | None) -> list[str]:
-    """Return the staging tables, by name, of unknown relations and of those of a source."""
+    """Return the staging tables, by name, of unknown relations and of relations of a source."""
     return [row["name"] for row in await session.fetch(_LEFTOVERS_SQL, source_id)]
 
 

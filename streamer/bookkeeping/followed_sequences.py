@@ -42,7 +42,7 @@ SEQUENCES: Final = BookkeepingTable("sequence", "q", SequenceRecord)
 async def store_sequences(
     bookkeeping: Bookkeeping, source_id: int, records: Sequence[SequenceRecord]
 ) -> None:
-    """Store *records* as all sequences that follow those of a source. Raises TargetError."""
+    """Store *records* as all sequences that follow sequences of a source. Raises TargetError."""
     async with bookkeeping.transaction() as connection:
         await SEQUENCES.delete(connection, "where source_id = $1", source_id)
         await SEQUENCES.insert(

@@ -173,7 +173,7 @@ async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
 async def read_taken(
     session: Executor, target: RelationName, names: Sequence[str]
 ) -> frozenset[str]:
-    """Return those of *names* that further relations in the schema of *target* have or get."""
+    """Return the *names* that further relations in the schema of *target* have or get."""
     rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(names), str(target))
     return frozenset(row["name"] for row in rows)
 
@@ -190,7 +190,7 @@ async def store_definitions(
 
 
 async def put_plans(session: Executor, relation_id: int, planned: Sequence[Planned]) -> None:
-    """Store plans in place of those of the same kind and name."""
+    """Store plans, and replace plans of the same kind and name."""
     rows = {
         (plan.kind, plan.name): {
             "relation_id": relation_id,

@@ -177,7 +177,7 @@ async def read_remaining_rows(
 async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
     """Return the tables of removed sources, by the source's label and the target.
 
-    The value tells whether a purge has deleted rows.
+    The value says whether a purge has deleted rows.
     """
     return {
         (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_purged"]

@@ -66,7 +66,7 @@ async def read_definitions(
 
 
 async def read_unknown(session: Executor, relation_ids: Sequence[int]) -> set[int]:
-    """Return those of some relations in sync whose definitions are not known."""
+    """Return the ids of relations in sync whose definitions are not known."""
     rows = await session.fetch(
         "select id from streamer.relation where id = any ($1::int8[])"
         " and not coalesce(definition ? 'objects', false) and snapshot_lsn is not null",

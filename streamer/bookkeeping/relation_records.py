@@ -169,7 +169,7 @@ async def read_relation_records(
 
 
 async def read_created(session: Executor, targets: Iterable[RelationName]) -> set[RelationName]:
-    """Return those of *targets* that streamer created."""
+    """Return the *targets* that streamer created."""
     names = {str(name): name for name in targets}
     rows = await session.fetch(
         "select distinct target from streamer.relation"
@@ -180,7 +180,7 @@ async def read_created(session: Executor, targets: Iterable[RelationName]) -> se
 
 
 async def read_bare(session: Executor, relation_ids: Iterable[int]) -> set[int]:
-    """Return those of *relation_ids* without a row in the target and without a begun copy."""
+    """Return the *relation_ids* without a row in the target and without a begun copy."""
     rows = await session.fetch(
         "select id from streamer.relation where id = any ($1::int8[])"
         " and snapshot_lsn is null and attempt = 0 and not owns_rows",

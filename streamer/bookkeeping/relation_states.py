@@ -171,7 +171,7 @@ async def fail_copy(
     """Record why streamer gives up a copy of the scope *need*.
 
     The rows of former chunks stay, and follow the stream. A relation that was in sync stays in
-    sync. *attempt*: that of the copy, if begun. Return False if the bookkeeping has a newer
+    sync. *attempt*: of the copy, if begun. Return False if the bookkeeping has a newer
     attempt, or a different request.
     """
 
@@ -289,7 +289,7 @@ async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -
 
 
 async def read_attach_state(session: Executor, relation_id: int) -> Any:
-    """Return the row that tells whether rows of attached partitions can be requested now."""
+    """Return the row that says whether rows of attached partitions can be requested now."""
     return next(iter(await session.fetch(_ATTACH_SQL, relation_id)), None)
 
 

@@ -207,7 +207,7 @@ async def make_requests(
     """Make a request for several relations at once: a start sees all of the requests or none.
 
     A source that needs a copy of all its tables would not start with requests for some of them.
-    Return the ids of the requests by those of the relations. *actor*: the operator.
+    Return the ids of the requests by the ids of the relations. *actor*: the operator.
     """
     stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
@@ -252,7 +252,7 @@ async def begin_act(
 
 @dataclass(slots=True)
 class Act:
-    """The work of a command. ``error``: why the act has failed, if no exception tells."""
+    """The work of a command. ``error``: why the act has failed, if without an exception."""
 
     error: ErrorReport | None = None
 

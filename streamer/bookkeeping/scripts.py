@@ -1,7 +1,7 @@
 """The rows of streamer.script: the scripts of ``streamer execute``.
 
 A command stores its script here first, then the number of the source transaction that carries the
-script, and then commits that transaction. So no fact is unknown after a crash: the source tells
+script, and then commits that transaction. So no fact is unknown after a crash: the source says
 whether the transaction has committed. The stream carries the id of a script alone. A message from a
 different program, which any role of the source may write, never becomes SQL at the target.
 """

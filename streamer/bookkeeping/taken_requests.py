@@ -47,7 +47,7 @@ async def take_requests(
     """Take the requests for a source's relations, in order, storing the requested states.
 
     A start, *begins*, and a request to resume also request values that existing rows still lack.
-    The rules of *source* tell which tables keep their past.
+    The rules of *source* say which tables keep their past.
 
     *pause* is called with each relation to pause before readers can see the pause. Requests about
     rows in quarantine stay, see `quarantine_requests`.
@@ -93,8 +93,8 @@ async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
     """End the taken requests of a source that are fulfilled, or cannot be; return the ids of the
     relations with open requests.
 
-    The stored states alone tell the outcome, so a start finds the outcomes that its predecessor has
-    not stored. A row of a relation may be locked for long, so this function does not wait.
+    The stored states alone decide the outcome, so a start finds the outcomes that its predecessor
+    has not stored. A row of a relation may be locked for long, so this function does not wait.
     """
     waiting = set()
     requests = await read_taken(bookkeeping, source_id)

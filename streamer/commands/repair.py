@@ -1,10 +1,10 @@
 """``streamer repair`` and ``streamer compare --repair``: correct tables that differ.
 
 The comparison names the keys of the rows that differ, and a resync of these keys copies the rows
-(`streamer.control.resync_options.RowScope`). The protocol is that of a resync: changes wait at the
-position of a snapshot, and a single transaction exchanges rows and stores the position. If the keys
-are too many, or rows have none, a resync in mode `diff` copies the differing rows of the whole
-table. The command then compares the same rows again.
+(`streamer.control.resync_options.RowScope`). The repair works like a resync: changes wait at the
+position of a snapshot, and a single transaction swaps rows and stores the position. If the keys are
+too many, or rows have none, a resync in mode `diff` copies the differing rows of the whole table.
+The command then compares the same rows again.
 """
 
 from collections.abc import Sequence

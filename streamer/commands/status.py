@@ -85,7 +85,7 @@ class TableStatus:
     retained_wal_bytes: int | None = None
     waiting_for: str | None = None
     wait: TableWait | None = None
-    """The same as data."""
+    """The wait in ``waiting_for`` as data."""
     needs_resync: bool = False
     """Changes are missing for good, so only a copy helps."""
     lag_seconds: float | None = None
@@ -140,7 +140,7 @@ class SourceStatus:
     process: str | None = None
     """Host and pid of the process that runs the source now."""
     sequences: list[SequenceRecord] = field(default_factory=list)
-    """The sequences of the target that follow those of this source."""
+    """The sequences of the target that follow sequences of this source."""
     implementation: str | None = None
     """The code that this process uses for the work per change: 'compiled' or 'pure'."""
     waiting_for: str | None = None
@@ -155,7 +155,7 @@ class SourceStatus:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of the source, then those of its tables."""
+        """The problems of the source, then the problems of its tables."""
         return of_source(source_of_row(self._fields()))
 
     def to_json(self) -> dict[str, Any]:
@@ -339,7 +339,7 @@ async def read_status(
 
 
 async def read_stored_status(bookkeeping: Bookkeeping, mapping: Mapping) -> list[SourceStatus]:
-    """Return what the bookkeeping alone tells of every mapped source.
+    """Return the facts of every mapped source that are in the bookkeeping.
 
     Raises TargetConnectionError, TargetRejectedError.
     """
@@ -503,7 +503,7 @@ async def _add_positions(
     if (backlog := Backlog.of(source, retained, stored)) is not None:
         warnings = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
         status.backlog = backlog.to_json() | warnings
-    # A crashed process could not report the end. Only the lock tells whether the process runs.
+    # A crashed process could not report the end. Only the lock shows whether the process runs.
     has_ended = status.state in ("starting", "waiting") and status.process is None
     has_ended = has_ended and not is_vacant
     if has_ended and (slot is None or slot.active_pid is None):

@@ -362,9 +362,9 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
     def read_sql(self, side: Side) -> str:
         """Return a query of rows (number of the key, place, hashes of the values) for keys.
 
-        The parameters are those of `read_parameters`.
+        The parameters are as in `read_parameters`.
         """
-        # A row of a single value tells NULL from an empty string.
+        # A row of a single value distinguishes NULL from an empty string.
         texts = [f"row(b.v{i + 1})::text" for i in range(len(self.columns))]
         hashes = ", ".join(value_sql(self.hash, text) for text in texts)
         return f"select k.n, b.place, array[{hashes}]::text[] from {self._found_sql(side)}"

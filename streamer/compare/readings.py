@@ -83,7 +83,7 @@ SAMPLE_SECONDS: Final = 1.0
 """Keys that remain after some rounds change often: a task reads the source all this time."""
 SAMPLED_KEYS_MAX: Final = 200
 LATE_SECONDS: Final = 5.0
-"""How long a task waits for a source's changes after it has waited for them in vain before."""
+"""How long a task waits for a source's changes after an earlier wait without success."""
 
 SOURCE, TARGET = 0, 1
 

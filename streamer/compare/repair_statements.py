@@ -1,4 +1,4 @@
-"""SQL that would make the target's rows equal to those of the source, for an operator to run. Pure.
+"""SQL that would make the target's rows equal to the source's rows, for an operator to run. Pure.
 
 Each statement names a row by all values that the comparison found in the target. So a statement
 does not affect a row that has changed since.

@@ -34,7 +34,7 @@ def choose_hash(
 ) -> HashKind:
     """Return the fastest function that both servers compute alike.
 
-    *encodings*: those of both servers. Text of a server with SQL_ASCII is UTF-8, or could not be in
+    *encodings*: of both servers. Text of a server with SQL_ASCII is UTF-8, or could not be in
     the target.
     """
     source, target = encodings

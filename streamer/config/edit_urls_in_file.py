@@ -119,7 +119,7 @@ def _insert(text: str, at: int, added: str) -> str:
 
 
 def _checked(text: str, changed: str, database: str, change: Any) -> str | None:
-    """Return *changed* if its values are those of *text* with the change alone."""
+    """Return *changed* if only the change makes its values differ from *text*."""
     try:
         expected, actual = yaml.safe_load(text), yaml.safe_load(changed)
     except yaml.YAMLError:

@@ -89,7 +89,8 @@ class SyncEvents(Protocol):
         ...
 
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
-        """Announce that all snapshots from now on, as that of *relations*, will be behind *lsn*.
+        """Announce that all snapshots from now on, also the snapshot of *relations*, are behind
+        *lsn*.
 
         The new snapshot waits for sessions of the source. In synchronous mode, such a session may
         wait for the target to have an earlier change.

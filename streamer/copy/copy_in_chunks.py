@@ -51,11 +51,11 @@ OTHER_TARGET: Final = "another table has the name of its target now"
 Key = tuple[str, ...]
 """Values of the columns of the borders, as text; empty for no key."""
 Values = tuple[KeyValue, ...]
-"""Those of a key, to compare."""
+"""The types of a key, to compare."""
 
 
 class RewrittenError(Exception):
-    """A name or a table is not that of the snapshot any more, so the rows cannot be read."""
+    """A name or a table differs from the snapshot, so the rows cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
 
 
 def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
-    """Return the state in front of the first chunk. *columns*: those of the borders."""
+    """Return the state in front of the first chunk. *columns*: of the borders."""
     names, types = zip(*columns, strict=True)
     first = chunk_bytes(limit)
     return ChunkedCopy(
@@ -239,7 +239,7 @@ async def find_chunk(
 def cut_into_parts(
     copy: TableCopy, chunk: TableChunk, size: ChunkSize, source_version: int, target_version: int
 ) -> list[CopyPart]:
-    """Return the parts of *chunk* as those of a copy. Pure."""
+    """Return *chunk* as parts of a copy. Pure."""
     parts: list[CopyPart] = []
     size_bytes = size.part_bytes * size.parts // len(chunk.parts)
     for number, chunk_part in enumerate(chunk.parts):

@@ -164,7 +164,7 @@ def _add_history(selection: _Selection, target: TargetRelation) -> None:
 def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:
     """Return how large the parts of a table are to be when a task may read *rows_per_second*.
 
-    *size*, *rows*: those of the whole table, estimated.
+    *size*, *rows*: of the whole table, estimated.
     """
     if rows_per_second is None or not size or not rows:
         return PART_BYTES

@@ -350,8 +350,8 @@ class Round:
         return failures
 
     async def _handle_failures(self, failures: list[dict[str, Any]]) -> bool:
-        """Handle the failed parts (`streamer.copy.parts.part_copier.NotCopiedError`); tell whether
-        some wait for a lock.
+        """Handle the failed parts (`streamer.copy.parts.part_copier.NotCopiedError`); return
+        whether some wait for a lock.
 
         Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
         """

@@ -321,7 +321,7 @@ class Finisher:
     async def _switch_to_stream(
         self, target: TargetConnection, copy: TableCopy, finished: FinishedCopy
     ) -> None:
-        """Hand over. Staged rows replace the old rows in the same transaction."""
+        """Switch to the stream. Staged rows replace the old rows in the same transaction."""
         if copy.is_staged:
             await target.set_up_origin()
             async with transaction(target):

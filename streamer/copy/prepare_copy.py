@@ -440,7 +440,7 @@ class Preparation:
     async def _clear_behind(
         self, target: TargetConnection, copy: TableCopy, begun: CopyRecord
     ) -> None:
-        """Remove the rows of an earlier attempt that are behind those of former chunks."""
+        """Remove the rows of an earlier attempt behind the rows of former chunks."""
         if copy.scope.chunks != begun.chunks:  # the outcome of a commit was unknown
             raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
         assert begun.chunks is not None
@@ -553,7 +553,7 @@ def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
 
 
 async def _check_scope(source: Connection, copy: TableCopy) -> None:
-    """Check the conditions of a resync as those of `filter`. Raises MappingError."""
+    """Check the conditions of a resync like the conditions of `filter`. Raises MappingError."""
     scope, mapping = copy.scope.resync.scope, copy.mapped.mapping
     if scope is None:
         return

@@ -60,7 +60,7 @@ async def drop_stages(target: TargetConnection, relation_ids: Sequence[int]) -> 
 
 
 async def find_leftover_stages(target: TargetConnection, source_id: int | None = None) -> list[str]:
-    """Return the names of staging tables of unknown relations, and of those of a source."""
+    """Return the names of staging tables of unknown relations, and of relations of a source."""
     return await read_leftover_stages(target, source_id)
 
 

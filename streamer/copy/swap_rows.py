@@ -1,4 +1,4 @@
-"""SQL that exchanges the rows of a target table for those of a staging table.
+"""SQL that swaps the rows of a target table for the rows of a staging table.
 
 One transaction compares both, or replaces the rows, so readers see the old rows or the new ones.
 The transaction takes row locks only: no TRUNCATE, no new table under the old name. Indexes, grants,

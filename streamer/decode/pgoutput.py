@@ -91,7 +91,7 @@ _numbers = itertools.count(1)
 
 
 def next_number() -> int:
-    """Return a number that is higher than those of all RELATION messages so far."""
+    """Return a number that is higher than the numbers of all RELATION messages so far."""
     return next(_numbers)
 
 

@@ -167,7 +167,7 @@ class _Streamed:
 class TransactionAssembler:
     """Groups the messages of a replication stream into transactions.
 
-    *is_mapped* tells for each piece whether the mapping includes a relation; the assembler drops
+    *is_mapped* returns for each piece whether the mapping includes a relation; the assembler drops
     further changes. *forward_origins*: keep transactions that the source received by replication.
     *messages*: finds the logical messages of a source that sends them as rows of a table.
     """
@@ -387,7 +387,7 @@ class TransactionAssembler:
         """The same, under definitions that the present transaction has changed, and in front of an
         instruction."""
         self._instructions: list[Instruction] = []
-        """Those of the present transaction, which then is alone in the block."""
+        """The changes of the present transaction, which then is alone in the block."""
 
     def _pop_block(self) -> Iterator[TransactionBlock]:
         """Yield a non-empty block; changes of the present transaction stay behind."""

@@ -1,7 +1,7 @@
 """The errors that streamer raises on purpose, with the reaction that each needs.
 
 The class names the failure. ``code`` is the name in bookkeeping, log, status, metrics and the API,
-and decides the runbook. ``retry`` tells the supervisor whether a further attempt can succeed.
+and decides the runbook. ``retry`` says whether a further attempt of the supervisor can succeed.
 ``remedy`` of an instance has the commands and SQL to run. Callers add the place with ``add_note``.
 Messages never contain connection strings or passwords.
 
@@ -46,7 +46,7 @@ class StreamerError(Exception):
         self.change_number: int | None = None
         """Number of the change at fault among those written together, if known."""
         self.share_number: int | None = None
-        """Number of the source transaction at fault, likewise."""
+        """Number of the source transaction at fault, if known."""
         self.key: str | None = None
         """Key of the row at fault, as ``Key (id)=(5)``, if the change has it."""
         self.staged_column: int | None = None
@@ -54,13 +54,13 @@ class StreamerError(Exception):
         self.column: str | None = None
         """Target column at fault, if the server names it."""
         self.constraint: str | None = None
-        """Violated constraint, likewise."""
+        """Violated constraint, if the server names it."""
         self.subject: object = None
         """The relation concerned, if known."""
         self.conflict: object = None
         """The conflict with a row of the target, if the error is a conflict."""
         self.lsn: str | None = None
-        """Commit LSN of the source transaction concerned, likewise."""
+        """Commit LSN of the source transaction concerned, if known."""
 
     @property
     def hint(self) -> str | None:

@@ -1,13 +1,13 @@
 """Indexes under foreign keys, created at the target where they are missing.
 
 PostgreSQL creates no index for the referencing columns of a foreign key, and readers of the target
-join along these columns. The survey covers two kinds of foreign keys: those of the target tables,
-and those of the mapped source tables, with target names. A target table that streamer created has
-no such constraints. Rows of many sources lie in a table by ``sid``, so ``sid`` is the first column
-of an index for a source's foreign key.
+join along these columns. Two kinds of foreign keys count: foreign keys of target tables, and of
+mapped source tables, with target names. A target table that streamer created has no such
+constraints. Rows of many sources lie in a table by ``sid``, so ``sid`` is the first column of an
+index for a source's foreign key.
 
 A partitioned table accepts no index concurrently. The partitions get indexes first; then the table
-gets an index, which attaches those of the partitions.
+gets an index, which attaches the indexes of the partitions.
 
 Builds are CONCURRENTLY, in turn, on tables whose sources are all ready and do not lag. A build that
 fails or dies leaves an invalid index. The index's name marks streamer's indexes, and the next build

@@ -200,7 +200,7 @@ class RelationMapping:
         return sorted({*mapped, *computed})
 
     def expression_inputs(self, names: Sequence[str]) -> list[str]:
-        """Return those of the source's columns, *names*, that expressions use.
+        """Return the columns among *names*, of the source, that expressions use.
 
         Raises MappingError for an expression that uses a column outside *names*.
         """

@@ -1,6 +1,6 @@
 """Names and values that target tables have by convention, and PostgreSQL's limits for them. Pure.
 
-``sid`` tells the sources of a target table apart. The ``kvsz_`` columns hold the validity of a
+``sid`` distinguishes the sources of a target table. The ``kvsz_`` columns hold the validity of a
 row's version in a history table, as kuvasz-streamer defines them.
 """
 

@@ -19,7 +19,7 @@ _PORTS: Final = re.compile(r"\d*(,\d*)*")
 _NO_FILE: Final = "/dev/null/passfile"
 """libpq ignores a password file that cannot exist."""
 _KEPT: Final = 1024
-"""How many strings are cached with their parameters: those of a large fleet's sources."""
+"""How many strings are cached with their parameters: enough for a large fleet's sources."""
 
 
 def parse_conninfo(text: str) -> dict[str, str]:

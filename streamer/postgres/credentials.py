@@ -42,7 +42,7 @@ _ABANDONED_SECONDS: Final = 1.0
 
 
 class _Reading:
-    """The reading of one login's password. All connections that begin meanwhile await its end."""
+    """The reading of one login's password. Connections that begin during a run await its end."""
 
     def __init__(self, url: Secret, source: PasswordSource, turn: asyncio.Semaphore) -> None:
         self._url = url

@@ -38,7 +38,7 @@ class KeyedHash:
 
 
 def key_check(key: str) -> str:
-    """Return 16 digits that differ for different keys, and do not tell the key."""
+    """Return 16 digits that differ for different keys, and do not reveal the key."""
     return KeyedHash(key.encode()).digits([_CHECKED])[:16].decode()
 
 

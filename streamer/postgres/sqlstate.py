@@ -1,6 +1,6 @@
 """The meaning of each SQLSTATE, for both servers and both drivers. PostgreSQL docs, Appendix A.
 
-The meaning tells whether the error is transient, and whether the values of a row caused the error.
+The meaning says whether the error is transient, and whether the values of a row caused the error.
 Callers treat some states separately (a slot in use, a missing slot, a constraint), where they
 translate a driver's errors. Pure.
 """

@@ -143,7 +143,7 @@ class Subject:
 @final
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem. ``state``: that of the subject; ``runbook``: the address of the page."""
+    """A problem. ``state``: the label of the subject; ``runbook``: the address of the page."""
 
     kind: ProblemKind
     subject: Subject

@@ -297,7 +297,7 @@ def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Pa
 def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) -> Outcome:
     types, doubts = _types(stored.types or (), reported.types or (), changed)
     renames = type_difference(stored.types or (), types)
-    # A column loses the sequence that a different column gets, and no mark shows that loss.
+    # A column loses the sequence that a different column gets, without evidence in the message.
     serials = [
         part.sequence.oid
         for part in reported.columns

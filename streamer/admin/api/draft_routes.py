@@ -15,7 +15,7 @@ def add_draft(router: APIRouter, service: AdminService) -> None:
 
     @router.get("/draft", tags=["draft"])
     async def get_draft() -> dict[str, Any]:
-        """Tell whether the draft differs from the applied mapping."""
+        """Return whether the draft differs from the applied mapping."""
         return await service.draft()
 
     @router.delete("/draft", tags=["draft"], status_code=204, response_class=Response)

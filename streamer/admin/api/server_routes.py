@@ -128,7 +128,7 @@ def _add_events(router: APIRouter, access: Access, events: Events) -> None:
         """Send server-sent events: snapshot, state, lag, rate, progress, verified, target, draft,
         applied.
 
-        `source`: the label of the only source to hear about. `brief`: without lag, rate and
+        `source`: the label of a source, for its events only. `brief`: without lag, rate and
         progress, and without states in the snapshot.
         """
         identity: UserIdentity = request.state.identity

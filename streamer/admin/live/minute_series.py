@@ -212,7 +212,7 @@ _UNKNOWN: Final[Values] = (None, None, None)
 def _filled(
     fine: list[tuple[int, Values]], minutes: dict[int, Values]
 ) -> Iterator[tuple[int, Values]]:
-    """Yield fine points; those of *minutes* stand for what this process has not sampled."""
+    """Yield fine points; the points of *minutes* fill the gaps of this process."""
     for at, values in fine:
         begin = at - at % COARSE_SECONDS
         if is_known(values) or begin not in minutes:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 WINDOW_SECONDS: Final = 30.0
-"""A rate is that of at least this long."""
+"""A rate covers at least this many seconds."""
 
 Counts = Mapping[tuple[str, str], tuple[int, datetime]]
 """Changes of each source and table since the process began, and when the last became durable."""
@@ -21,7 +21,7 @@ class TableActivity:
 
 
 class ChangeActivity:
-    """Keeps two earlier counts, so that a rate is never that of a moment."""
+    """Keeps two earlier counts, so that a rate never covers a short moment."""
 
     def __init__(self) -> None:
         self._older: tuple[datetime, dict[tuple[str, str], int]] | None = None

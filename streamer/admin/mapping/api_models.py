@@ -294,7 +294,7 @@ class ResyncBody(ActionBody):
     columns: Annotated[list[Name], Field(min_length=1, max_length=TABLE_COLUMNS_MAX)] | None = None
 
     def resync(self) -> Resync:
-        """Return the resync, checked as that of the command line. Raises InvalidError."""
+        """Return the resync, checked as on the command line. Raises InvalidError."""
         try:
             return parse_resync(
                 self.mode,

@@ -99,7 +99,7 @@ def _add_conflicts(router: APIRouter, frame: Frame) -> None:
 
 
 async def _choices(form: Any, status: StatusReader) -> list[Choice]:
-    """Return the changes that a form selects: the ticked changes, or those of every table."""
+    """Return the changes that a form selects: the ticked changes, or the changes of every table."""
     if ids := tuple(row_number(str(text), "id") for text in form.getlist("id")):
         return [Choice(ids=ids)]
     if form_text(form, "which") != "all":

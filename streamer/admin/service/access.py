@@ -137,7 +137,7 @@ class Throttle:
 
 
 class Access:
-    """Knows tokens, users and sessions."""
+    """Authenticates tokens, users and sessions."""
 
     def __init__(
         self, settings: AdminSettings, clock: Callable[[], float] = time.monotonic
@@ -267,7 +267,7 @@ class Access:
         return self._csrf if self.is_open else None
 
     def check_csrf(self, session: LoginSession, token: str | None) -> None:
-        """Raise ForbiddenError unless *token* is that of *session*."""
+        """Raise ForbiddenError unless *token* belongs to *session*."""
         if not _is_equal(token or "", session.csrf):
             raise ForbiddenError(
                 "the CSRF token is missing or wrong",

@@ -243,9 +243,7 @@ class AdminService:
         return await in_admin_thread(build_mapping, content, urls, self.settings)
 
     async def draft(self) -> Row:
-        """Tell whether the draft differs from the applied mapping, and which parts are
-        unfinished.
-        """
+        """Return whether the draft differs from the applied mapping, and its unfinished parts."""
         content = await self.store.content()
         latest = await self.store.latest()
         number, applied = latest if latest is not None else (None, EMPTY)

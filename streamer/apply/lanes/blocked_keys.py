@@ -161,8 +161,8 @@ class BlockedKeys:
         self.is_cleared = True
 
     def use(self, columns: KeyColumns, base: set[bytes], pending: Iterable[Keys] = ()) -> None:
-        """Make keys of *columns* from now on; *base*: those of all rows in the table. *pending*:
-        those of the changes still to write.
+        """Make keys of *columns* from now on; *base*: the keys of all rows in the table. *pending*:
+        the keys of the changes still to write.
         """
         self.columns = columns
         self.base = base

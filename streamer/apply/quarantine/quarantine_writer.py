@@ -181,7 +181,7 @@ class QuarantineWriter:
         return blocked is not None or mapped.quarantine.count > 0
 
     async def _use(self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan) -> None:
-        """Make *blocked* know the keys of *plan*."""
+        """Add the keys of *plan* to *blocked*."""
         columns, quarantine = KeyColumns.of(plan), mapped.quarantine
         if blocked.columns == columns:
             return

@@ -1,8 +1,8 @@
 """Ends changes in quarantine whose rows left the source's table together, as a partition.
 
 A TRUNCATE concerns all changes. A partition that leaves concerns the changes within its bounds: the
-target evaluates the condition for the partition's rows on the values of each change. A change whose
-values do not tell stops the table, because a retry could write a row of the partition.
+target evaluates the condition for the partition's rows on the values of each change. A change with
+unclear values stops the table, because a retry could write a row of the partition.
 """
 
 import json
@@ -52,7 +52,7 @@ async def end_changes(
     removal: RemovalAtSource,
     ids: Sequence[int] | None = None,
 ) -> int:
-    """End changes in quarantine, those of *ids* only; return how many more there are then."""
+    """End changes in quarantine, only the changes *ids*; return the increase of their number."""
     mapping, relation_id = mapped.mapping, mapped.relation_id
     if mapping.type is TableType.HISTORY:
         await end_quarantined(target, relation_id, removal.at, ids)
@@ -123,7 +123,7 @@ class _Judge:
         return cls(target, mapped, rows, sql)
 
     async def choose(self, changes: Sequence[QuarantinedChange]) -> list[int]:
-        """Return the numbers of those of *changes* that are of the partition's rows."""
+        """Return the numbers of the *changes* that concern the partition's rows."""
         ids = [change.id for change in changes]
         documents = [json.dumps(self._values(change)) for change in changes]
         try:

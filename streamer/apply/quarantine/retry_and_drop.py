@@ -211,7 +211,7 @@ class _Attempt:
         return [(ids[change.place[0]], change.error, change.code) for change in failures]
 
     async def _key_columns(self, row: QuarantinedChange) -> KeyColumns:
-        """Return the columns that tell the row of a change in quarantine."""
+        """Return the columns that identify the row of a change in quarantine."""
         key = from_json(row.key)
         plan = await self._plan(row.definition)
         return KeyColumns.of(plan, () if key is None else tuple(key))

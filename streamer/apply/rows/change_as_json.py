@@ -80,7 +80,7 @@ def _stored_positions(plan: ApplyPlan) -> list[int]:
 
 
 def key_positions(plan: ApplyPlan) -> list[int]:
-    """Return where the values are that tell rows apart."""
+    """Return the places of the values that identify rows."""
     if plan.identity is Identity.KEY:
         return [column.position for column in plan.key]
     return _stored_positions(plan) if plan.identity is Identity.ROW else []

@@ -1,10 +1,10 @@
 """A window of changes of a history table as chains: the changes of each key, in order.
 
-A chain tells which versions of a row begin in the window, and when. So sets can write versions: a
-statement ends the open versions, and a single COPY writes all new versions. A change that a chain
-cannot express raises `NotFoldable`, and the worker then applies the window in exact order. Such
-changes are a change of the key, a TRUNCATE, a change out of turn, and a value that only the target
-has. Pure.
+A chain lists the versions of a row that begin in the window, and their times. So sets can write
+versions: a statement ends the open versions, and a single COPY writes all new versions. A change
+that a chain cannot express raises `NotFoldable`, and the worker then applies the window in exact
+order. Such changes are a change of the key, a TRUNCATE, a change out of turn, and a value that only
+the target has. Pure.
 """
 
 from collections.abc import Iterator

@@ -188,7 +188,7 @@ def _with_metadata(
             raise TargetSchemaError(
                 f'`metadata` writes {kind} to column "{name}" of target table "{mapping.target}", '
                 "which already gets another value",
-                hint="give the fact another column, or exclude that of the source",
+                hint="give the fact a different column, or exclude the source's column",
             )
         actual = target.columns.get(name)
         expected = METADATA_TYPES[kind]

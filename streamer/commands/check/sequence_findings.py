@@ -1,4 +1,4 @@
-"""Whether sequences of the target will follow those of a source. Pure."""
+"""Whether sequences of the target will follow the sequences of a source. Pure."""
 
 from collections.abc import Iterable
 

@@ -213,7 +213,7 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
 
 
 def _would_make(facts: TargetFacts) -> bool:
-    """Whether `run` would make or alter the bookkeeping, as far as the catalogs tell."""
+    """Whether `run` would make or alter the bookkeeping, as far as the catalogs show."""
     server, bookkeeping = facts.server, facts.bookkeeping
     if server.in_recovery or not (server.may_create and server.may_use_plpgsql):
         return False

@@ -96,7 +96,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
 
 
 def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
-    """Whether replication tools can tell streamer's writes from those of users."""
+    """Whether replication tools can distinguish streamer's writes from writes of users."""
     if not server.is_source:
         return
     effect = "if changes are also replicated from here, they may travel back"

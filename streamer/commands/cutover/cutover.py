@@ -329,9 +329,9 @@ class Cutover:
         return command("cutover", database=self._source.database, sid=self._source.sid)
 
     def _limit(self, step: Step) -> float:
-        """Return the limit of a step, which exceeds that of each wait in the step.
+        """Return the limit of a step, which exceeds the limit of each wait in the step.
 
-        A comparison may take as long as that of the check, which ran beside writing programs.
+        A comparison may take as long as in the check, which ran beside writing programs.
         """
         seconds = self._options.seconds + GRACE_SECONDS
         if step is Step.COMPARE:

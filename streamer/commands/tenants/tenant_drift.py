@@ -2,7 +2,7 @@
 
 Each source's definitions come from its catalogs. An item is a column, a primary key or another
 constraint of a table. The definition that most tenants have is the common one; a tenant that has
-another, or none, deviates. The target deviates if its table is not the one that the common
+another, or none, deviates. The target deviates if its table deviates from the table that the common
 definition makes, by the rules of `streamer compare --definitions`. So does a target with a column
 that only removed tenants had.
 """

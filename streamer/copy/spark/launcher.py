@@ -164,7 +164,7 @@ class SparkLauncher:
             is_idle = await self._follow(process)
         finally:
             await self.stop()
-            # The last line tells why the process ended, and may not be read yet.
+            # The last line says why the process ended, and may not be read yet.
             await asyncio.wait([listening], timeout=STOP_SECONDS)
             if not listening.done():  # the JVM outlives the driver, and may wait for a task
                 with contextlib.suppress(ProcessLookupError):

@@ -219,7 +219,7 @@ class Replica:
             _log_unreleased(exc)
 
     async def sign_off(self) -> None:
-        """Tell the replicas that this process has ended in order."""
+        """Report to the replicas that this process has ended in order."""
         if self._number:
             try:
                 async with asyncio.timeout(1.0):
