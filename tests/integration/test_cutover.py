@@ -434,7 +434,7 @@ async def test_a_step_that_takes_too_long_sends_the_command_back(
         monkeypatch.setattr(run_module, "GRACE_SECONDS", 0.0)
         endless = asyncio.Event()
         monkeypatch.setattr(run_module, "read_exact", lambda *_: endless.wait())
-        with pytest.raises(CutoverError, match=r"sequences: .*went back.*begin again"):
+        with pytest.raises(CutoverError, match=r"sequences: .*restored the state.*begin again"):
             await case.run()
         assert not is_read_only(source)
         monkeypatch.undo()
