@@ -125,7 +125,7 @@ async def test_a_failover_slot_lets_streaming_go_on(
     streamer.start()
 
     async def names_script() -> bool:
-        return "different histories" in str((await streamer.status())["error"])
+        return "different history" in str((await streamer.status())["error"])
 
     await streamer.eventually(names_script)
     address = TargetAddress.parse(streamer.settings.target.url)
