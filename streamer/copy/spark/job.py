@@ -232,8 +232,9 @@ def _cancel(context: "SparkContext", path: str, running: threading.Thread) -> No
 
 
 def _warm_up(context: "SparkContext") -> None:
-    """Run an empty job, so that Spark starts the Python process and loads classes."""
-    context.parallelize([None], 1).mapPartitions(list).collect()
+    """Run empty tasks, so that Spark forks the Python workers of a job and loads classes."""
+    count = context.defaultParallelism
+    context.parallelize(range(count), count).mapPartitions(list).collect()
 
 
 def serve(spark: StartedSpark) -> None:
