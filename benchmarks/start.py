@@ -1,5 +1,6 @@
-"""How long commands take, and how long `run` takes to the first bytes of a copy, with the processor
-time of all processes until then, which depends less on other work of the machine.
+"""How long commands take, and how long `run` takes to the first bytes of a copy.
+
+Processor time is that of all processes. It depends less on other work of the machine.
 
 ``--against`` names the `streamer` of another installation, such as another checkout: the sides take
 turns in each round. Every copy has new databases, and a Spark process of its own.
