@@ -10,6 +10,7 @@ from streamer.schema_changes import definition_builder
 from tests.support.definitions import described
 from tests.support.postgres import Database
 from tests.support.remedies import Operator, remedy_of
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -108,6 +109,7 @@ MIGRATIONS: dict[str, list[str]] = {
         "alter table {0} alter n set default nextval('{0}_all')",
     ],
 }
+CREATE = ";".join(steps[0].format(table) for table, steps in MIGRATIONS.items())
 SEQUENCES = """
 select s.seqrelid::regclass || ' ' || format_type(s.seqtypid, null) || ' '
        || concat_ws(',', seqstart, seqincrement, seqmin, seqmax, seqcache, seqcycle) || ' '
@@ -126,7 +128,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state(db: Database, table: str) -> dict[str, list[str]]:
     """Return the definition of a table, its sequences and its rows."""
-    found = described(db, f"public.{table}")
+    found = described(db, f"{db.schema}.{table}")
     rows = db.execute(f"select to_jsonb(t)::text from {table} t")
     return {name: found[name] for name in ("indexes", "constraints", "columns")} | {
         "sequences": sorted(str(row) for row in db.execute(SEQUENCES.format(table))),
@@ -149,44 +151,43 @@ async def alike(streamer: Streamer, source: Database, target: Database, table: s
         raise AssertionError(f"{exc}\n{states[0]}\n{states[1]}\n{plans}") from exc
 
 
-async def test_sequences_and_keys_follow_the_migrations_of_a_key(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for table, (create, *_) in MIGRATIONS.items():
-        source.execute(create.format(table))
-    async with stream("\n".join(f"{table}:" for table in MIGRATIONS), group=GROUP) as streamer:
-        await streamer.caught_up()
-        for number in range(1, max(map(len, MIGRATIONS.values()))):
-            at_it = [table for table, steps in MIGRATIONS.items() if number < len(steps)]
-            for table in at_it:
-                for statement in MIGRATIONS[table][number].split("\0" if table == "shop" else ";"):
-                    await asyncio.to_thread(source.execute, statement.format(table))
-                await asyncio.to_thread(source.execute, ROW.format(table))
-            for table in at_it:
-                await alike(streamer, source, target, table)
+@streams("\n".join(f"{table}:" for table in MIGRATIONS), source=CREATE, group=GROUP)
+async def test_sequences_and_keys_follow_the_migrations_of_a_key(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for number in range(1, max(map(len, MIGRATIONS.values()))):
+        at_it = [table for table, steps in MIGRATIONS.items() if number < len(steps)]
+        for table in at_it:
+            for statement in MIGRATIONS[table][number].split("\0" if table == "shop" else ";"):
+                await asyncio.to_thread(source.execute, statement.format(table))
+            await asyncio.to_thread(source.execute, ROW.format(table))
+        for table in at_it:
+            await alike(shared, source, target, table)
 
 
 @pytest.mark.parametrize("mode", [{}, {"mode": "diff"}], ids=["reload", "diff"])
+@streams(
+    "\n".join(f"{table}: {{truncate_target: true}}" for table in MIGRATIONS),
+    source=CREATE,
+    group=GROUP,
+)
 async def test_a_copy_brings_the_whole_migration_of_a_key_as_one_difference(
-    source: Database, target: Database, stream: MakeStreamer, mode: dict[str, Any]
+    shared: Shared, mode: dict[str, Any]
 ) -> None:
-    for table, (create, *_) in MIGRATIONS.items():
-        source.execute(create.format(table))
-    rules = "\n".join(f"{table}: {{truncate_target: true}}" for table in MIGRATIONS)
-    async with stream(rules, group=GROUP) as streamer:
-        await streamer.caught_up()
-        for table in MIGRATIONS:
-            await alike(streamer, source, target, table)
-        for table in MIGRATIONS:
-            await streamer.ask("pause", f"public.{table}")
-        for table in MIGRATIONS:
-            await streamer.table_state(f"public.{table}", "paused")
-        for table, (_, *steps) in MIGRATIONS.items():
-            for step in [*steps, ROW]:
-                await asyncio.to_thread(source.execute, step.format(table))
-            await streamer.ask("resync", f"public.{table}", **mode)
-        for table in MIGRATIONS:
-            await alike(streamer, source, target, table)
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for table in MIGRATIONS:
+        await alike(shared, source, target, table)
+    for table in MIGRATIONS:
+        await shared.ask("pause", table)
+    for table in MIGRATIONS:
+        await shared.table_state(table, "paused")
+    for table, (_, *steps) in MIGRATIONS.items():
+        for step in [*steps, ROW]:
+            await asyncio.to_thread(source.execute, step.format(table))
+        await shared.ask("resync", table, **mode)
+    for table in MIGRATIONS:
+        await alike(shared, source, target, table)
 
 
 @pytest.mark.parametrize("group", [GROUP, GROUP.replace("create: all", "create: columns")])
@@ -234,30 +235,35 @@ async def test_a_history_and_a_clone_take_another_key_between_rows(
 
 
 @pytest.mark.parametrize("index", ["h_uid", "h_key"], ids=["renamed", "of_that_name"])
-async def test_a_history_takes_a_key_that_an_index_becomes(
-    source: Database, target: Database, stream: MakeStreamer, index: str
-) -> None:
+@streams(
+    "h: {type: history}",
+    source="create table h (id int primary key, uid int not null, v text);"
+    "insert into h values (1, 10, 'a')",
+    group=GROUP,
+)
+async def test_a_history_takes_a_key_that_an_index_becomes(shared: Shared, index: str) -> None:
     """The index of a history is not unique, so it cannot become the key."""
-    source.execute("create table h (id int primary key, uid int not null, v text)")
-    source.execute("insert into h values (1, 10, 'a')")
-    async with stream("h: {type: history}", group=GROUP) as streamer:
-        await streamer.caught_up()
+    source, target = shared.source, shared.target
+    await shared.caught_up()
 
-        async def is_made(condition: str) -> bool:
-            return bool(
-                await asyncio.to_thread(target.value, f"select exists (select from {condition})")
-            )
+    own = f"schemaname = '{target.schema}'"
 
-        await asyncio.to_thread(source.execute, f"create unique index {index} on h (uid)")
-        await streamer.eventually(partial(is_made, f"pg_indexes where indexname = '{index}'"))
-        await asyncio.to_thread(
-            source.execute,
-            "alter table h drop constraint h_pkey,"
-            f" add constraint h_key primary key using index {index};"
-            "update h set v = 'b' where uid = 10",
+    async def is_made(condition: str) -> bool:
+        return bool(
+            await asyncio.to_thread(target.value, f"select exists (select from {condition})")
         )
-        key = "pg_constraint where conname = 'h_key' and contype = 'p' and cardinality(conkey) = 2"
-        await streamer.eventually(partial(is_made, key))
+
+    await asyncio.to_thread(source.execute, f"create unique index {index} on h (uid)")
+    await shared.eventually(partial(is_made, f"pg_indexes where indexname = '{index}' and {own}"))
+    await asyncio.to_thread(
+        source.execute,
+        "alter table h drop constraint h_pkey,"
+        f" add constraint h_key primary key using index {index};"
+        "update h set v = 'b' where uid = 10",
+    )
+    key = "pg_constraint where conname = 'h_key' and contype = 'p' and cardinality(conkey) = 2"
+    key += " and conrelid = 'h'::regclass"
+    await shared.eventually(partial(is_made, key))
 
 
 @pytest.mark.follows("runtime.guards.reconcile:_identity_lost")
