@@ -20,6 +20,10 @@ from benchmarks import report
 from benchmarks.cases import CASES, Case
 from benchmarks.runner import Options, Runner
 from benchmarks.servers import find_binaries, has_pglogical, source_and_target, version_of
+from benchmarks.usage import busy_share
+
+IDLE_SHARE = 0.1
+"""A machine that uses more of its cores before the first round is not idle."""
 
 
 def main() -> None:
@@ -45,6 +49,12 @@ def main() -> None:
     )
     facts = report.describe(version_of(binaries), size)
     console = Console(stderr=True)
+    if (share := busy_share()) > IDLE_SHARE:
+        console.print(
+            f"[yellow]The machine is {share:.0%} busy before the first round; only ratios of this"
+            " run mean anything.[/yellow]"
+        )
+    facts["busy_share_before"] = round(share, 2)
     began = time.monotonic()
     measured: list[report.Figure] = []
     with (

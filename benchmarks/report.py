@@ -70,6 +70,18 @@ class Figure:
     def unit(self) -> str:
         return _UNITS[self.name]
 
+    def limit(self, side: str, cores: int) -> float:
+        """Return the changes a second at which the CPU of all processes fills *cores* cores.
+
+        No process works on more than one core, so the busiest process sets a limit of its own.
+        """
+        cpu = self.cpu[side]
+        return 1e6 / max(cpu.total / cores, cpu.busiest)
+
+    def ratio_of_machines(self, side: str) -> float:
+        """Return the ratio to native if each process had a machine of its own."""
+        return self.cpu["native"].busiest / self.cpu[side].busiest
+
     def to_json(self) -> dict[str, Any]:
         return {
             "profile": self.case.name,
@@ -161,6 +173,11 @@ def _cells(figure: Figure, columns: Sequence[str]) -> dict[str, str]:
             ratio = figure.ratios[side]
             cells[f"{column} ratio"] = f"{ratio.median:.2f} ({ratio.least:.2f} to {ratio.most:.2f})"
         used = figure.cpu[side]
+        if figure.name == "rate" and used.total:
+            limit = figure.limit(side, os.cpu_count() or 1)
+            cells[f"{column} limit"] = f"{limit:,.0f} ({value.median / limit:.0%})"
+            if "native" in figure.values and side != "native":
+                cells[f"{column} machines"] = f"{figure.ratio_of_machines(side):.2f}"
         if figure.case.kind is not Kind.COPY:
             parts = [used.target, used.source]
             if side in TRANSPORTS:
@@ -188,6 +205,8 @@ def _columns(figures: Sequence[Figure]) -> dict[str, str]:
         "native": "native, binary",
         "pglogical": "pglogical",
         "binary ratio": "binary / native",
+        "binary limit": "CPU limit of this machine (reached)",
+        "binary machines": "binary / native on a machine each",
         "text ratio": "text / native",
         "pglogical ratio": "pglogical / native",
         "binary cpu": "CPU binary: streamer + target + walsender",
@@ -231,7 +250,9 @@ NOTE: Final = (
     "hold the least and the greatest ratio of a round."
 )
 CPU_NOTE: Final = (
-    "CPU is in microseconds a change, or in percent of a core where the load is fixed."
+    "CPU is in microseconds a change, or in percent of a core where the load is fixed. The limit "
+    "is the rate at which the processes of streamer use every core. On a machine each, the "
+    "busiest process sets the rate."
 )
 WITHOUT_PGLOGICAL: Final = "pglogical was not measured: the server does not have it."
 
@@ -258,12 +279,12 @@ PAGES: Final = (
         ROOT / "docs" / "internals" / "speed.md",
         (
             *("profile", "unit", "binary", "text", "native", "binary ratio"),
-            *("binary cpu", "native cpu", "memory"),
+            *("binary limit", "binary machines", "binary cpu", "native cpu", "memory"),
         ),
     ),
     Page(
         ROOT / "README.md",
-        ("profile", "unit", "binary", "native", "binary ratio"),
+        ("profile", "unit", "binary", "native", "binary ratio", "binary limit"),
         (
             *(("insert", "rate"), ("update", "rate"), ("pgbench", "rate"), ("history", "rate")),
             *(("latency", "p50"), ("copy-rows", "seconds")),

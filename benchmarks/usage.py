@@ -2,10 +2,13 @@
 
 import os
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 from benchmarks.servers import Database
 from streamer.commands.demo.embedded_servers import Server
@@ -22,6 +25,14 @@ class Cpu:
     program: float = 0.0
     target: float = 0.0
     source: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.program + self.target + self.source
+
+    @property
+    def busiest(self) -> float:
+        return max(self.program, self.target, self.source)
 
     def scaled(self, by: float) -> "Cpu":
         return Cpu(self.program * by, self.target * by, self.source * by)
@@ -88,6 +99,15 @@ def peak_memory(pid: int) -> int:
         return 0
     match = re.search(r"VmHWM:\s+(\d+)", status)
     return int(match[1]) * 1024 if match else 0
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """Return the share of the cores' time that the machine uses now, from 0 to 1."""
+    begun = psutil.cpu_times()
+    time.sleep(seconds)
+    ended = psutil.cpu_times()
+    idle = ended.idle - begun.idle
+    return max(0.0, 1 - idle / max(sum(ended) - sum(begun), 1e-9))
 
 
 def machine_memory() -> int:

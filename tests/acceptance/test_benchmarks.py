@@ -14,6 +14,7 @@ from benchmarks.cases import CASES, Case, Kind, copy_of_tables
 from benchmarks.runner import Options, Runner, changes_of, delays
 from benchmarks.servers import settings_for
 from benchmarks.synchronous_mode import latency_of
+from benchmarks.usage import Cpu
 from streamer.commands.demo.embedded_servers import Server
 from tests.support.forks import ForkedProcess
 from tests.support.postgres import SETTINGS, running, versions
@@ -90,6 +91,20 @@ def test_the_log_of_pgbench_becomes_a_distribution_in_milliseconds() -> None:
     assert (found.p50, found.rate) == (100.5, 20.0)
     assert 190 < found.p95 < 192
     assert 198 < found.p99 < 200
+
+
+def test_a_rate_has_the_limit_of_the_cores_and_of_the_busiest_process() -> None:
+    def figure(native: Cpu, binary: Cpu) -> report.Figure:
+        values = {side: report.Spread.of([1.0]) for side in ("native", "binary")}
+        cpu, memory = {"native": native, "binary": binary}, {"native": 0, "binary": 0}
+        return report.Figure(CASES[0], "rate", values, {}, cpu, memory, frozenset({"binary"}))
+
+    even = figure(Cpu(0.0, 8.0, 4.0), Cpu(2.0, 2.0, 4.0))
+    assert even.limit("binary", cores=2) == 250_000
+    assert even.limit("binary", cores=8) == 250_000  # the walsender is busy all the time
+    assert even.ratio_of_machines("binary") == 2.0
+    many = figure(Cpu(0.0, 8.0, 4.0), Cpu(4.0, 4.0, 4.0))
+    assert many.limit("binary", cores=2) == pytest.approx(1e6 / 6)
 
 
 def test_a_round_has_whole_transactions() -> None:
