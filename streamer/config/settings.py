@@ -623,12 +623,13 @@ class Settings(BaseSettings):
         "when it has a backlog, because larger commits cost less.",
     )
     commit_interval_min: float = Field(
-        default=0.012,
+        default=0,
         ge=0,
         le=60,
-        description="Shortest time in seconds between the starts of two commits of a worker. With "
-        "few changes, a higher value saves the target flushes of its WAL; each change then waits "
-        "up to that long. A value above `commit_interval` has no further effect.",
+        description="Shortest time in seconds between the starts of two commits of a worker. By "
+        "default a worker commits as soon as the preceding commit ends. With few changes, a higher "
+        "value saves the target flushes of its WAL; each change then waits up to that long. A "
+        "value above `commit_interval` has no further effect.",
     )
     consistency: Literal["table", "transaction"] = Field(
         default="table",

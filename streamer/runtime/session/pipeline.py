@@ -65,19 +65,16 @@ wake-up and a status update.
 """
 STOPPING_SECONDS: Final = 1.0
 """How often, if the pipeline is to stop at a position."""
-GATHER_SECONDS: Final = 0.005
-"""Under load, reading pauses this long, which costs both sides less than many wake-ups.
+REST_SECONDS_MAX: Final = 0.005
+"""The longest pause between two reads.
 
 The walsender sends each message by itself. While the reader keeps TCP's window closed, the kernel
 joins messages to large segments, and a message costs the walsender half as much.
 """
-REST_SECONDS: Final = 0.015
-"""Without load, reading pauses this long. Workers commit no more often by default, so the pause
-costs no delay, and a trickle of transactions has few wake-ups. A transaction after silence is read
-at once.
+REST_TIMES: Final = 9
+"""After a burst, reading pauses for this multiple of the time that the burst took. So wake-ups take
+at most a tenth of a core, and a transaction after a silence is read at once.
 """
-LOAD_MESSAGES: Final = 200
-"""So many messages at once are load."""
 DRAIN_SECONDS: Final = 7.0
 CLOSE_SECONDS: Final = 2 * END_SECONDS
 LOCK_RETRY_SECONDS: Final = 1.0
@@ -277,6 +274,7 @@ class Pipeline:
         stream, dispatcher, tables = session.stream, session.dispatcher, session.tables
         budget = session.services.budget
         while True:
+            began = time.monotonic()
             try:
                 burst = stream.read()
             except SourceLimitError as exc:
@@ -306,8 +304,8 @@ class Pipeline:
             elif burst.has_more:
                 await asyncio.sleep(0)
             elif count:
-                may_rest = count < LOAD_MESSAGES and not session.position.is_awaited
-                await asyncio.sleep(REST_SECONDS if may_rest else GATHER_SECONDS)
+                spent = time.monotonic() - began
+                await asyncio.sleep(min(REST_SECONDS_MAX, REST_TIMES * spent))
             else:
                 await stream.wait_readable()
         await asyncio.Event().wait()  # until cancelled
