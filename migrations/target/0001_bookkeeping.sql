@@ -229,6 +229,16 @@ begin
 end
 $$;
 
+-- Fails unless a statement has touched the rows that it should.
+create function streamer.require_rows(touched int8, needed int8) returns void language plpgsql as $$
+begin
+    if touched <> needed then
+        raise exception using errcode = 'STR04',
+            message = pg_catalog.format('%s rows instead of %s', touched, needed);
+    end if;
+end
+$$;
+
 -- Fails if a target table is not as it was when a plan was made, and returns false. The facts about
 -- a column are the OID of the type, the type modifier and the OID of the collation.
 create function streamer.require_facts(relation text, facts text, names text[], types text[])

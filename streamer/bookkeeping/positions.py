@@ -17,7 +17,6 @@ from streamer.bookkeeping.source_lock import LockSession
 from streamer.bookkeeping.sources import set_source
 from streamer.errors.error_classes import TargetFencedError
 from streamer.mapping.rules import SourceLabel
-from streamer.postgres.quoting import quote_literal
 from streamer.source.history_check import CommittedTransaction
 from streamer.target.connection import TargetConnection
 from streamer.target.fencing_token import FencingToken
@@ -111,11 +110,8 @@ def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], fences: Collection[FencingTo
         ("int8", (fence.source_id for fence in fences)),
         ("text", (fence.token for fence in fences)),
     ]
-    # Numbers, positions and hexadecimal tokens: no value needs quotes in an array.
-    arrays = [
-        f"{quote_literal('{' + ','.join(map(str, values)) + '}')}::{kind}[]"
-        for kind, values in parameters
-    ]
+    # Numbers, positions and hexadecimal tokens: no value needs quotes.
+    arrays = [f"'{{{','.join(map(str, values))}}}'::{kind}[]" for kind, values in parameters]
     return f"select streamer.set_progress({', '.join(arrays)})"
 
 

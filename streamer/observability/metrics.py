@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import collections
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -39,6 +38,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
 
+OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
@@ -47,10 +47,9 @@ class _Delays(Histogram):
 
     def observe_all(self, seconds: Sequence[float]) -> None:
         bounds = self._upper_bounds
-        for bucket, number in collections.Counter(
-            bisect_left(bounds, delay) for delay in seconds
-        ).items():
-            self._buckets[bucket].inc(number)
+        buckets = [bisect_left(bounds, delay) for delay in seconds]
+        for bucket in set(buckets):
+            self._buckets[bucket].inc(buckets.count(bucket))
         self._sum.inc(sum(seconds))
 
 
@@ -62,6 +61,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         add = self.registry
         self._collectors: list[_Collector] = []
+        self._sources: dict[tuple[str, str], tuple[Counter, _Delays]] = {}
         self.table_detail = TableDetail(tables_max)
         self.changes_applied = self._count_by_table(
             "streamer_changes_applied",
@@ -132,7 +132,7 @@ class Metrics:
     def count_changes(self, table: TableLabels, counts: Mapping[str, int]) -> None:
         """Count the changes of a table that just became durable, by operation."""
         total = 0
-        for operation in ("insert", "update", "delete", "truncate"):
+        for operation in OPERATIONS:
             number = counts[operation]
             _increase(self.changes_applied, number, *table, operation)
             total += number
@@ -151,9 +151,17 @@ class Metrics:
         *commit_times*: microseconds since PostgreSQL's epoch, at the source.
         """
         now = from_datetime(datetime.now(UTC))
-        self.transactions_applied.labels(database, sid or "").inc(len(commit_times))
-        delays: _Delays = self.commit_to_visible.labels(database, sid or "")
+        transactions, delays = self._of_source(database, sid or "")
+        transactions.inc(len(commit_times))
         delays.observe_all([max(0, now - time) / 1_000_000 for time in commit_times])
+
+    def _of_source(self, database: str, sid: str) -> tuple[Counter, "_Delays"]:
+        """Return the series of a source, without a search by labels for every window."""
+        key = database, sid
+        if (series := self._sources.get(key)) is None:
+            series = self.transactions_applied.labels(*key), self.commit_to_visible.labels(*key)
+            self._sources[key] = series
+        return series
 
     def count_copied(self, table: TableLabels, rows: int, size: int) -> None:
         """Count the rows and bytes of a finished copy."""

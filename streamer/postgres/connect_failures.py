@@ -4,6 +4,7 @@ Neither libpq nor asyncpg reports a SQLSTATE, so the text is the only evidence. 
 each host has a separate error.
 """
 
+import os
 import re
 from typing import Final
 
@@ -83,3 +84,27 @@ def connect_hint(text: str) -> str | None:
         elif _has(message, TLS_WORDS) and not _has(message, _LOST):
             hints[TLS_HINT] = None
     return "; ".join(hints) or None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a driver's message: later lines are context that may show values."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "timed out"
+    if isinstance(error, OSError) and error.strerror:
+        return _as_libpq(error) or error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+_CALL_FAILED: Final = re.compile(r"Connect call failed \('([^']+)', (\d+)(?:, \d+)*\)")
+"""asyncio's words for a connection that a server refuses."""
+
+
+def _as_libpq(error: OSError) -> str | None:
+    """Return the message of a failed connection in libpq's words; None for any other error."""
+    match = _CALL_FAILED.fullmatch(error.strerror or "")
+    if match is None or error.errno is None:
+        return None
+    host, port = match.groups()
+    reason = os.strerror(error.errno)
+    return f'connection to server at "{host}", port {port} failed: {reason}'

@@ -230,6 +230,11 @@ def replace_password(former: Secret, now: Secret) -> None:
         state.generation += 1
 
 
+def password_state(url: Secret) -> KnownPassword:
+    """Return the state of the password: a single object for the life of the process."""
+    return _known(url)
+
+
 def password_generation(url: Secret) -> int:
     """Return a number that grows when an operator has applied a changed password."""
     return _known(url).generation

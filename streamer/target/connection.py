@@ -1,19 +1,25 @@
 """Connections to the target: a typed interface to asyncpg, and the translation of its errors.
 
-Only this module imports asyncpg. A target's url may be any url that libpq accepts. The module
-rejects the few parameters that asyncpg cannot honor by name, and ignores none.
+Only this module imports asyncpg.
 """
 
 import asyncio
 import contextlib
-import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -37,14 +43,14 @@ from streamer.errors.error_classes import (
     ValueConversionError,
 )
 from streamer.postgres import pooler, replication_origin, session_settings
-from streamer.postgres.connect_failures import connect_hint
+from streamer.postgres.connect_failures import connect_hint, first_line
 from streamer.postgres.conninfo import TLS_HINT, parse_conninfo, several_hosts
 from streamer.postgres.credentials import (
     current_password,
     forget_password,
     has_password_source,
     job_url,
-    password_generation,
+    password_state,
 )
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
@@ -59,9 +65,11 @@ from streamer.postgres.sqlstate import (
     dependants_of,
     meaning,
 )
+from streamer.target import url_parameters
 from streamer.target.array_types import OWN_ARRAYS, own_array
 from streamer.target.fencing_token import FENCE_SQL, FencingToken
 from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable
+from streamer.target.whole_message import WholeMessage, copy_data
 
 log = structlog.get_logger()
 
@@ -72,54 +80,6 @@ The error's detail has the ids of the relations concerned.
 """
 CHANGED_STATE: Final = "STR02"
 """SQLSTATE of ``streamer.require_facts``: the table differs from the planned table."""
-
-# Parameters that asyncpg reads from a connection URI as libpq does.
-_PASSED: Final = frozenset(
-    [
-        "host",
-        "port",
-        "user",
-        "password",
-        "dbname",
-        "passfile",
-        "sslmode",
-        "sslcert",
-        "sslkey",
-        "sslrootcert",
-        "sslcrl",
-        "sslpassword",
-        "sslnegotiation",
-        "ssl_min_protocol_version",
-        "ssl_max_protocol_version",
-        "target_session_attrs",
-        "krbsrvname",
-        "gsslib",
-        "service",
-        "servicefile",
-        "application_name",
-        "options",
-    ]
-)
-# Parameters whose listed values are asyncpg's behaviour anyway.
-_HARMLESS: Final[dict[str, frozenset[str]]] = {
-    "channel_binding": frozenset({"disable", "prefer"}),
-    "gssencmode": frozenset({"disable", "prefer"}),
-    "sslsni": frozenset({"1"}),
-    "sslcompression": frozenset({"0", "1"}),
-    "load_balance_hosts": frozenset({"disable"}),
-    "sslcertmode": frozenset({"allow"}),
-}
-_SOCKET: Final = ("keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count")
-_WRITABLE: Final = frozenset({"any", "primary", "read-write"})
-_OTHERS: Final = frozenset(
-    {
-        *_SOCKET,
-        "tcp_user_timeout",
-        "connect_timeout",
-        "fallback_application_name",
-        "client_encoding",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,27 +107,9 @@ class TargetAddress:
             hosts = several_hosts(stated)
         except ValueError as exc:
             raise SettingsError(f"target.url: {exc}") from None
-        for port in filter(None, stated.get("port", "").split(",")):
-            if not port.isdecimal() or not 0 < int(port) < 65536:
-                raise SettingsError(f'target.url: "{port}" is not a port')
-        for name, value in stated.items():
-            if name not in _PASSED and name not in _OTHERS and value not in _HARMLESS.get(name, ()):
-                raise SettingsError(
-                    f'target.url: parameter "{name}" is not supported for the target',
-                    hint="leave it out; sources take every libpq parameter",
-                )
-        attributes = stated.get("target_session_attrs", "any")
-        if attributes not in _WRITABLE:
-            raise SettingsError(
-                f"target.url: target_session_attrs={attributes} leads to a server that accepts no "
-                "writes",
-                hint="write target_session_attrs=read-write",
-            )
-        parameters = {k: v for k, v in stated.items() if k in _PASSED}
-        if "fallback_application_name" in stated:
-            parameters.setdefault("application_name", stated["fallback_application_name"])
+        parameters = url_parameters.passed(stated)
         timeout = float(stated.get("connect_timeout", CONNECT_SECONDS)) or CONNECT_SECONDS
-        sockets = {k: int(v) for k, v in stated.items() if k in _SOCKET or k == "tcp_user_timeout"}
+        sockets = url_parameters.of_sockets(stated)
         # asyncpg limits the time for all hosts together, and takes the first refusal as final. A
         # machine that vanished, or a server that starts up, would hide its standby.
         of_hosts = [{"host": host, "port": port} for host, port in hosts] or [{}]
@@ -263,30 +205,6 @@ def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> Conflic
     return ConflictError(message, kind=CONFLICT_KINDS.get(state, "constraint"))
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of a driver's message: later lines are context that may show values."""
-    if isinstance(error, TimeoutError) and not str(error):
-        return "timed out"
-    if isinstance(error, OSError) and error.strerror:
-        return _as_libpq(error) or error.strerror
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-_CALL_FAILED: Final = re.compile(r"Connect call failed \('([^']+)', (\d+)(?:, \d+)*\)")
-"""asyncio's words for a connection that a server refuses."""
-
-
-def _as_libpq(error: OSError) -> str | None:
-    """Return the message of a failed connection in libpq's words; None for any other error."""
-    match = _CALL_FAILED.fullmatch(error.strerror or "")
-    if match is None or error.errno is None:
-        return None
-    host, port = match.groups()
-    reason = os.strerror(error.errno)
-    return f'connection to server at "{host}", port {port} failed: {reason}'
-
-
 class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
     """asyncpg's TLS request, with an answer that no task need await.
 
@@ -351,13 +269,17 @@ class TargetConnection:
     def __init__(self, connection: "asyncpg.Connection", address: TargetAddress) -> None:
         self._connection = connection
         self._before = ""
+        self._rows_before: list[bytes] = []
+        """The rows of the COPY statements among the statements of `_before`."""
+        self.ended_tags: list[bytes] = []
+        """The tags of the statements that have ended, of a transaction in one message."""
         self._has_origin = False
         self._is_lost = False
         self.checks_foreign_keys = True
         """Whether the server checks foreign keys for rows of this session."""
         self._verified: dict[int, FencingToken] = {}
-        self._url = address.url
-        self._password_generation = password_generation(address.url)
+        self._password = password_state(address.url)
+        self._password_generation = self._password.generation
         self.backend_pid = int(connection.get_server_pid())
         self._protocol = connection._protocol
         connection.add_termination_listener(lambda _: self._lost())
@@ -375,7 +297,7 @@ class TargetConnection:
 
         Raises TargetConnectionError, TargetRejectedError.
         """
-        generation = password_generation(address.url)
+        generation = password_state(address.url).generation
         try:
             raw = await _log_in(address, {"application_name": application_name[:63]})
         except _DRIVER_ERRORS as exc:
@@ -428,7 +350,7 @@ class TargetConnection:
     @property
     def is_outdated(self) -> bool:
         """Whether an operator has renewed the password since this connection began."""
-        return password_generation(self._url) != self._password_generation
+        return self._password.generation != self._password_generation
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Call *callback* when either side closes the connection."""
@@ -490,19 +412,56 @@ class TargetConnection:
 
     def begin(self, sql: str) -> None:
         """Begin a transaction by *sql*, which the server gets together with the next statement."""
-        self._before = f"{sql}; "
+        self._before, self.ended_tags = f"{sql}; ", []
 
     def send_before_next(self, sql: str) -> None:
         """Send a statement without parameters together with the next statement, before it."""
         self._before += f"{sql}; "
 
     def _pop_before(self) -> str:
+        assert not self._rows_before, "`send_commit` has to send these rows"
         statements, self._before = self._before, ""
         return statements
 
+    def copy_before_commit(self, copy: str, rows: Iterable[bytes]) -> None:
+        """Send the statement *copy* with its *rows* together with the COMMIT, before it."""
+        self._before += f"{copy}; "
+        self._rows_before.append(copy_data(rows))
+
+    def send_commit(self, last: str = "") -> Callable[[], Awaitable[None]]:
+        """Run *last* and commit; return a function that waits for the answer.
+
+        A caller that is cancelled may wait again: the server still commits. If all statements of
+        the transaction wait here, the server receives the transaction in one message.
+        """
+        if self.is_closed:
+            raise TargetConnectionError("target: the connection is closed")
+        if self._connection.is_in_transaction():
+            committing = asyncio.ensure_future(self.commit(last))
+            return lambda: asyncio.shield(committing)
+        message = WholeMessage(self._connection._transport, self._protocol)
+        self.ended_tags = message.tags
+        rows, self._rows_before = self._rows_before, []
+        message.send(self._pop_before() + self._commit_sql(last), rows)
+        return partial(self._answer, message)
+
+    async def _answer(self, message: WholeMessage) -> None:
+        self._watch.begin()
+        try:
+            await message.end()
+        finally:
+            self._watch.end()
+        with translating():
+            if not message.is_answered:
+                reason = (message.error or {}).get("M", "the connection was lost")
+                raise asyncpg.ConnectionDoesNotExistError(reason)
+            if message.error is not None:
+                raise asyncpg.PostgresError.new(message.error)
+        _require_commit(message.tags[-1].decode())
+
     async def rollback(self, savepoint: str | None = None) -> None:
         """Roll back, to *savepoint* if given. Statements that are not sent yet do not run."""
-        self._before = ""
+        self._before, self._rows_before = "", []
         await self.execute(f"rollback to savepoint {savepoint}" if savepoint else "rollback")
 
     async def commit(self, last: str = "") -> None:
@@ -510,13 +469,13 @@ class TargetConnection:
 
         Raises TargetError if the server rolled the transaction back instead.
         """
-        stamp = replication_origin.STAMP_SQL if self._has_origin else ""
-        sql = "; ".join(filter(None, [last, stamp, "commit"]))
+        sql = self._pop_before() + self._commit_sql(last)
         with translating(), self._watch.waiting():
-            status: str = await self._connection.execute(self._pop_before() + sql)
-        if status != "COMMIT":
-            # COMMIT of a transaction in which a statement failed is no error to the server.
-            raise TargetError(f'target: the answer to COMMIT was "{status}"')
+            _require_commit(await self._connection.execute(sql))
+
+    def _commit_sql(self, last: str) -> str:
+        stamp = replication_origin.STAMP_SQL if self._has_origin else ""
+        return "; ".join(filter(None, [last, stamp, "commit"]))
 
     @property
     def server_version(self) -> int:
@@ -602,9 +561,7 @@ class TargetConnection:
                 self._watch.progress += 1
                 yield chunk
 
-        listed = f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
-        options = "format binary" if binary else "format text"
-        copy = f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
+        copy = copy_sql(table, columns, namespace=namespace, binary=binary)
         sql = self._pop_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
             # asyncpg's copy_to_table calls this with one statement, and skips further answers.
@@ -638,6 +595,21 @@ class TargetConnection:
                 await self._connection.close()
         except (*_DRIVER_ERRORS, StreamerError):
             self._connection.terminate()
+
+
+def copy_sql(table: str, columns: list[str], *, namespace: str, binary: bool = False) -> str:
+    listed = f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
+    options = "format binary" if binary else "format text"
+    return f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"
+
+
+def _require_commit(status: str) -> None:
+    """Raise TargetError after a COMMIT that the server has turned into a rollback.
+
+    COMMIT of a transaction in which a statement failed is no error to the server.
+    """
+    if status != "COMMIT":
+        raise TargetError(f'target: the answer to COMMIT was "{status}"')
 
 
 def _row_count(status: str) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from streamer.errors.error_classes import StreamerError
+from streamer.util.alarm import Alarm
 
 CHECK_SECONDS: Final = 15.0
 """How long to wait for an answer before the first check, and between two checks."""
@@ -54,23 +55,32 @@ class SilenceMonitor:
         self._read_activity = read_activity
         self._sever = sever
         self._checking: asyncio.Task[None] | None = None
+        self._alarm = Alarm(self._begin_checking)
         self.progress = 0
         """Moved by the sender of data while a statement runs."""
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Monitor the statement that runs in this block."""
-        timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._begin)
+        self.begin()
         try:
             yield
         finally:
-            timer.cancel()
-            if self._checking is not None:
-                self._checking.cancel()
-                self._checking = None
+            self.end()
 
-    def _begin(self) -> None:
-        self._checking = asyncio.create_task(self._check(), name="watch")
+    def begin(self) -> None:
+        """Monitor the statement that begins now, until `end`."""
+        self._alarm.begin(CHECK_SECONDS)
+
+    def end(self) -> None:
+        self._alarm.end()
+        if self._checking is not None:
+            self._checking.cancel()
+            self._checking = None
+
+    def _begin_checking(self) -> None:
+        if self._checking is None:
+            self._checking = asyncio.create_task(self._check(), name="watch")
 
     async def _check(self) -> None:
         former: tuple[int, int, Activity] | None = None

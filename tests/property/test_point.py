@@ -27,8 +27,8 @@ class Queue:
     def __init__(self) -> None:
         self.shares: list[LaneTransaction] = []
 
-    def put(self, lane: Lane, share: LaneTransaction) -> None:
-        self.shares.append(share)
+    def put(self, lane: Lane, *shares: LaneTransaction) -> None:
+        self.shares.extend(shares)
 
     def hurry(self) -> None: ...
 

@@ -1,16 +1,25 @@
 """When a worker commits: at once, but not too often, and late for a backlog."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
 
-from streamer.apply.write.commit_pace import CommitPace, WindowFacts
+from streamer.apply.write.commit_pace import CommitPace
 
 KILOBYTE = 1024
 
 
+@dataclass
+class Facts:
+    change_count: int
+    size: int
+    relation_count: int
+    row_count: int
+
+
 def pace(*, began_at: float = 100.0, commit_seconds: float = 0.004) -> CommitPace:
-    return CommitPace(0.012, 0.2, began_at, began_at + commit_seconds)
+    return CommitPace(0.012, 0.2, began_at, commit_seconds)
 
 
 def seconds_left(
@@ -24,7 +33,7 @@ def seconds_left(
     rows: int | None = None,
     is_growing: bool = True,
 ) -> float:
-    facts = WindowFacts(changes, size, relations, changes if rows is None else rows)
+    facts = Facts(changes, size, relations, changes if rows is None else rows)
     left = pace.seconds_left(now, opened_at, facts, is_growing=is_growing)
     return round(left, 6)
 
@@ -49,7 +58,7 @@ def test_a_commit_that_took_long_is_followed_at_once() -> None:
 
 @pytest.mark.parametrize("interval_max", [0.0, 0.001])
 def test_no_change_waits_longer_than_the_interval(interval_max: float) -> None:
-    hasty = CommitPace(1.0, interval_max, 100.0, 100.001)
+    hasty = CommitPace(1.0, interval_max, 100.0, 0.001)
     assert seconds_left(hasty, 100.002, opened_at=100.002) == interval_max
     assert seconds_left(hasty, 100.002 + interval_max, opened_at=100.002) == 0
 

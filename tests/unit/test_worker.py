@@ -102,7 +102,7 @@ def test_a_version_takes_the_room_of_two_rows(
     share = LaneTransaction(Transaction(7, Lsn(100), 0), [(mapped, changes)], Lsn(110), 10)
     window = Window()
     window.add(cast("Lane", None), share, [plan])
-    assert window.facts.change_count == 3
+    assert window.change_count == window.row_count == 3
     assert window.is_full == is_full
 
 

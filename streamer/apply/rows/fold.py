@@ -120,7 +120,7 @@ class Fold:
         if self.clears_keys and not all(column.target.bytes_tell for column in plan.key):
             return True  # different keys may be equal at the target, where no index refuses them
         if not plan.has_expressions:
-            return self.must_stage and not plan.fits_stage
+            return not plan.fits_stage and self.must_stage
         return (
             not plan.fits_stage
             # An insert outside the filter replaces no row.
@@ -151,8 +151,9 @@ class Fold:
         Otherwise an index of the target refuses the new row, and exact order replaces the old row.
         """
         plan = self.plan
-        is_unguarded = plan.identity is Identity.KEY and not plan.key_is_indexed
-        return bool(self.inserts) and plan.may_outlive and is_unguarded and not plan.marks_in_filter
+        if not self.inserts or plan.key_is_indexed or plan.identity is not Identity.KEY:
+            return False
+        return plan.may_outlive and not plan.marks_in_filter
 
     @property
     def must_stage(self) -> bool:

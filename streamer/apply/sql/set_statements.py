@@ -49,6 +49,8 @@ CREATE_NOTED: Final = (
 )
 CONFLICT_STATE: Final = "STR03"
 """SQLSTATE of a missing row in a block in exact order without `NOTED`."""
+MISSED_STATE: Final = "STR04"
+"""SQLSTATE of ``streamer.require_rows``: a statement has touched too few or too many rows."""
 KEY_TEXT_MAX: Final = 200
 """Characters of a key's value in the log of conflicts."""
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
@@ -366,6 +368,14 @@ class SetStatements:
             " from touched group by staged)"
             " select coalesce(sum(rows), 0)::int8 as rows,"
             " min(key) filter (where rows > 1) as several from groups"
+        )
+
+    def of_rows(self, count: int, statement: str) -> str:
+        """Run *statement*, and fail unless it touches *count* rows of the target."""
+        returning = "" if statement.startswith("select from") else " returning 1"
+        return (
+            f"with touched as ({statement}{returning})"
+            f" select streamer.require_rows(count(*), {count}) from touched"
         )
 
     @property

@@ -1,7 +1,6 @@
 """Counts the commits of workers and drainers, for the metrics."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.lanes.lane_transaction import LaneTransaction
@@ -9,7 +8,7 @@ from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.rows.fold import Counts
 from streamer.decode.pgoutput import TRUNCATE
 from streamer.mapping.rules import SourceMapping
-from streamer.observability.metrics import Metrics
+from streamer.observability.metrics import OPERATIONS, Metrics
 from streamer.observability.table_metrics import TableLabels
 
 
@@ -18,7 +17,8 @@ def table_labels(mapped: MappedRelation) -> TableLabels:
 
 
 def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
-    metrics.count_changes(table_labels(mapped), asdict(counts))
+    operations = {name: getattr(counts, name) for name in OPERATIONS}
+    metrics.count_changes(table_labels(mapped), operations)
 
 
 def skipped_truncates(

@@ -10,9 +10,8 @@ have few rows, or while many changes fall on the same rows. Such a window stays 
 the target works while the process reads.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 BACKLOG_CHANGES: Final = 20_000
 """Changes a second that mean a backlog."""
@@ -33,24 +32,27 @@ FOLDED_MIN: Final = 0.25
 """If folding has saved this part of the changes, a larger window may save more."""
 
 
-@dataclass(frozen=True, slots=True)
-class WindowFacts:
+class WindowFacts(Protocol):
     """The content of a window. ``size``: bytes. ``row_count``: rows after folding."""
 
-    change_count: int
-    size: int
-    relation_count: int
-    row_count: int
-
     @property
-    def gains_by_waiting(self) -> bool:
-        """Whether the target has less work if the window grows further."""
-        count = self.relation_count
-        is_small = (
-            self.change_count < WORTH_CHANGES + count * WORTH_CHANGES_EACH
-            and self.size < WORTH_BYTES + count * WORTH_BYTES_EACH
-        )
-        return is_small or self.row_count < (1 - FOLDED_MIN) * self.change_count
+    def change_count(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def relation_count(self) -> int: ...
+    @property
+    def row_count(self) -> int: ...
+
+
+def gains_by_waiting(window: WindowFacts) -> bool:
+    """Return whether the target has less work if *window* grows further."""
+    count = window.relation_count
+    is_small = (
+        window.change_count < WORTH_CHANGES + count * WORTH_CHANGES_EACH
+        and window.size < WORTH_BYTES + count * WORTH_BYTES_EACH
+    )
+    return is_small or window.row_count < (1 - FOLDED_MIN) * window.change_count
 
 
 @dataclass(slots=True)
@@ -59,9 +61,10 @@ class CommitPace:
 
     interval_min: float
     interval_max: float
-    began_at: float = -math.inf
+    began_at: float = 0.0
     """When the last commit began."""
-    ended_at: float = -math.inf
+    commit_seconds: float = 0.0
+    """How long the last commit took."""
 
     def seconds_left(
         self, now: float, opened_at: float, window: WindowFacts, *, is_growing: bool
@@ -73,10 +76,10 @@ class CommitPace:
         """
         latest = opened_at + self.interval_max
         if is_growing and _is_backlog(now - opened_at, window.change_count, window.size):
-            if not window.gains_by_waiting:
+            if not gains_by_waiting(window):
                 return 0.0
             # In proportion to a commit's time, which is longer where all processes are slow.
-            pause = min(max(GROWTH_SECONDS_MIN, self.ended_at - self.began_at), GROWTH_SECONDS_MAX)
+            pause = min(max(GROWTH_SECONDS_MIN, self.commit_seconds), GROWTH_SECONDS_MAX)
             return max(0.0, min(pause, latest - now))
         return max(0.0, min(self.began_at + self.interval_min, latest) - now)
 

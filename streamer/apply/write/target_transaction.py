@@ -36,13 +36,16 @@ from streamer.errors.error_classes import (
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.metrics import Metrics
 from streamer.postgres.blocking_sessions import END_OWN_SQL
-from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.connection import TargetAddress, TargetConnection, copy_sql
 from streamer.target.fencing_token import FencingToken
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
 
 log = structlog.get_logger()
 
+_DEFER_SQL: Final = "set constraints all deferred"
+"""The source checks a deferrable constraint at its commit at the latest."""
+_DEFER_TAG: Final = b"SET CONSTRAINTS"
 NONE: Final[Mapping[MappedRelation, int]] = MappingProxyType({})
 CONFLICTS_KEPT: Final = 1000
 STAGES_MAX: Final = 200
@@ -176,8 +179,18 @@ class TargetTransaction:
 
     async def begin(self) -> None:
         self._conflicts.clear()
-        # The source checks a deferrable constraint at its commit at the latest.
-        self.target.begin("begin; set constraints all deferred")
+        self.target.begin(f"begin; {_DEFER_SQL}")
+
+    def end_part(self) -> None:
+        """End a part of a transaction in one message. The server does nothing, but names this end
+        in the answer.
+        """
+        self.target.send_before_next(_DEFER_SQL)
+
+    @property
+    def failed_part(self) -> int:
+        """The number of the part with the statement that failed; -1: the server ran none."""
+        return self.target.ended_tags.count(_DEFER_TAG) - 1
 
     def _forget_stages(self) -> None:
         # A rollback removes the staging tables that its transaction made, and restores the rows of
@@ -230,13 +243,13 @@ class TargetTransaction:
                 *([move_sql(positions, self._fences)] if moved else []),
             ]
         )
-        # If cancelled, still wait for the COMMIT: the tracker needs the outcome.
-        committing = asyncio.ensure_future(self.target.commit(last))
+        outcome = self.target.send_commit(last)
         try:
-            await asyncio.shield(committing)
+            await outcome()
         except asyncio.CancelledError:
+            # Still wait for the COMMIT: the tracker needs the outcome.
             with contextlib.suppress(StreamerError):
-                await committing
+                await outcome()
                 self._set_committed()
             raise
         except TargetConnectionError:
@@ -348,6 +361,13 @@ class TargetTransaction:
             if exc.change_number is not None:
                 exc.change_number += rows.first
             raise
+
+    def copy_before_commit(self, rows: Copy, then: str = "") -> None:
+        """Send a COPY of few *rows*, and the statement *then*, in the message of the COMMIT."""
+        copy = copy_sql(rows.table, rows.columns, namespace=rows.namespace, binary=rows.binary)
+        self.target.copy_before_commit(copy, rows.chunks)
+        if then:
+            self.target.send_before_next(then)
 
     def _empty_large_stages(self) -> list[str]:
         """Return statements that free the space of large staging tables."""

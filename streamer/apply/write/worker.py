@@ -25,14 +25,14 @@ from streamer.apply.lanes.lane import Lane, MappedRelation, ShareQueue
 from streamer.apply.lanes.lane_transaction import LaneTransaction
 from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.lanes.queue_budget import Budget
-from streamer.apply.lanes.slow_lanes import ASIDE_SECONDS, Move, SlowLanes
+from streamer.apply.lanes.slow_lanes import ASIDE_SECONDS, SLOW_SECONDS_MIN, Move, SlowLanes
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.write.commit_counts import count_window, skipped_truncates
-from streamer.apply.write.commit_pace import CommitPace, WindowFacts
+from streamer.apply.write.commit_pace import CommitPace
 from streamer.apply.write.conflicts import ConflictsFound
 from streamer.apply.write.planner import Planner, known_plans
 from streamer.apply.write.target_transaction import TargetTransaction
-from streamer.apply.write.writer import Writer
+from streamer.apply.write.writer import Writer, misses_rows
 from streamer.errors.error_classes import (
     SpoolError,
     StreamerError,
@@ -42,6 +42,7 @@ from streamer.errors.error_classes import (
     TargetRejectedError,
 )
 from streamer.observability.metrics import Metrics
+from streamer.util.alarm import Alarm
 from streamer.util.backoff import Backoff
 from streamer.util.containment import contained
 from streamer.util.failpoints import failpoint
@@ -52,6 +53,10 @@ log = structlog.get_logger()
 
 WINDOW_CHANGES_MAX: Final = 50_000
 WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
+WHOLE_BYTES_MAX: Final = 128 * 1024
+"""A smaller window goes to the target in one message."""
+APART_WINDOWS: Final = 100
+"""So many windows go in parts after the target has refused one that came in one message."""
 HOT_PART: Final = 0.75
 """A lane with this part of a window's changes is hot: the window stays open only for that lane."""
 LOCK_SECONDS: Final = 3.0
@@ -96,15 +101,17 @@ class Window:
         return row_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
 
     @property
-    def facts(self) -> WindowFacts:
-        relations = [
+    def relation_count(self) -> int:
+        return sum(len(lane.relations) for lane in self.lanes.values())
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows after folding. A change in exact order is a row."""
+        relations = (
             relation for lane in self.lanes.values() for relation in lane.relations.values()
-        ]
-        # Changes in exact order are not folded: each change is a row.
-        folds = [fold for relation in relations for fold in relation.folds]
-        ordered = self.change_count - sum(relation.counts.total for relation in folds)
-        row_count = ordered + sum(fold.row_count for fold in folds)
-        return WindowFacts(self.change_count, self.size, len(relations), row_count)
+        )
+        folds = (fold for relation in relations for fold in relation.folds)
+        return self.change_count - sum(fold.counts.total - fold.row_count for fold in folds)
 
 
 class Worker:
@@ -138,7 +145,13 @@ class Worker:
         self._committing: Window | None = None
         self._left = asyncio.Event()
         """Set when a lane leaves the committing window."""
-        self._too_slow: Lane | None = None
+        self._writing: tuple[Window, list[Lane]] = Window(), []
+        """The present write: a window, and lanes of the window."""
+        self._is_late = False
+        """The time of the present write, for which lanes wait, is over."""
+        self._alarm = Alarm(self._look_whether_late)
+        self._parts_left = 0
+        """So many windows still go in parts."""
         self._slow_lanes = SlowLanes()
         self._hot_lanes = hot_lanes or HotLanes()
         self._write_seconds: dict[Lane, float] = {}
@@ -148,14 +161,18 @@ class Worker:
 
     # ---- the queue -----------------------------------------------------------------------------
 
-    def put(self, lane: Lane, share: LaneTransaction) -> None:
-        """Queue a share; readers check the budget before."""
-        self._queue.append((lane, share))
-        self.queued_bytes += share.size
-        self._budget.add(lane, share.size)
-        self._arrived.set()
+    def put(self, lane: Lane, *shares: LaneTransaction) -> None:
+        """Queue shares; readers check the budget before."""
+        is_first = not self._queue
+        for share in shares:
+            self._queue.append((lane, share))
+            self.queued_bytes += share.size
+            self._budget.add(lane, share.size)
         if self._connects_ahead:
             self._filled.set()
+        elif is_first and len(shares) == 1 and not self._filling.is_full and self._fold_first():
+            return  # without a turn of the task that fills windows
+        self._arrived.set()
 
     def hurry(self) -> None:
         """Commit the queued shares without a pause: a task waits for the commit."""
@@ -213,29 +230,35 @@ class Worker:
                 self._taken.clear()
                 await self._taken.wait()
                 continue
-            lane, share = self._queue[0]
-            if share.is_in_part_there:
-                self._queue.popleft()
-                self._queue.extendleft((lane, single) for single in reversed(lane.split(share)))
-                continue
-            plans = known_plans(share)
-            if plans is None:
+            if not self._fold_first():
+                lane, share = self._queue[0]
                 plans = await self._make_plans(lane, share)
                 if plans is None or not self._queue or self._queue[0][1] is not share:
                     continue
-                if share.is_in_part_there:  # by now
-                    continue
-            self._queue.popleft()
-            try:
-                with contained(f'folding changes of "{lane.name}"'):
-                    self._filling.add(lane, share, plans)
-            except StreamerError:
-                self._give_back(lane)
-                continue
-            self._filled.set()
+                self._fold_first(plans)
             if time.monotonic() - turn_began > _TURN_SECONDS:
                 await asyncio.sleep(0)
                 turn_began = time.monotonic()
+
+    def _fold_first(self, plans: list[ApplyPlan | None] | None = None) -> bool:
+        """Add the first share of the queue to the window; return False if it has no plan yet."""
+        lane, share = self._queue[0]
+        if share.is_in_part_there:
+            self._queue.popleft()
+            self._queue.extendleft((lane, single) for single in reversed(lane.split(share)))
+            self._arrived.set()
+            return True
+        if plans is None and (plans := known_plans(share)) is None:
+            return False
+        self._queue.popleft()
+        try:
+            with contained(f'folding changes of "{lane.name}"'):
+                self._filling.add(lane, share, plans)
+        except StreamerError:
+            self._give_back(lane)
+        else:
+            self._filled.set()
+        return True
 
     async def _make_plans(
         self, lane: Lane, share: LaneTransaction
@@ -282,7 +305,7 @@ class Worker:
             finally:
                 self._committing = None
                 self._left.set()
-            self._pace.ended_at = time.monotonic()
+            self._pace.commit_seconds = time.monotonic() - self._pace.began_at
 
     async def _next_window(self) -> Window:
         while not self._filling.share_count:
@@ -296,7 +319,7 @@ class Worker:
             seconds = self._pace.seconds_left(
                 time.monotonic(),
                 window.opened_at,
-                window.facts,
+                window,
                 is_growing=is_growing and not self._delays_others(window),
             )
             if not seconds:
@@ -335,12 +358,16 @@ class Worker:
     async def _commit(self, window: Window) -> None:
         """Commit *window*; give back the lanes whose changes the target rejects."""
         backoff = Backoff()
+        self._write_seconds.clear()
         while window.lanes:
             try:
                 await self._transaction.connect({lane.owner.fence for lane in window.lanes})
                 if await self._transaction.resolve_commit():
                     break
-                if await self._write(window):
+                if self._fits_message(window):
+                    if await self._write_whole(window):
+                        break
+                elif await self._write(window):
                     await self._transaction.commit(_progress(window), _skipped(window))
                     break
             except TargetFencedError as exc:
@@ -362,20 +389,64 @@ class Worker:
                     self._fail(window, lane)
         self._finish(window)
 
+    def _fits_message(self, window: Window) -> bool:
+        """Whether to send *window* with its COMMIT in one message.
+
+        A window in parts tells more: which lane takes long.
+        """
+        return (
+            not self._parts_left
+            and window.size <= WHOLE_BYTES_MAX
+            and (len(window.lanes) == 1 or self._pace.commit_seconds < SLOW_SECONDS_MIN)
+            and all(map(self._writer.fits_message, window.lanes.values()))
+        )
+
+    async def _write_whole(self, window: Window) -> bool:
+        """Write and commit *window* in one message, in which each lane is a part.
+
+        Return False after a rollback, because a lane failed and is no longer in *window*, or to
+        write *window* in parts.
+        """
+        lanes = list(window.lanes)
+        try:
+            with self._timing(window, lanes), contained("writing a window"):
+                await self._transaction.begin()
+                for lane_window in window.lanes.values():
+                    self._writer.join(lane_window)
+                    self._transaction.end_part()
+                await self._transaction.commit(_progress(window), _skipped(window))
+            return True
+        except TargetFencedError:
+            raise
+        except TargetConnectionError:
+            if not self._is_late:
+                raise
+            self._parts_left = APART_WINDOWS
+        except StreamerError as exc:
+            failed = self._transaction.failed_part
+            if failed == len(lanes):
+                raise
+            await self._transaction.rollback()
+            if failed < 0 or misses_rows(exc):
+                self._parts_left = APART_WINDOWS
+            else:
+                log.debug("handed to a drainer", lane=lanes[failed].name, error=str(exc))
+                self._fail(window, lanes[failed])
+        return False
+
     async def _write(self, window: Window) -> bool:
         """Begin, and write all lanes. Return False after a rollback, because a lane failed and is
         no longer in *window*, or because of conflicts.
         """
-        self._write_seconds.clear()
         await self._transaction.begin()
         for lane, lane_window in window.lanes.items():
             try:
-                with self._timing(window, lane), contained(f'writing changes of "{lane.name}"'):
+                with self._timing(window, [lane]), contained(f'writing changes of "{lane.name}"'):
                     is_written = await self._write_lane(lane_window)
             except TargetFencedError:
                 raise
             except TargetConnectionError:
-                if self._too_slow is not lane:
+                if not self._is_late:
                     raise
                 log.debug("lane handed to a drainer", lane=lane.name, error="its commit takes long")
                 self._fail(window, lane)
@@ -399,30 +470,24 @@ class Worker:
         return True
 
     @contextlib.contextmanager
-    def _timing(self, window: Window, lane: Lane) -> Iterator[None]:
-        """Limit the time of this block, which writes *lane*, while further lanes wait.
-
-        After the limit a drainer repeats the write.
-        """
-        loop = asyncio.get_running_loop()
-
-        timers: list[asyncio.TimerHandle] = []
-
-        def check() -> None:
-            if self._is_in_the_way(window, lane):
-                self._too_slow = lane
-                self._transaction.disconnect()
-            else:
-                timers[:] = [loop.call_later(SLOW_SECONDS, check)]
-
-        self._too_slow = None
-        timers.append(loop.call_later(SLOW_SECONDS, check))
+    def _timing(self, window: Window, lanes: list[Lane]) -> Iterator[None]:
+        """Limit the time of this block, which writes *lanes*, while further lanes wait."""
+        self._is_late, self._writing = False, (window, lanes)
+        self._alarm.begin(SLOW_SECONDS)
         began = time.monotonic()
         try:
             yield
         finally:
-            timers[0].cancel()
-            self._write_seconds[lane] = time.monotonic() - began
+            self._alarm.end()
+            seconds = (time.monotonic() - began) / len(lanes)
+            self._write_seconds.update(dict.fromkeys(lanes, seconds))
+
+    def _look_whether_late(self) -> None:
+        window, lanes = self._writing
+        if any(self._is_in_the_way(window, lane) for lane in lanes):
+            self._alarm.end()
+            self._is_late = True
+            self._transaction.disconnect()
 
     def _is_in_the_way(self, window: Window, lane: Lane) -> bool:
         waiting = {*window.lanes, *self._filling.lanes, *(queued for queued, _ in self._queue)}
@@ -451,6 +516,7 @@ class Worker:
         self._give_back(lane, lane_window)
 
     def _finish(self, window: Window) -> None:
+        self._parts_left = max(0, self._parts_left - 1)
         if window.lanes:
             self._metrics.commits.labels(str(self.number)).inc()
         moves = self._find_moves(window)
@@ -493,8 +559,7 @@ class Worker:
         """Move *lane*, of which no change is in a commit, and its queued shares to *to*."""
         shares = self._withdraw(lane)
         lane.queue = to
-        for share in shares:
-            to.put(lane, share)
+        to.put(lane, *shares)
         to.hurry()  # a task may wait for the lane, and has called `hurry` of this worker
         failpoint("apply.lane_moved")
 

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from streamer.apply.lanes.lane import MappedRelation
-from streamer.apply.lanes.lane_window import LaneWindow
+from streamer.apply.lanes.lane_window import LaneWindow, RelationWindow
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.apply.rows.copydata import Copy
 from streamer.apply.rows.fold import Fold
@@ -136,6 +136,20 @@ def fold_steps(
     if fold.inserts and not is_staged:
         yield RequireFacts(plain.facts)
         yield inserted_rows(plain, fold.inserts.values())
+
+
+def needs_no_answer(window: RelationWindow) -> bool:
+    """Whether the server can take the steps of *window* without a look at their row counts.
+
+    A missing row is then an error of the server, and the caller takes the steps one by one.
+    """
+    if not window.is_set or window.versions or window.mapped.conflict_watch:
+        return False
+    return not any(
+        fold.truncate
+        or (fold.must_stage and not (fold.plan.key_is_indexed and fold.plan.filter is None))
+        for fold in window.folds
+    )
 
 
 def _replace_rows(fold: Fold, statements: PlanStatements, half: Half) -> Iterator[Step]:

@@ -14,7 +14,7 @@ from streamer.apply.lanes.lane_window import LaneWindow, RelationWindow
 from streamer.apply.rows.copydata import Copy
 from streamer.apply.rows.fold import NotFoldable
 from streamer.apply.sql.ordered_statements import Statements
-from streamer.apply.sql.set_statements import SEVERAL_ROWS
+from streamer.apply.sql.set_statements import MISSED_STATE, SEVERAL_ROWS
 from streamer.apply.write.foreign_key_order import Half, in_key_order, is_connected, write_order
 from streamer.apply.write.rejection_advice import advise
 from streamer.apply.write.staged_rows import OrderedRun
@@ -29,6 +29,7 @@ from streamer.apply.write.write_steps import (
     Staged,
     Step,
     fold_steps,
+    needs_no_answer,
     not_all_there,
     ordered_runs,
     ordered_steps,
@@ -137,6 +138,45 @@ class Writer:
                 self.conflicts.raise_if_found(mapped, exc)
                 _explain(exc, mapped, run)
                 raise
+
+    # ---- a whole transaction in one message ----------------------------------------------------
+
+    def fits_message(self, window: LaneWindow) -> bool:
+        """Whether `join` can write *window*."""
+        return not self.orders_by_keys(window) and all(
+            map(needs_no_answer, window.relations.values())
+        )
+
+    def join(self, window: LaneWindow) -> None:
+        """Send the changes of *window* with the COMMIT. An error of a change is then an error of
+        the COMMIT.
+        """
+        fires_keys = self._transaction.target.checks_foreign_keys
+        for relation in window.relations.values():
+            for fold in relation.folds:
+                failpoint("apply.write")
+                statements = relation.mapped.statements(fold.plan)
+                self._join(fold_steps(fold, statements, fires_keys=fires_keys))
+
+    def _join(self, steps: Iterable[Step]) -> None:
+        transaction = self._transaction
+        for step in steps:
+            match step:
+                case Execute():
+                    transaction.target.send_before_next(step.sql)
+                case RequireFacts():
+                    transaction.require(step.facts)
+                case Copy():
+                    transaction.copy_before_commit(step)
+                case Change():
+                    statement = step.leaves or step.writes or ""
+                    counted = step.statements.of_rows(step.count, statement)
+                    transaction.copy_before_commit(step.rows, counted)
+                case Staged():
+                    transaction.stage(step.statements, step.count)
+                    self._join(step.steps)
+                case _:
+                    raise AssertionError(step)
 
     # ---- steps ---------------------------------------------------------------------------------
 
@@ -251,6 +291,11 @@ class Writer:
         if left_count < change.count - passing and await target.fetch_value(statements.remain(op)):
             raise not_all_there(statements.plan)
         return missing
+
+
+def misses_rows(error: StreamerError) -> bool:
+    """Whether a joined statement has touched fewer or more rows than its changes."""
+    return getattr(error.__cause__, "sqlstate", None) == MISSED_STATE
 
 
 def _explain(error: StreamerError, mapped: MappedRelation, run: OrderedRun) -> None:

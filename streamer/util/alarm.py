@@ -1,0 +1,48 @@
+"""A time limit for work that is usually short, without a timer for each piece of work."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+
+class Alarm:
+    """Calls *ring* when work takes too long, and again after each such time.
+
+    The timer of an earlier piece of work stays, and then waits for the rest of the time. So short
+    pieces of work cost one timer together.
+    """
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._seconds = 0.0
+        self._rings_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._fires_at = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Begin work that should take less than *seconds*."""
+        self._seconds = seconds
+        self._rings_at = time.monotonic() + seconds
+        if self._timer is None or self._fires_at > self._rings_at:
+            self._set_timer(self._rings_at)
+
+    def end(self) -> None:
+        """End the work."""
+        self._rings_at = None
+
+    def _set_timer(self, moment: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_at = moment
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0.0, moment - time.monotonic()), self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._rings_at is None:
+            return
+        if self._rings_at <= time.monotonic():
+            self._rings_at = time.monotonic() + self._seconds
+            self._ring()
+        if self._rings_at is not None:
+            self._set_timer(self._rings_at)
