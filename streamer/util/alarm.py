@@ -35,9 +35,9 @@ class Alarm:
             self._timer.cancel()
         self._fires_at = moment
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0.0, moment - time.monotonic()), self._look)
+        self._timer = loop.call_later(max(0.0, moment - time.monotonic()), self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if self._rings_at is None:
             return

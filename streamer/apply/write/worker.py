@@ -149,7 +149,7 @@ class Worker:
         """The present write: a window, and lanes of the window."""
         self._is_late = False
         """The time of the present write, for which lanes wait, is over."""
-        self._alarm = Alarm(self._look_whether_late)
+        self._alarm = Alarm(self._check_time)
         self._parts_left = 0
         """So many windows still go in parts."""
         self._slow_lanes = SlowLanes()
@@ -482,7 +482,7 @@ class Worker:
             seconds = (time.monotonic() - began) / len(lanes)
             self._write_seconds.update(dict.fromkeys(lanes, seconds))
 
-    def _look_whether_late(self) -> None:
+    def _check_time(self) -> None:
         window, lanes = self._writing
         if any(self._is_in_the_way(window, lane) for lane in lanes):
             self._alarm.end()
