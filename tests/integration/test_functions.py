@@ -28,6 +28,8 @@ WORLDLY = re.compile(
     "|file|sleep|advisory|_sendn?$|_recv$|xml_and_|xmlschema"
 )
 """Reads or changes something besides its arguments, by its name."""
+VOLATILE_BEFORE_15 = {"timezone"}
+"""PostgreSQL 14 took the offset of a timetz from the clock; 15 takes it from the transaction."""
 KINDS = ("", "array", "nonarray", "range", "multirange")
 VALUES = ["any", "anyelement", "anyenum", *(f"any{k}" for k in KINDS[1:])]
 VALUES += [f"anycompatible{kind}" for kind in KINDS]
@@ -55,9 +57,10 @@ def is_taken(text: str) -> bool:
 def is_harmless(
     name: str, kind: str, volatile: str, sets: bool, parallel: str, guarded: bool
 ) -> bool:
+    steady = {"s", "v"} if name in VOLATILE_BEFORE_15 else {"s"}
     return (
         kind == "f"
-        and (volatile == "i" or (volatile == "s" and name in PINNED_STABLE))
+        and (volatile == "i" or (volatile in steady and name in PINNED_STABLE))
         and not sets
         and parallel == "s"
         and not guarded

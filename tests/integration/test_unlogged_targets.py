@@ -24,7 +24,7 @@ async def mend(shared: Shared) -> None:
     """Run the statements that the table's error names."""
     status = await shared.table("t")
     assert status["error_code"] == "target_schema"
-    remedy = re.search(r"run there: (.*); or resync", status["error"])
+    remedy = re.search(r"run there: (.*); then resync", status["error"])
     assert remedy is not None, status["error"]
     shared.target.execute(remedy[1])
 
