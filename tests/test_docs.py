@@ -84,7 +84,7 @@ def test_every_runbook_has_a_symptom_a_cause_and_a_remedy() -> None:
     for path in sorted((DOCS / "runbooks").glob("*.md")):
         headings = re.findall(r"^## (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         text = " ".join(headings)
-        assert re.match(r"How it shows .*Why.* [Ww]hat to do", text), path
+        assert re.match(r"Symptoms .*Why.* [Ww]hat to do", text), path
 
 
 def test_reference_lists_exactly_the_tables_of_the_bookkeeping() -> None:
