@@ -21,7 +21,7 @@ def conflicts(
     """List conflicts between changes and rows of the target, newest first.
 
     An update of a missing row inserts the row, and a delete of a missing row has no effect. A
-    conflict of a different kind stops the table, or the change goes into quarantine. The target
+    conflict of any other kind stops the table, or the change goes into quarantine. The target
     keeps the newest conflicts of each table (`conflicts_kept`).
     """
     from streamer.commands import conflict_log as conflicts_command

@@ -160,7 +160,7 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Run at most this many sources, and leave the rest to further processes.",
+            help="Run at most this many sources, and leave the rest to other processes.",
             metavar="N",
         ),
     ] = None,

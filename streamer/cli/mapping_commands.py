@@ -200,7 +200,7 @@ def add_table(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="A further setting of the table, as YAML; repeatable.", metavar="NAME=VALUE"
+            help="Another setting of the table, as YAML; repeatable.", metavar="NAME=VALUE"
         ),
     ] = None,
     url: UrlOption = None,
@@ -229,7 +229,7 @@ def set_table(
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            help="A further setting, as YAML; null restores the default; repeatable.",
+            help="Another setting, as YAML; null restores the default; repeatable.",
             metavar="NAME=VALUE",
         ),
     ] = None,

@@ -67,7 +67,7 @@ def add_tenants(
 ) -> None:
     """Add databases to a group, with the tables and settings of the group.
 
-    With a mapping database the command applies the draft, unless the draft has further changes. In
+    With a mapping database the command applies the draft, unless the draft has other changes. In
     static mode it writes the configuration file where comments and layout can stay. Elsewhere it
     prints the lines to write.
     """

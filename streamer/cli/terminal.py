@@ -96,7 +96,7 @@ def print_json(value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a record as its fields, and a different value as text."""
+    """Return a record as its fields, and any other value as text."""
     if hasattr(value, "to_json"):
         return value.to_json()
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)

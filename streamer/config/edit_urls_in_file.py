@@ -79,7 +79,7 @@ def _urls(text: str, database: str) -> yaml.SequenceNode | None:
     if len(groups) != 1:
         return None
     urls = _value(groups[0], "urls")
-    # An alias stands for a list elsewhere in the file, which further groups may use.
+    # An alias stands for a list elsewhere in the file, which other groups may use.
     has_aliases = any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
     return urls if isinstance(urls, yaml.SequenceNode) and not has_aliases else None
 

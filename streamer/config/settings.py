@@ -312,7 +312,7 @@ class SpoolSettings(Strict):
         "must survive a restart of the machine: journals there hold the only copy of their "
         "changes. By default, streamer writes no journal, and uses a directory for each user, "
         "below the system's temporary directory. streamer makes the directory with mode 0700, and "
-        "refuses a directory that a second user may use or replace.",
+        "refuses a directory that another user may use or replace.",
     )
 
     @property
@@ -375,7 +375,7 @@ class TableSettings(Strict):
         default=None,
         title="Columns",
         description="Columns to replicate, with their names at the target. The key is required. If "
-        "you created the target table yourself, the table also gets further columns that exist on "
+        "you created the target table yourself, the table also gets other columns that exist on "
         "both sides. By default streamer replicates all columns under the source's names.",
         examples=[{"id": "order_id", "customer_id": "customer_id", "total": "total"}],
     )
@@ -538,7 +538,7 @@ class SourceSettings(Strict):
         default=False,
         title="Follow sequences",
         description="Keep sequences of the target ahead of those of the source. That concerns "
-        "identity and serial columns of mapped tables, and further sequences of the same name in "
+        "identity and serial columns of mapped tables, and other sequences of the same name in "
         "`target.schema`. streamer reads the sequences every 3 seconds, and leaves a margin of at "
         "least 1,000 values.",
     )

@@ -83,5 +83,5 @@ class SyncSection(Strict):
     defer_indexes: bool = Field(
         default=True,
         description="Drop the primary key and indexes of an empty target table during its copy and "
-        "re-create them afterwards. A table of a different owner keeps its indexes.",
+        "re-create them afterwards. A table of another owner keeps its indexes.",
     )
