@@ -58,7 +58,7 @@ class Codec:
 
 
 ELSEWHERE: Final = Codec("")
-"""Of a field that the table does not have: the field keeps its default."""
+"""Marks a field without a column in the table: the field keeps its default."""
 
 
 def _error(stored: str) -> ErrorReport:

@@ -38,8 +38,11 @@ not exists (select from streamer.ddl d where d.relation_id = o.id and d.edited i
         select from streamer.ddl own where own.relation_id = r.id and own.lsn = $3::text::pg_lsn
            and own.state = 'applied' and own.changes {alike} d.changes)))
 """
-"""Of several sources, the last source to make a change makes the change for all. So a relation `o`
-does not count while `o` waits with a change of `r`, or with an earlier change of its transaction.
+"""The condition for relations `o` that do not wait for a change of relation `r`.
+
+If several sources write a table, the last source to make a change makes it for all. A relation `o`
+therefore does not count while `o` waits with the change of `r`, or with an earlier change of the
+same transaction.
 """
 
 

@@ -88,10 +88,10 @@ class ReplicaRecord:
 
     number: Annotated[int, Codec("r.id")]
     name: str
-    """Host and pid."""
+    """Host and pid of the process."""
     backend_pid: int
     address: str | None
-    """Where the replica serves page and metrics."""
+    """The address at which the replica serves page and metrics."""
     sources: frozenset[str]
     max_sources: int | None
     is_stopping: bool

@@ -85,7 +85,7 @@ class TableStatus:
     retained_wal_bytes: int | None = None
     waiting_for: str | None = None
     wait: TableWait | None = None
-    """The wait in ``waiting_for`` as data."""
+    """Structured form of ``waiting_for``."""
     needs_resync: bool = False
     """Changes are missing for good, so only a copy helps."""
     lag_seconds: float | None = None
@@ -111,7 +111,7 @@ class TableStatus:
     deleted_rows, truncates.
     """
     definitions: list[DefinitionRecord] = field(default_factory=list)
-    """Those that `create` asks for and the target lacks."""
+    """Definitions that `create` demands and the target lacks."""
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class SourceStatus:
     implementation: str | None = None
     """The code that this process uses for the work per change: 'compiled' or 'pure'."""
     waiting_for: str | None = None
-    """What the start of the source waits for: its turn to copy, or sessions at the source."""
+    """The cause of a wait during the start: the turn to copy, or sessions at the source."""
     own: dict[str, Any] | None = None
     """State and error in the process that reads the status, if the source is unreachable there."""
     tables: list[TableStatus] = field(default_factory=list)

@@ -39,7 +39,7 @@ POLL_GROWTH: Final = 1.25
 """Pauses between polls grow, so a short wait ends early and a long wait costs the target little."""
 NOTIFY_SECONDS: Final = 1.0
 RECONNECT_SECONDS: Final = 10.0
-"""After that time a wait connects again, because the target may have failed over. An old primary
+"""A wait connects again at this interval, because the target may have failed over. An old primary
 that lives on would never have the awaited positions.
 """
 SOURCE_RETRY_SECONDS: Final = 1.0

@@ -93,7 +93,7 @@ class ComparisonScope:
     sid: str | None = None
     where: Expression | None = None
     relation_ids: frozenset[int] | None = None
-    """Only these rows of streamer.relation."""
+    """The ids of the relations to compare, in streamer.relation; None for all relations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class Options:
     definitions: bool = False
     """Compare the definitions of tables, too."""
     since: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By row of streamer.relation: transactions of source and target from which on rows may have
-    changed. An earlier comparison has found older rows equal.
+    """The transactions of source and target since which rows may have changed, by relation id. An
+    earlier comparison has found older rows equal.
     """
 
 

@@ -28,7 +28,7 @@ SPLITS_MAX: Final = 8
 BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
 PACE_SECONDS: Final = 5.0
-"""With a limit on the rate, reading a range takes about this time."""
+"""The duration of reading a range under a limit on the rate, approximately."""
 WHOLE_SECONDS_MAX: Final = 300.0
 """How long a limit on the rate may draw out the statement that reads a table as a whole. The server
 keeps its snapshot meanwhile, so VACUUM removes no dead rows.

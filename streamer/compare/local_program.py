@@ -28,7 +28,7 @@ from streamer.compare.verdicts import Findings, TableFinding
 from streamer.copy.parts.part_copier import PassingError
 
 DIFFERING_MAX: Final = 10_000
-"""With that many rows that differ, a verification does not read the rest of a table: it needs a
+"""The number of differing rows after which a verification stops reading a table: the table needs a
 repair anyway.
 """
 ATTEMPTS: Final = 4

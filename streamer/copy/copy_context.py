@@ -153,15 +153,15 @@ class CopyContext:
     metrics: Metrics
     find_differences: FindDifferences
     first_turns: CopyTurns
-    """Of sources that begin to stream with copies to make."""
+    """The turns of sources that begin to stream and have tables to copy."""
     later_turns: CopyTurns
-    """For tables that join later, and for resyncs."""
+    """The turns for tables that join later, and for resyncs."""
     round_number: int = 0
     """The round of copies that this context is for; several can run at a time."""
     captures: bool = False
     """The source reports changes of definitions in its stream."""
     check_timeline: Callable[[], Awaitable[None]] | None = None
-    """For a standby: raises SourceConnectionError if its timeline has changed."""
+    """Raises SourceConnectionError if the timeline of a standby has changed; None for a primary."""
 
     @property
     def label(self) -> str:

@@ -61,7 +61,7 @@ class SyncCoordinator:
         self._snapshot: ExportedSnapshot | None = None
         self._turn: CopyTurn | None = None
         self._first: set[MappedRelation] = set()
-        """Requested as the stream began."""
+        """Relations whose copy was requested when the stream began."""
         self._rounds: set[int] = set()
         """The numbers of the rounds that run."""
         self._round_count = 0

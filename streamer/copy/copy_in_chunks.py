@@ -45,13 +45,13 @@ from streamer.target.connection import TargetConnection
 
 CHUNK_BYTES_MIN: Final = 8192
 ASSUMED_ROW_BYTES: Final = 128
-"""Of a table without statistics."""
+"""The assumed size of a row of a table without statistics."""
 PARTS_MAX: Final = 64
 OTHER_TARGET: Final = "another table has the name of its target now"
 Key = tuple[str, ...]
 """Values of the columns of the borders, as text; empty for no key."""
 Values = tuple[KeyValue, ...]
-"""The types of a key, to compare."""
+"""The values of a key in a form that sorts as the source sorts them."""
 
 
 class RewrittenError(Exception):
@@ -182,7 +182,7 @@ class ChunkSearch:
         self._size = size
         self._keys: dict[Heap, tuple[Key, ...]] = {}
         self._least: list[tuple[Values, Key]] = []
-        """As many keys as a chunk has."""
+        """The smallest keys so far, at most as many as a chunk has."""
 
     @property
     def last(self) -> Key:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from streamer.apply.lanes.lane import MappedRelation
 
 LOCK_AFTER_ROUNDS: Final = 3
-"""After how many rounds that a rewrite ended the next one locks the table for its copy."""
+"""If rewrites have ended this many rounds, the next round locks the table during its copy."""
 
 
 class CopyQueue:
@@ -26,7 +26,7 @@ class CopyQueue:
         self._copying: set[MappedRelation] = set()
         """Relations of a round that neither stream nor are in error."""
         self._taken: dict[MappedRelation, list[MappedRelation]] = {}
-        """Of rounds that run, unless the copy is complete, with the batch of the round."""
+        """The batch of the running round that copies each relation, until its copy is complete."""
         self._attempts: dict[MappedRelation, int] = {}
         """The numbers of copies that have begun."""
         self._leaving: set[MappedRelation] = set()
@@ -34,9 +34,9 @@ class CopyQueue:
         self._requested_again: set[MappedRelation] = set()
         """Relations whose copy an operator requested after a round took the relation."""
         self._rewrites: Counter[MappedRelation] = Counter()
-        """Those that ended a round since the last chunk."""
+        """The rewrites of each relation that ended a round since the relation's last chunk."""
         self._rewrites_in_vain: Counter[MappedRelation] = Counter()
-        """Those that began a copy in chunks again."""
+        """The rewrites of each relation after which its copy in chunks began again."""
         self._in_one_piece: set[MappedRelation] = set()
         """Relations whose changes do not fit a copy in chunks."""
 

@@ -29,13 +29,13 @@ class WriteMode(enum.Enum):
     """How a copy writes rows."""
 
     DIRECT = "direct"
-    """Straight into a table without rows of this source."""
+    """Write straight into a table without rows of this source."""
     REPLACE = "replace"
-    """Every row is written again."""
+    """Write every row again."""
     DIFFERENCE = "difference"
-    """Those that differ."""
+    """Write only the rows that differ."""
     KEEP = "keep"
-    """Write rows that differ; rows that only the target has stay."""
+    """Write only the rows that differ; keep the rows that only the target has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,8 +273,10 @@ class TransactionAssembler:
                 yield self._finish_piece(None)
 
     def _gather(self, compiled: ModuleType, payloads: list[bytes], number: int) -> int:
-        """Assemble ordinary transactions from payload *number* on with compiled code; return "
-        "the next."""
+        """Assemble ordinary transactions from payload *number* on with compiled code.
+
+        Return the number of the next payload.
+        """
         transaction = self._transaction
         begun: Any = None
         if transaction is not None:
@@ -384,10 +386,11 @@ class TransactionAssembler:
         self._opened: dict[bytes, Changes] = {}
         self._touched: dict[bytes, Changes] = {}
         self._former: list[Changes] = []
-        """The same, under definitions that the present transaction has changed, and in front of an
-        instruction."""
+        """Closed change lists of the present transaction: a new definition, an origin or an
+        instruction ended them.
+        """
         self._instructions: list[Instruction] = []
-        """The changes of the present transaction, which then is alone in the block."""
+        """Logical messages of the present transaction, which then gets its own block."""
 
     def _pop_block(self) -> Iterator[TransactionBlock]:
         """Yield a non-empty block; changes of the present transaction stay behind."""

@@ -150,7 +150,9 @@ ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
         OnDdl.STOP,
     )
 )
-"""These kinds lose values, so an operator decides. An index or a constraint holds no values."""
+"""A change that loses values stops the table by default, so that an operator decides. An index or a
+constraint holds no values.
+"""
 
 
 def on_ddl_by_kind(reactions: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[DdlKind, OnDdl]:

@@ -26,10 +26,10 @@ ORDERED_TYPES: Final = frozenset(
         *_TIMESTAMPS,
     )
 )
-"""Without modifiers."""
+"""Types, without modifiers, whose values `read_key_value` compares as every server does."""
 TEXT_TYPES: Final = frozenset(("text", "character varying", "name"))
-"""Ordered by UTF-8 bytes where the collation sorts by bytes. `character` is not in this set,
-because it ignores blanks at the end.
+"""Types whose values sort by UTF-8 bytes if the collation sorts by bytes. `character` is missing,
+because it ignores trailing blanks.
 """
 
 _BYTES: Final = {_DATE: 4, _TIMESTAMPS[0]: 8, _TIMESTAMPS[1]: 8}

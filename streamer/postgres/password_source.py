@@ -58,7 +58,7 @@ class KnownPassword:
     renewed: str | None = None
     """The password that the connections of this generation have, apart from new connections."""
     expires_at: float = 0.0
-    """On the monotonic clock, for the output of a command."""
+    """The end of validity of a command's output, on the monotonic clock."""
     replacement: str | None = None
     """A new password of the url since the process began."""
     generation: int = 0

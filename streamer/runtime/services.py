@@ -36,7 +36,7 @@ class Services:
     address: TargetAddress
     bookkeeping: Bookkeeping
     sources: IdleConnections
-    """For the successive steps of a start and questions of the planner."""
+    """Connections that the successive steps of a start share with questions of the planner."""
     locks: LockSession
     positions: AcknowledgedPositions
     workers: list[Worker]
@@ -54,9 +54,9 @@ class Services:
     target: TargetHealth
     starts: Starts
     copy_turns: CopyTurns
-    """Of sources that begin to stream with copies to make."""
+    """The turns of sources that begin to stream and have tables to copy."""
     later_turns: CopyTurns
-    """Of sources that stream already, for tables that join or get a resync."""
+    """The turns of sources that stream already, for tables that join or get a resync."""
     conflicts_kept: int
     discovery_interval: float = 0
     """Seconds between two checks for new tables; 0 for none."""
@@ -65,7 +65,7 @@ class Services:
     without_heartbeat: set[str] = field(default_factory=set)
     """Labels of sources whose lack of heartbeats is logged already."""
     heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
-    """By server."""
+    """The heartbeats of each source server."""
     take_over: set[str] = field(default_factory=set)
     """Labels of sources whose slot and publications are ours from the next start on."""
 
@@ -80,7 +80,7 @@ class Services:
 
 
 SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
-"""As streamer.source stores them."""
+"""The states of a source, as stored in streamer.source."""
 
 
 @dataclass(slots=True)

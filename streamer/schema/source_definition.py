@@ -419,7 +419,7 @@ _WIDER: Final[dict[str, frozenset[str]]] = {
     "text": frozenset({"character varying"}),
     "date": frozenset({"timestamp without time zone"}),
 }
-"""By type: types without a modifier that hold all values, by a cast without settings."""
+"""The types without a modifier that hold all values of a type, by a cast that ignores settings."""
 
 _TYPE: Final = re.compile(r"([a-z ]+?)(?:\((-?\d+(?:,-?\d+)?)\))?( with(?:out)? time zone)?(\[\])?")
 

@@ -79,7 +79,7 @@ class TableChange:
         """The statements to show to an operator; none where the change cannot be translated."""
         self._after: Callable[[], Awaitable[None]] | None = None
         self.quarantined = 0
-        """By how much the number of changes in quarantine has grown."""
+        """The number of changes that were added to quarantine."""
 
     async def make(self, changes: list[AnyChange]) -> None:
         """Make changes, and store the new definition.

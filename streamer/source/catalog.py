@@ -103,7 +103,7 @@ class SourceRelation:
     columns: tuple[DefinedColumn, ...]
     row_count_estimate: int
     size_bytes: int
-    """As VACUUM or ANALYZE saw it last."""
+    """The size at the last VACUUM or ANALYZE."""
     row_security: bool
     owned: bool
     selectable: bool
@@ -225,7 +225,7 @@ async def check_same_database(
 
 
 async def read_server_plainly(connection: Connection) -> SourceServer:
-    """The same over an ordinary connection, for a role without the replication attribute."""
+    """Read the server over an ordinary connection, for a role without the replication attribute."""
     return await _read_server(connection, _IDENTITY_SQL)
 
 
@@ -289,7 +289,7 @@ cross join lateral (
       from ({_LEAVES_SQL}) l) l
 where c.oid = any (%s::oid[])
 """
-"""What only partitioned tables have, and their sizes in place of those in `_RELATIONS_SQL`."""
+"""Facts about partitioned tables only, with sizes that replace the sizes of `_RELATIONS_SQL`."""
 
 _TYPES_SQL: Final = f"""
 select c.oid::int8 as oid, ({USED_TYPES}) as types

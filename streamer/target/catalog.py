@@ -34,7 +34,7 @@ pg_catalog.concat_ws(' ', c.relpersistence,
              and i.indpred is null and i.indexprs is null
            order by 1)::text)
 """
-"""As in ``streamer.require_facts``."""
+"""The facts about a table that ``streamer.require_facts`` compares, as text."""
 
 _RELATION_SQL: Final = f"""
 select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,

@@ -91,13 +91,13 @@ class TargetAddress:
     """
 
     dsn: Secret
-    """For the first host."""
+    """The connection string of the first host."""
     url: Secret
     connect_seconds: float
     socket_options: dict[str, int] = field(default_factory=dict)
     fence: FencingToken | None = None
     further_dsns: tuple[Secret, ...] = ()
-    """For the further hosts, in the order of the url."""
+    """The connection strings of the other hosts, in the order of the url."""
 
     @classmethod
     def parse(cls, url: Secret) -> "TargetAddress":

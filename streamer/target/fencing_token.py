@@ -25,7 +25,7 @@ LOCKS_SQL: Final = """(
     where l.locktype = 'advisory' and l.objsubid = 2 and l.granted
       and l.database = (select d.oid from pg_catalog.pg_database d
                         where d.datname = pg_catalog.current_database()))"""
-"""Of all sessions in the database, as a table expression."""
+"""The advisory locks of all sessions in the database, as a table expression."""
 LOCK_SQL: Final = "select pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 
 

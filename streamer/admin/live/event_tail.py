@@ -25,7 +25,7 @@ from streamer.util.quantities import format_bytes, format_latency
 
 CHECK_SECONDS: Final = 1.0
 LOOKS: Final = 5
-"""After so many reads of the bookkeeping, the command tries to reach the process again."""
+"""The number of reads of the bookkeeping after which the command tries the process again."""
 CHATTY: Final = ("lag", "rate")
 
 

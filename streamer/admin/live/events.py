@@ -141,7 +141,7 @@ class Events:
         address: TargetAddress,
         read_labels: Callable[[], Iterable[str]],
     ) -> None:
-        """*read_labels*: see `SourceHistory`."""
+        """*read_labels* returns the labels of the sources, see `SourceHistory`."""
         self.history = SourceHistory(engine, read_labels)
         self._engine = engine
         self._address = address

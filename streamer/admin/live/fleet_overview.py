@@ -17,7 +17,7 @@ from streamer.observability.logs import redact
 Row = dict[str, Any]
 
 HEALTHS: Final = ("bad", "warning", "busy", "good", "quiet")
-"""From the sources that need an operator most to those without a stream."""
+"""The health of a source, by urgency: `bad` needs an operator most, `quiet` has no stream."""
 SORTS: Final = ("need", "name", "lag", "wal")
 PROBLEMS_SHOWN: Final = 2
 

@@ -25,7 +25,7 @@ from streamer.runtime.session.supervisor import Supervisor
 
 SPARK_SECONDS: Final = FINE_SECONDS * FINE_SLOTS
 _DIGITS: Final = (3, 2, 0)
-"""Of the values in answers, in the order of `FIELDS`."""
+"""The decimal places of the values in answers, in the order of `FIELDS`."""
 
 
 class Sampled(Protocol):

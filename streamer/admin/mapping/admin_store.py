@@ -413,8 +413,10 @@ class AdminStore:
             await write_audit(writer, actor, "refused", "mapping", number, f"revision {number}")
 
     async def write_teardown(self, actor: str, labels: list[str]) -> None:
-        """Store that an operator tears sources down: a teardown of the last source drops the "
-        "target's audit."""
+        """Store that an operator tears sources down.
+
+        The teardown of the last source drops the target's audit.
+        """
         async with self._writes() as writer:
             for label in labels:
                 await write_audit(writer, actor, TEARDOWN, "source", None, label)

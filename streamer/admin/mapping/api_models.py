@@ -204,7 +204,7 @@ class AuditEntry(BaseModel):
     before: dict[str, Any] | None
     after: dict[str, Any] | None
     state: str | None = None
-    """Of a request: queued, taken, done or failed."""
+    """The state of a request: queued, taken, done or failed."""
     error: str | None = None
 
 
@@ -219,7 +219,7 @@ class ErrorDetail(BaseModel):
     message: str
     hint: str | None = None
     runbook: str
-    """Where this process serves the runbook."""
+    """The path under which this process serves the runbook."""
 
 
 class ErrorAnswer(BaseModel):

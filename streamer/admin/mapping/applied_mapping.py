@@ -44,7 +44,10 @@ async def applied_mapping(bookkeeping: AdminStore, settings: Settings) -> Mappin
 
 
 async def load_applied(settings: Settings) -> Mapping:
-    """The same from the file, for a short command; creates no file. Raises ConfigurationError."""
+    """Return the applied mapping of the database file, for a short command.
+
+    Creates no file. Raises ConfigurationError.
+    """
     path = settings.mapping_database
     assert path is not None
     if not await in_admin_thread(path.exists):

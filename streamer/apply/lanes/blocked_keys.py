@@ -110,7 +110,7 @@ class BlockedKeys:
         """Changes in quarantine before this transaction no longer count."""
         self.is_to_clear = False
         self.change_count = 0
-        """By how much the number of rows in quarantine has changed."""
+        """The net change of the number of rows in quarantine."""
         self.reason: Quarantined | None = None
         """The first change that the target refused."""
 

@@ -93,7 +93,7 @@ class LaneWindow:
     lane: Lane
     shares: list[LaneTransaction] = field(default_factory=list)
     parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
-    """For each share, the changes that the target lacks, with plans."""
+    """The changes of each share that the target lacks, with plans."""
     relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
     change_count: int = 0
     version_count: int = 0

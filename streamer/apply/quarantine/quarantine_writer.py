@@ -56,7 +56,7 @@ class QuarantineWriter:
             conflicts_kept=conflicts_kept,
             on_committed=self._store_blocked_keys,
         )
-        """For the work without quarantine; the rest has a method here."""
+        """The target transaction, for work that does not concern quarantine."""
         self._writer = Writer(self.transaction, self._write_ordered)
         self._items = ItemReader(self.transaction)
         self._segments = SegmentWriter(self.transaction, self._writer)
@@ -64,14 +64,14 @@ class QuarantineWriter:
         self._blocked: dict[MappedRelation, BlockedKeys] = {}
         """The state as of this transaction's writes."""
         self._ahead: dict[MappedRelation, BlockedKeys] = {}
-        """As of the window that the writer tries as sets."""
+        """The state if the window that the writer tries as sets succeeds."""
         self._at_savepoint: dict[MappedRelation, BlockedKeys] = {}
         self._changed: set[MappedRelation] = set()
         self._is_begun = False
         self._diverts = False
         self._is_immediate = False
         self._retried_before: int | None = None
-        """In a retry, the number of the row where it is."""
+        """The number of the first quarantined change that a retry writes; None outside a retry."""
 
     @property
     def target(self) -> TargetConnection:

@@ -49,7 +49,7 @@ class _ItemRun:
     outcomes: dict[int, tuple[str, str | None]] = field(default_factory=dict)
     staged: list[int] = field(default_factory=list)
     existing: dict[int, str | None] = field(default_factory=dict)
-    """Of rejected changes, JSON about the target's row that has the key already, if known."""
+    """The target's row that already has the key of a rejected change, as JSON; None if unknown."""
 
     def origin_of(self, number: int) -> tuple[Transaction, int]:
         """Return the transaction and the message kind of staged change *number*."""

@@ -91,7 +91,7 @@ TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", 
 """Types that receive the bytes of a text: the possible types of ``sid``."""
 
 VERSION_MIN: Final = 14_00_00
-"""Of a source that can send binary."""
+"""The oldest version of a source that can send binary values."""
 
 
 def binary_types(source_version: int, target_version: int) -> frozenset[int]:

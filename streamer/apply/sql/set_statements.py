@@ -24,15 +24,15 @@ OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
 OP_TRUNCATE_RESTART: Final = 5
 OP_CLEAR: Final = 6
-"""In sets, keys whose rows make room for new ones."""
+"""Sets only: a key whose row is removed before the insert of a new row."""
 OP_PROBED_DELETE: Final = 7
 OP_PROBED_UPDATE: Final = 8
-"""In sets, rows whose keys a query searches before the change."""
+"""Sets only: a row whose key a query searches before the change."""
 OP_UPDATED: Final = 9
 OP_UPDATED_PARTLY: Final = 10
-"""In sets, rows that lack unchanged values."""
+"""Sets only: a row that lacks unchanged values."""
 OP_MOVED: Final = 11
-"""In sets, rows whose key changes."""
+"""Sets only: a row whose key changes."""
 
 REFUSED: Final = "streamer_refused"
 """A temporary table: staged changes that the target refused, with errors, and later changes."""

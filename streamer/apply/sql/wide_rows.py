@@ -190,4 +190,4 @@ class SplitStatements(Statements):
 
 @dataclass(frozen=True)
 class SplitComputedStatements(SplitStatements, ComputedStatements):
-    """The same for a plan with expressions."""
+    """`SplitStatements` for a plan with expressions."""

@@ -24,7 +24,7 @@ GROWTH_SECONDS_MAX: Final = 0.02
 """A window that does not grow for this time contains all changes in flight."""
 WORTH_CHANGES: Final = 8000
 WORTH_BYTES: Final = 1536 * 1024
-"""From these limits on, a larger window is no cheaper."""
+"""The size of a window above which a change costs no less in a larger window."""
 WORTH_CHANGES_EACH: Final = 1000
 WORTH_BYTES_EACH: Final = 128 * 1024
 """Addition to the limits for every relation, whose statements have a fixed cost."""

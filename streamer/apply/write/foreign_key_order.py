@@ -20,9 +20,9 @@ class Removal(enum.Enum):
     FIRST = "first"
     """Before all writes: no row refers to the removed rows, or a key or unique value returns."""
     WITHIN = "within"
-    """With the remaining changes of the relation."""
+    """Together with the remaining changes of the relation."""
     LAST = "last"
-    """After all writes: by then, referencing rows may refer to different rows."""
+    """After all writes, which may make referencing rows refer to other rows."""
 
 
 class Half(enum.Enum):

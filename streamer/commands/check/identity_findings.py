@@ -26,7 +26,7 @@ from streamer.source.replica_identity import FULL, TableIdentity, key_identity
 from streamer.source.slot_and_publications.publication import unlogged_error
 
 Details = Mapping[int, IdentityDetails]
-"""By the oid of a table."""
+"""The facts about the identity of each table, by its OID."""
 
 
 def check_identity(

@@ -131,7 +131,7 @@ class TargetFacts:
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
     collations: frozenset[str] = frozenset()
-    """As `DefinedColumn.collation` is written."""
+    """The collations of the target, in the form of `DefinedColumn.collation`."""
     extensions: dict[str, str] = field(default_factory=dict)
     available_extensions: frozenset[str] = frozenset()
     deferred: frozenset[str] = frozenset()

@@ -70,7 +70,7 @@ class Drift:
     deviating: dict[str, str | None]
     target_deviates: bool
     remedy: str | None = None
-    """What to run, for a column that only removed tenants had."""
+    """The command to run, for a column that only removed tenants had."""
 
     @property
     def is_equal(self) -> bool:

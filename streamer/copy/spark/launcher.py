@@ -61,7 +61,7 @@ class SparkLauncher:
         self._spark_settings = spark_settings or {}
         self._allow_insecure = allow_insecure
         self.directory = directory
-        """For the files of jobs, which have connection strings."""
+        """The directory for the files of jobs, which contain connection strings."""
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._wanted = asyncio.Event()

@@ -40,7 +40,7 @@ SETTINGS: Final = {
 """Streamer's settings of Spark; the user's `spark_settings` take precedence."""
 
 WORKER_SETTINGS: Final = {"spark.python.daemon.module": "streamer.copy.spark.spark_worker"}
-"""For a local driver: workers of a cluster do not have the module."""
+"""Settings for a local driver only: workers of a cluster do not have the module."""
 
 
 @dataclass(frozen=True, slots=True)

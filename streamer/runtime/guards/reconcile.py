@@ -61,7 +61,7 @@ class SourceState:
 
     publications: Mapping[str, Publication]
     identities: Mapping[RelationName, RelationIdentity]
-    """Of the mapped tables, and of renamed tables under their new names."""
+    """The identities of the mapped tables, and of renamed tables under their new names."""
     oids: Collection[int]
     """The OIDs of missing and replaced tables that still exist."""
     version: int
@@ -586,7 +586,8 @@ def _membership(
 ) -> LastPublished:
     """Return the facts of *table* to store.
 
-    A table that stops keeps its former facts, except a lost identity: to gain one helps.
+    A stopped table keeps its stored facts. A lost identity is stored as NONE, so that streamer
+    detects that the table regains an identity.
     """
     if _is_followed(table, case):
         fingerprint = membership_fingerprint(state.publications.values(), identity)

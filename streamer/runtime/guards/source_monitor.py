@@ -30,7 +30,7 @@ STANDBY_SECONDS: Final = 4.0
 """How long changes may stay with the source before the guard asks why."""
 GUARD_SECONDS: Final = 2.0
 PAUSE_TIMES: Final = 20
-"""After a check the guard pauses at least this many times as long as the check took."""
+"""The minimum pause after a check, as a multiple of the duration of the check."""
 _TIMEOUTS_SQL: Final = "set lock_timeout = '3s'; set statement_timeout = '60s'"
 
 

@@ -22,7 +22,7 @@ from streamer.util.waiting import wait_for_event
 log = structlog.get_logger()
 
 PAUSE_SECONDS: Final = 1.0
-"""Between two checks, however many definitions the stream sends."""
+"""The minimum pause between two checks, however many definitions the stream sends."""
 
 
 class Discovery:

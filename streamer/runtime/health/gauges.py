@@ -62,7 +62,7 @@ class ScrapeFacts:
     """The number of tables that may have series of their own; None without a limit."""
     backlogs: list[tuple[tuple[str, str], dict[str, float]]] = field(default_factory=list)
     sources: list[SourceGauges] = field(default_factory=list)
-    """Of the sources that this process runs."""
+    """The gauges of the sources that this process runs."""
     states: Counter[str] = field(default_factory=Counter)
     """How many sources of the fleet are in each state."""
     holders: dict[tuple[str, str], str] = field(default_factory=dict)

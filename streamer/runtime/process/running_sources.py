@@ -51,7 +51,7 @@ class RunningSources:
         self._stop_lsn = stop_lsn
         self._tasks: dict[Supervisor, asyncio.Task[None]] = {}
         self._replica: Replica | None = None
-        """This process among the replicas; None if the process runs all sources up to a point."""
+        """The replica that this process is; None if the process runs all sources up to a point."""
         self._replicating: asyncio.Task[None] | None = None
 
     def share(self, replica: Replica, tasks: EnduringTasks) -> None:

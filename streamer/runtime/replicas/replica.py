@@ -57,11 +57,11 @@ SETTLE_SECONDS: Final = 3.0
 GIVEN_AT_ONCE: Final = 4
 """The number of sources to release at a time."""
 REFUSED_SECONDS: Final = 10.0
-"""A replica that has not taken its source for so long loses the source."""
+"""A replica that does not take its source for this long loses the source."""
 FORGIVEN_SECONDS: Final = 60.0
-"""After so long the replica may take such a source again."""
+"""The time after which such a replica may take the source again."""
 FOLLOW_SECONDS: Final = 5.0
-"""Free sources wait so long for a replica that is about to read a new mapping."""
+"""Free sources wait this long for a replica that is about to read a new mapping."""
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0

@@ -27,9 +27,9 @@ from streamer.source.capture.table_description import (
 from streamer.source.catalog import CAPTURE_MARK
 
 MESSAGES_MIN: Final = 14_00_00
-"""pgoutput sends logical messages from here on."""
+"""The first version whose pgoutput sends logical messages."""
 MESSAGE_TABLE: Final = "message"
-"""On older servers, published inserts into this table replace the messages."""
+"""The published table whose inserted rows replace the messages on older servers."""
 SECRET: Final = "secret"
 """The materialized view with the token: no publication can publish a materialized view."""
 PLACE: Final = "place"
@@ -626,7 +626,7 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
 
 
 _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
-"""These statements name the role, or have no effect a second time."""
+"""The beginnings of statements that name the role, or have no effect a second time."""
 
 
 def version_comment(statements: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from streamer.source.server.wait_limits import set_lock_timeout
 class _Idle:
     connection: Connection
     closes_at: float
-    """In `time.monotonic`'s terms."""
+    """The time at which the connection closes, on the clock of `time.monotonic`."""
 
     def is_usable(self) -> bool:
         """Whether the time of the connection is not over, and the server has not ended it."""

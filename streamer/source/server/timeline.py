@@ -44,7 +44,7 @@ async def read_timeline(connection: Connection) -> int:
 async def check_same_server(connection: Connection, server: SourceServer) -> None:
     """Refuse a replication connection to any server but *server*.
 
-    A url with several hosts may lead to a second server during a failover. Raises
+    A url with several hosts may lead to another server during a failover. Raises
     SourceConnectionError.
     """
     row = await fetch_one(connection, "IDENTIFY_SYSTEM")
@@ -53,8 +53,10 @@ async def check_same_server(connection: Connection, server: SourceServer) -> Non
 
 
 async def check_same_server_plainly(connection: Connection, server: SourceServer) -> None:
-    """The same for an ordinary connection. A role that may not read system identifier and timeline
-    compares only the start of the server.
+    """Refuse an ordinary connection to any server but *server*.
+
+    A role that may not read system identifier and timeline compares only the start of the server.
+    Raises SourceConnectionError.
     """
     try:
         row = await fetch_one(connection, PLACE_SQL)

@@ -28,7 +28,7 @@ class ColumnLists:
     """The columns that publications may send, and the tables for which no list can do that."""
 
     columns: Mapping[RelationName, frozenset[str]] = field(default_factory=dict)
-    """By table. A table that is not here sends all columns."""
+    """The columns of each table with a list; a table without a list sends all columns."""
     refused: Mapping[RelationName, UnpublishedError] = field(default_factory=dict)
     """Tables that stay unpublished: the server cannot omit their excluded columns."""
 

@@ -56,14 +56,14 @@ _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that a publication names. ``fingerprint``: the oid of the row in "
-    "pg_publication_rel."""
+    """A table that a publication names. ``fingerprint``: the oid of the row in pg_publication_rel.
+    """
 
     fingerprint: str
     is_filtered: bool = False
     """A row filter excludes some rows."""
     columns: frozenset[str] | None = None
-    """Its column list; None if it sends all columns."""
+    """The column list; None if the table sends all columns."""
     relid: int | None = None
     """The OID of the table."""
 
@@ -91,7 +91,7 @@ class Publication:
     """Whether it sends values of generated columns (PostgreSQL 18)."""
     has_all_tables: bool = False
     namespaces: Mapping[str, PublishedSchema] = field(default_factory=dict)
-    """FOR TABLES IN SCHEMA."""
+    """The schemas of FOR TABLES IN SCHEMA, by name."""
     members: Mapping[RelationName, Member] = field(default_factory=dict)
 
     def has(self, relation: RelationName) -> bool:
@@ -373,7 +373,7 @@ class PublicationChanges:
 
     needed: list[str] = field(default_factory=list)
     surplus: list[str] = field(default_factory=list)
-    """Those that remove `strangers`."""
+    """Statements that remove `strangers`."""
     strangers: set[RelationName] = field(default_factory=set)
     """Members which the mapping lacks or which the second publication has."""
     publications: dict[str, Publication] = field(default_factory=dict)
@@ -390,7 +390,7 @@ class WantedMembers:
 
     identities: Sequence[RelationIdentity] = ()
     mappings: Sequence[RelationMapping] = ()
-    """With the filters of tables."""
+    """The mappings of the tables, with their filters."""
     lists: ColumnLists = NO_LISTS
     fresh: frozenset[RelationName] = frozenset()
     """Members with a new copy, whose filter and column list may change or be dropped."""

@@ -11,7 +11,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.source.connection import Connection, fetch_all
 
 CORRELATION_MIN: Final = 0.5
-"""Of the first column of a key, as ANALYZE has seen it."""
+"""The correlation of a key's first column, by ANALYZE, below which keys count as distant."""
 INDEXED_BYTES_MAX: Final = 256 * 1024 * 1024
 """A smaller table stays in memory while ranges of its key are read."""
 

@@ -59,7 +59,7 @@ class Storage:
 
     @property
     def lost(self) -> Self:
-        """The same of a table whose rows the stream lacks, until a copy replaces the storage."""
+        """The storage to record for a table whose rows the stream lacks, until its next copy."""
         return replace(self, file=_LOST)
 
     @property
@@ -71,7 +71,7 @@ class Storage:
         return not former.is_lost and self.file != former.file and self.columns != former.columns
 
     def has_new_toast(self, former: "Storage") -> bool:
-        """Whether the table had a different TOAST table in *former*."""
+        """Whether the table had another TOAST table in *former*."""
         return bool(self.toast and former.toast) and self.toast != former.toast
 
 
