@@ -56,8 +56,7 @@ _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that a publication names. ``fingerprint``: the oid of the row in pg_publication_rel.
-    """
+    """A table that a publication names. ``fingerprint``: the oid of the row in pg_publication_rel."""
 
     fingerprint: str
     is_filtered: bool = False
