@@ -37,7 +37,7 @@ async def begin_copies(
 ) -> dict[int, CopyRecord]:
     """Store new attempts to copy relations, each in the scope *need*; return them by relation id.
 
-    Raises TargetFencedError if a relation has a different need by now. After a loss of changes, a
+    Raises TargetFencedError if the need of a relation has changed. After a loss of changes, a
     copy that began would show the relation as in sync. The caller has begun a transaction.
     """
     values: dict[str, Any] = {"waiting_for": None}
@@ -53,7 +53,7 @@ async def begin_copies(
 
     begun = await change_states(connection, change, OF_RELATIONS, relation_ids)
     if len(begun) < len(relation_ids):
-        raise TargetFencedError("this table stopped, or lost its bookkeeping, as its copy began")
+        raise TargetFencedError("this table stopped, or lost its bookkeeping, when its copy began")
     return {copy.relation_id: replace(copy, attempt=copy.attempt + 1) for copy in begun}
 
 

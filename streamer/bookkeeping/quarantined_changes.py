@@ -13,7 +13,7 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Executor
 from streamer.util.lsn import Lsn
 
 PAGE_ROWS: Final = 500
-"""Readers get so many rows at a time."""
+"""The number of rows that a reader gets at a time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from streamer.target.fencing_token import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBE
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
 KNOWN_SECONDS: Final = 600.0
-"""A replica without its lock keeps its row that long, because it may only have lost its session."""
+"""A replica without its lock keeps its row this long: it may only have lost its session."""
 
 MAPPING_HINT: Final = (
     "give this replica the configuration of the others; or, if its file is newer, send it SIGHUP"

@@ -120,7 +120,7 @@ def outcome(state: TableState) -> tuple[bool, ErrorReport | None]:
     """Whether the copy that an operator requested has ended, and with which error. Pure."""
     is_in_sync = state.need is Need.NOTHING and state.shown is not State.ERROR
     if is_in_sync and state.error is not None and state.error.code == GapError.code:
-        return True, None  # found since
+        return True, None  # the copy succeeded; the gap is newer
     return state.need in (Need.NOTHING, Need.REQUEST) or state.shown is State.ERROR, state.error
 
 

@@ -174,7 +174,7 @@ def describe(result: TableResult) -> str:
     if result.undecided:
         return f"{result.undecided} rows undecided"
     if result.continued_from is not None:
-        return f"equal, counting what the comparison of {result.continued_from} had read"
+        return f"equal, including the rows that the comparison of {result.continued_from} read"
     return "equal"
 
 

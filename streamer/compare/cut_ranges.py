@@ -9,12 +9,14 @@ from streamer.postgres.key_ranges import Key, KeyRange
 RANGE_ROWS: Final = 50_000
 """The size of a first range: some tenths of a second for a server."""
 RANGES_MAX: Final = 4096
-"""Per table. Larger tables have larger ranges, so that the driver's memory does not grow."""
+"""The number of ranges of a table. Larger tables have larger ranges, so that the driver's memory
+does not grow.
+"""
 FETCH_ROWS: Final = 2000
 """Tasks split a differing range until neither side has more rows, and then fetch the rows."""
 SAMPLED_ROWS: Final = 50
 SAMPLED_PAGES: Final = 16
-"""A sample has so many rows and pages of each range, so sizes are right by a quarter."""
+"""The number of rows and pages in a sample of each range: sizes are right by a quarter."""
 TID_RANGES_MIN: Final = 14_00_00
 """Since this version a server can read a range of pages only."""
 PAGES_BYTES: Final = 64 * 1024 * 1024

@@ -393,7 +393,7 @@ class Round:
         return is_busy
 
     async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
-        """Wait after a job without an error and without a copied part: tasks missed the parts."""
+        """Wait before the next job: the last job reported no error, but copied no part."""
         source = self._context.source
         error = SparkJobError(
             f"Spark has run {len(parts)} parts and copied none",

@@ -163,9 +163,9 @@ class CopyPlanner:
     ) -> None:
         """Copy by the definition of the snapshot, if equal to the prepared definition."""
         if table is None or not is_same(copy.relation, table.relation):
-            await self._finisher.retry_changed(copy, "as its copy began")
+            await self._finisher.retry_changed(copy, "when its copy began")
         elif not self._is_published(table, publications):
-            reason = f'"{copy.name}" was not published yet as its copy began'
+            reason = f'"{copy.name}" was not yet published when its copy began'
             await self._finisher.retry_later(copy, reason)
         else:
             copy.use_definition(table.relation)

@@ -1,7 +1,7 @@
 """The errors that streamer raises on purpose, with the reaction that each needs.
 
 The class names the failure. ``code`` is the name in bookkeeping, log, status, metrics and the API,
-and decides the runbook. ``retry`` says whether a further attempt of the supervisor can succeed.
+and decides the runbook. ``retry`` says whether another attempt of the supervisor can succeed.
 ``remedy`` of an instance has the commands and SQL to run. Callers add the place with ``add_note``.
 Messages never contain connection strings or passwords.
 
@@ -157,7 +157,7 @@ class StandbyWaitError(SourceError):
 
 
 class SourceElsewhereError(SourceConnectionError):
-    """A command reached a different server than `run`."""
+    """A command reached another server than `run`."""
 
     code = "source_elsewhere"
     advice = "Stop an old primary, or correct the hosts of the url."
@@ -176,7 +176,7 @@ class SourceOldPrimaryError(SourceConnectionError):
 
 
 class SourceDatabaseError(SourceError):
-    """The url of a source leads to a different database of the server.
+    """The url of a source leads to another database of the server.
 
     Neither a copy nor a new slot helps, so the hint names the url alone.
     """
@@ -240,7 +240,7 @@ class SourceLimitError(SourceError):
 
 
 class SlotInUseError(SourceError):
-    """A second process streams from the slot."""
+    """Another process streams from the slot."""
 
     code = "slot_in_use"
     runbook = "second-installation"
@@ -298,7 +298,7 @@ class SourceDivergedError(SourceError):
 
 
 class SourceTakenError(SourceError):
-    """The slot or a publication with this source's names belongs to a second installation, or a
+    """The slot or a publication with this source's names belongs to another installation, or a
     foreign program has read from the slot.
     """
 
@@ -316,7 +316,7 @@ class ProtocolError(StreamerError):
 
 
 class TableGoneError(SourceError):
-    """The source lacks a mapped table, or has a different table under that name."""
+    """The source lacks a mapped table, or has another table under that name."""
 
     code = "table_gone"
     runbook = "table-gone"
@@ -389,8 +389,8 @@ class TargetConnectionError(TargetError):
 
 
 class TargetMovedError(TargetConnectionError):
-    """A connection reached a different server than the source's lock, as during a failover of the
-    target.
+    """A connection reached a server other than the one that holds the source's lock, as during a
+    failover of the target.
 
     ``fences``: the fencing tokens that are invalid there, if known.
     """
@@ -451,7 +451,7 @@ class TargetReadOnlyError(TargetError):
 class TargetFencedError(TargetError):
     """The target's stored progress differs from the progress that this process stored.
 
-    A second process has the source's lock, or the target was restored or lost commits.
+    Another process has the source's lock, or the target was restored or lost commits.
     ``relations``: the relations concerned, if known.
     """
 
@@ -668,7 +668,7 @@ class SpoolError(StreamerError):
 
 
 class JournalError(StreamerError):
-    """The journal of a source is damaged, or belongs to a different source."""
+    """The journal of a source is damaged, or belongs to another source."""
 
     code = "journal"
     retry = Retry.MANUAL

@@ -49,7 +49,7 @@ PREFIX: Final = "streamer_fk_"
 LAG_BYTES_MAX: Final = 16 * 1024 * 1024
 """A source with more lag gets no index builds at the target."""
 LOCK_SECONDS: Final = 30
-"""A build waits that long for transactions that use its table; then streamer postpones it."""
+"""A build waits this long for transactions that use its table; then streamer postpones it."""
 QUEUED_SECONDS: Final = 2
 ATTEMPTS: Final = 3
 

@@ -13,9 +13,9 @@ from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
 
 MARGIN_STEPS: Final = 1000
-"""How many values ahead a target sequence is set, at least."""
+"""The minimum margin: streamer sets a target sequence at least this many values ahead."""
 MARGIN_LOOKS: Final = 10
-"""The margin covers at least so many checks, at the rate at which the source draws values."""
+"""The margin lasts for at least this many checks, at the source's rate of drawing values."""
 
 
 class Followed(Protocol):

@@ -30,7 +30,7 @@ FUNCTIONS: Final = (
 """Functions that a role must be able to execute: superusers, and from 14 on by a GRANT."""
 
 NUMBER_MAX: Final = 64
-"""So many connections of a target have an origin; further connections have none."""
+"""The number of connections of a target with an origin; more connections have none."""
 
 _LOCK: Final = 0x6F726967  # "orig"
 _NAMES: Final = ", ".join(f"'{function.partition('(')[0]}'" for function in FUNCTIONS)

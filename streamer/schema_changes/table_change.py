@@ -277,7 +277,7 @@ class TableChange:
             )
 
     async def _does(self, statement: str) -> bool:
-        """Run a statement that the target may refuse; return whether it did not."""
+        """Run *statement* in a savepoint; return False if the target rejects it."""
         try:
             async with transaction(self._target):
                 await self._target.execute(statement)

@@ -28,9 +28,9 @@ _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 
 
 async def lock_types(target: TargetConnection) -> None:
-    """Lock the types of the target, and their use, against every second lane until the commit.
+    """Lock the types of the target, and their use, against all other lanes until the commit.
 
-    A second lane with the same change then makes the change, or finds the change made.
+    Another lane with the same change then makes the change, or finds it made.
     """
     await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
 
@@ -45,9 +45,10 @@ async def translate_types(
     """Return the statements for changes of types; *labels*: see
     `streamer.schema_changes.kept_labels`.
 
-    A second source may have changed a new type before this source creates the type. So the
-    target may have such a type as the source has the type now. Raises TargetSchemaError, and
-    TargetContentionError while a table is to get values of a type as the type was before.
+    Another source may have created and changed a new type before this stream creates it. The
+    target's type may therefore already match the source's current definition. Raises
+    TargetSchemaError, and TargetContentionError while another table still has unapplied changes
+    that use the old definition.
     """
     if not changes:
         return TypeTranslation()
@@ -121,7 +122,7 @@ async def _wait_for_users(
     changes: Sequence[TypeChange],
     translation: TypeTranslation,
 ) -> None:
-    """Raise TargetContentionError if a table is to get values of a type as the type was before."""
+    """Raise TargetContentionError while another table has unapplied changes of the old types."""
     oids = set(translation.awaited)
     if translation.statements:
         oids |= {c.after.oid for c in changes if c.kind not in _KEEPS_VALUES}

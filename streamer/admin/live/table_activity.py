@@ -1,4 +1,4 @@
-"""How busy each table is: the time of its last change, and changes a second. Pure."""
+"""The activity of each table: the time of its last change, and changes per second. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class TableActivity:
 
 
 class ChangeActivity:
-    """Keeps two earlier counts, so that a rate never covers a short moment."""
+    """Keeps two earlier samples, so that a rate always covers a minimum interval."""
 
     def __init__(self) -> None:
         self._older: tuple[datetime, dict[tuple[str, str], int]] | None = None

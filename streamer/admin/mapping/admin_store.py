@@ -1,7 +1,7 @@
 """The SQLite database of the mapping: draft, revisions, audit.
 
 A connection writes, for a single task at a time, each change in a transaction together with its
-audit rows; a second connection reads. SQLite uses a WAL journal, so readers never wait. A second
+audit rows; a second connection reads. SQLite uses a WAL journal, so readers never wait. Another
 process (the command line, while `run` works) may read and edit as well. Callers encrypt passwords
 before they call the store. Returned rows contain ``***`` in place of passwords, except to build the
 mapping.

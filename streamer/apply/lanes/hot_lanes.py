@@ -79,8 +79,9 @@ class HotLanes:
 
 
 def _is_free(guest: _Guest, now: float) -> bool:
-    """Whether the place of *guest* is free. Return an idle lane, which has no changes anywhere, to
-    its worker.
+    """Return an idle lane to its worker; return whether the place of *guest* is free then.
+
+    An idle lane has no changes anywhere.
     """
     lane = guest.lane
     if lane.is_ending:

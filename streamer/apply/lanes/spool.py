@@ -52,7 +52,7 @@ _end_fields = struct.Struct(">Q")
 log = structlog.get_logger()
 
 
-class OpenShareDiscarded(Exception):  # news, not an error
+class OpenShareDiscarded(Exception):  # a signal to the reader, not an error
     """The spool discarded the unfinished share that the reader was inside; read it again."""
 
 
@@ -150,7 +150,7 @@ class _Segment:
         except OSError as exc:
             raise SpoolError(
                 f"cannot make a file for held changes in {path.parent}: {exc.strerror}",
-                hint="free disk space there, or set spool.directory to a different directory",
+                hint="free disk space there, or set spool.directory to another directory",
             ) from exc
         self._buffer: list[bytes] = []
         self._buffered = 0

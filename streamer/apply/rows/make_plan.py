@@ -108,8 +108,8 @@ def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> Ta
         f"alter table {quote_qualified(name.namespace, name.name)} set logged" for name in unlogged
     )
     return TargetSchemaError(
-        f'target table "{target}" {which}; a crash of its server removes rows that the source '
-        "sends once",
+        f'target table "{target}" {which}: after a crash PostgreSQL empties such a table, and the '
+        "source does not send acknowledged rows again",
         hint=Remedy.of(
             "run there: ",
             at_target(*statements),

@@ -23,7 +23,7 @@ from streamer.apply.sql.ordered_statements import Statements
 from streamer.decode.tuples import Row
 
 PART_COLUMNS_MAX: Final = 120
-"""So many values of 64 bytes, the widest that stay in the row, fit a page."""
+"""The number of values of 64 bytes that fit a page; wider values do not stay in the row."""
 CELLS_MAX: Final = 500_000
 """The number of values staged at a time: a bound for memory."""
 

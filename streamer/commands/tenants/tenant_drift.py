@@ -268,7 +268,7 @@ def _judge_remaining(
 
 def _most_common(values: Iterable[str | None]) -> str | None:
     counts = Counter(values)
-    # Of two that are as common, one that is there, and then the first by its text.
+    # Break ties: prefer a definition over an absent one, then the first by text.
     return max(sorted(counts, key=str), key=lambda value: (counts[value], value is not None))
 
 

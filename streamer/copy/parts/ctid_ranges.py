@@ -16,7 +16,9 @@ PART_BYTES: Final = 128 * 1024 * 1024
 lose.
 """
 PARTS_MAX: Final = 4096
-"""Per heap: each part is a row of the ledger and a Spark task. Larger heaps have larger parts."""
+"""The number of parts of a heap: each is a row of the ledger and a Spark task. Larger heaps have
+larger parts.
+"""
 TASK_BYTES_MIN: Final = 16 * 1024 * 1024
 TASK_PARTS_MAX: Final = 50
 

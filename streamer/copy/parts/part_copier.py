@@ -103,7 +103,7 @@ class NotCopiedError(Exception):
     """A part cannot be copied as it was planned. ``kind``: the reason, for the coordinator.
 
     ``snapshot``: the snapshot is lost, and with it the round. ``elsewhere``: a connection reached a
-    different server, or a second process has taken the source over. ``changed``: the table is not
+    different server, or another process has taken the source over. ``changed``: the table is not
     the table of the snapshot. ``busy``: a session at the source holds a lock on the table.
     ``refused``: a server rejects the part.
     """
@@ -460,7 +460,7 @@ class Pace:
         self._slept = 0.0
 
     def begin(self, *, is_throttled: bool, rounds: int = 1) -> None:
-        """A part begins; so many *rounds* of copies share the number of rows per second."""
+        """A part begins. *rounds*: the rounds of copies that share the limit on rows per second."""
         self._is_throttled = is_throttled
         self._rounds = rounds
         self._slept = 0.0
@@ -538,7 +538,7 @@ def verify_fence(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Refuse a target where the source's lock is not held by the process that planned the copy.
 
     A session stays on a server, so one check is enough. Each part checks the token again, in the
-    transaction that writes: a second process may have taken the source over on this server.
+    transaction that writes: another process may have taken the source over on this server.
     """
     try:
         row = psycopg.RawCursor(target).execute(FENCE_SQL, ends.fence).fetchone()

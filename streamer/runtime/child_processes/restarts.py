@@ -11,12 +11,12 @@ from typing import Final
 FIRST_SECONDS: Final = 0.5
 SECONDS_MAX: Final = 30.0
 LASTING_SECONDS: Final = 60.0
-"""A process that lived so long had started well: the next end counts as its first."""
+"""A process that lived this long had started well: the next end counts as its first."""
 VERDICTS: Final = range(1, 5)
 """Exit codes that a StreamerError gives."""
 WRONG_CONFIGURATION: Final = 2
 VERDICTS_MAX: Final = 3
-"""So many verdicts of a process in a row end all processes."""
+"""The number of consecutive verdicts of a process that end all processes."""
 
 
 class Restarts:

@@ -6,7 +6,7 @@ these facts each process decides alone which sources to take and to give back, s
 returned source ends in order and is unlocked last.
 
 While the target does not answer, the process keeps its sources: their attempts wait, and take the
-locks again. If a second replica was faster, this process gives up the source.
+locks again. If another replica was faster, this process gives up the source.
 """
 
 import asyncio
@@ -49,11 +49,11 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 1.0
 FROZEN_SECONDS: Final = 10.0
-"""A replica without a new beat for so long has died, is frozen or is cut off."""
+"""A replica without a new beat for this long has died, is frozen or is cut off."""
 FROZEN_CHECKS: Final = 5
-"""So many checks of this process see no beat; a slow target allows no checks."""
+"""The number of checks without a beat that this needs: a slow target delays checks, too."""
 SETTLE_SECONDS: Final = 3.0
-"""A replica gives sources back once no replica has joined or ended for so long."""
+"""A replica gives sources back once no replica has joined or ended for this long."""
 GIVEN_AT_ONCE: Final = 4
 """The number of sources to release at a time."""
 REFUSED_SECONDS: Final = 10.0
@@ -65,7 +65,7 @@ FOLLOW_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""A replica does not take a source that a peer removed for so long: this process may be about to
+"""For this long, a replica does not take a source that a peer removed: this process may be about to
 read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
@@ -364,7 +364,7 @@ class Replica:
         self.fleet = Fleet.of(record)
 
     async def _renew_locks(self, sources: dict[str, Shared], record: FleetRecord) -> None:
-        """Give up sources whose lock a second process has; lock sources of this process again."""
+        """Give up sources whose lock another process has; lock sources of this process again."""
         for label, shared in sources.items():
             owner = record.owners.get(label)
             if shared.is_assigned and (owner is None or owner.backend_pid != self._backend_pid):

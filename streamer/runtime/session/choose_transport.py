@@ -28,7 +28,7 @@ TEXT: frozenset[int] = frozenset()
 IS_CHOSEN: Final = "the setting `transport` is text"
 _QUALIFIES: Final = "every written column has the same built-in type on both sides"
 _READ_TABLES: Final = 500
-"""So many definitions are in memory at once."""
+"""The number of definitions in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ MANUAL_RETRY_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
 """An attempt that lasted this long did not fail; its end is a new error."""
 OUT_OF_REACH_ATTEMPTS: Final = 3
-"""So many attempts in a row that cannot reach the source make a second replica try."""
+"""After this number of consecutive attempts without a connection, another replica tries."""
 _UNREACHED: Final = (SourceConnectionError, SourceRejectedError, SourceConfigurationError)
 
 
@@ -157,7 +157,7 @@ class Supervisor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a different replica would have to repeat work that is under way."""
+        """Whether another replica would have to repeat work that is under way."""
         return self.is_copying or self.has_journal
 
     @property

@@ -69,7 +69,7 @@ class _StatusReport:
         self._was_overdue: bool | None = None
         self._lag_from: dict[int, int | None] = {}
         """The oldest commit times of relations that lag; None for relations without lag."""
-        self._waiting = {  # perhaps: a process that died may have written so
+        self._waiting = {  # a process that died may have stored these as waiting
             mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
         }
 

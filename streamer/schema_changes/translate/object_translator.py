@@ -252,9 +252,9 @@ class ObjectTranslator:
 
 
 def _bars(present: DefinedObject, of: DefinedObject) -> bool:
-    """Whether an object of the target bars its name to a second object.
+    """Whether *present*, an object of the target, prevents another object from using its name.
 
-    Names are unique among indexes, and among the constraints of a table.
+    Index names are unique in a schema, names of constraints in their table.
     """
     return present.index is not None if of.is_index else not present.is_index
 

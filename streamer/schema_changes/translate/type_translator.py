@@ -1,10 +1,10 @@
 """Changes of a source's types as statements for the target, which uses the same names. Pure.
 
-Every table with a column of the type gets the change in its place in the stream, and the first
-makes it. So a statement comes only where the target's type is not yet so.
+Every table that uses the type receives the change at its own position in the stream; the first
+table applies it. A statement is therefore generated only if the target's type lacks the change.
 
-A new value of an enum cannot be used in the transaction that adds it, unless that makes the enum.
-The source has the same rule, so rows with the value come in later transactions.
+A transaction that adds a value to an enum cannot use the value, unless it also creates the enum.
+The source has the same rule, so rows with the value arrive in later transactions.
 
 A name may mean a new type, because the source has dropped or renamed the former type. The target's
 former type is then dropped, or renamed to a name of streamer's own until no column uses it
@@ -31,12 +31,14 @@ from streamer.schema.source_definition import DefinedColumn
 
 @dataclass(slots=True)
 class TypeTranslation:
-    """``statements``: to run in place. ``rewritten``: types whose values in rows from before differ
-    at the target, with the reason. ``doubts``: changes that an operator should see first, and why.
-    ``renamed``: the new names of the target's types by those before the statements. ``merged``: the
-    types that columns of a renamed type get. ``created``: types that the statements make.
-    ``awaited``: OIDs of the source's types whose further tables must not be behind. ``before``: to
-    run in an earlier transaction, because no transaction can use a label that it adds.
+    """The statements for the target, and their effects.
+
+    ``statements``: run at the position of the change. ``before``: run in an earlier transaction,
+    because no transaction can use a label that it adds. ``rewritten``: types whose values in
+    existing rows differ at the target, with the reason. ``doubts``: changes that an operator should
+    see first, and why. ``renamed``: the new names of the target's types, by their former names.
+    ``merged``: the types that columns of a renamed type get. ``created``: types that the statements
+    create. ``awaited``: OIDs of types of the source; no other table with such a type may be behind.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -52,10 +54,10 @@ class TypeTranslation:
 class TypeTranslator:
     """Translates changes for a target whose types are *there*.
 
-    *peers*: the types of peer sources. *uses*: of the target's types, by OID. *own*: the target's
-    types of the table's columns, by the source's names before the changes. *known*: the OIDs of the
-    source's types in its further tables, by name. *kept*: labels of enums, by name, that only ended
-    versions of a history have.
+    *peers*: the types of peer sources. *uses*: the uses of the target's types, by OID. *own*: the
+    target's types of the table's columns, by the source's names before the changes. *known*: the
+    OIDs of the source's types in its other tables, by name. *kept*: labels of enums, by name, that
+    only ended versions of a history have.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class TypeTranslator:
         present = self._there.get(new.full_name)
         if present is not None:
             is_alike = present.content == new.content and self._replaced.isdisjoint(new.parts)
-            if new.oid in self._known.get(new.full_name, ()):  # a further table changes it in place
+            if new.oid in self._known.get(new.full_name, ()):  # another table changes it in place
                 result.awaited |= set() if is_alike else {new.oid}
                 return
             if is_alike or (self._use(present).foreign and present.takes_all(new)):
@@ -189,12 +191,12 @@ class TypeTranslator:
         present = None if was is None else self._names.get(was.oid)
         meant = None if present is None else self._there.get(present)
         if meant is None or meant is namesake:
-            return  # made for a further table
+            return  # made for another table
         if namesake is not None:
             is_made = namesake.content == new.content
             if is_made and meant.content != old.content:
                 return
-            if is_made and self._use(namesake).is_used:  # made for a further table, with a new type
+            if is_made and self._use(namesake).is_used:  # made for another table, with a new type
                 self._make_room(meant, result)
                 result.merged.add(new.quoted)
                 return
