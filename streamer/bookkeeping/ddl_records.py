@@ -33,7 +33,7 @@ class DdlDecision:
 
     ``state``: `WAITING`, `MADE`, or the operator's decision; None if the command did not have to
     wait. ``statements``: run in place of streamer's own. ``reason``: of the wait. ``made``: the
-    changes that a different source of the target has made for this source, too.
+    changes that another source of the target has made for this source, too.
     """
 
     state: str | None = None
@@ -144,7 +144,7 @@ async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequ
 
 
 async def forget_made(session: Executor, place: DdlPlace) -> None:
-    """Delete commands of further sources that the table did not meet before *place*."""
+    """Delete commands of other sources that the table did not meet before *place*."""
     await session.execute(
         "delete from streamer.ddl where relation_id = $1 and state = 'made'"
         " and (lsn, number) < ($2::text::pg_lsn, $3)",

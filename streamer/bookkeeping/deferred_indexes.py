@@ -4,7 +4,7 @@ The transaction that drops an index stores its definition, and the transaction t
 index deletes the definition. So a crash at any moment loses no index. streamer defers only indexes
 without dependents: the primary key, unless a foreign key, a view or a publication needs it, and
 plain indexes. Indexes of constraints, of the replica identity, in a non-default tablespace, or with
-settings outside their definition stay. So do the indexes of tables that a different role owns.
+settings outside their definition stay. So do the indexes of tables that another role owns.
 Several sources can fill a table at the same time: the last source to finish restores the indexes.
 
 During a copy in chunks the stream also writes to the table. Then primary key, unique indexes and
@@ -153,7 +153,7 @@ async def restore_indexes(
 
     *ended_id*: a relation whose copy has failed or has its last rows, so that it does not fill the
     target. *is_start*: a copy in chunks counts as filling. Otherwise the stream of that copy may
-    need an index that a different source has dropped. Raises TargetError if the server refuses an
+    need an index that another source has dropped. Raises TargetError if the server refuses an
     index; its definition stays stored.
     """
     count = 0

@@ -166,14 +166,14 @@ async def read_reference(session: Executor, record: DefinitionRecord) -> Referen
 
 
 async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
-    """Return whether a different plan creates an object of *record*'s name on the same target."""
+    """Return whether another plan creates an object of *record*'s name on the same target."""
     return bool(await session.fetch_value(_REMADE_SQL, record.id))
 
 
 async def read_taken(
     session: Executor, target: RelationName, names: Sequence[str]
 ) -> frozenset[str]:
-    """Return the *names* that further relations in the schema of *target* have or get."""
+    """Return the *names* that other relations in the schema of *target* have or get."""
     rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(names), str(target))
     return frozenset(row["name"] for row in rows)
 

@@ -153,7 +153,7 @@ async def read_users(
 async def read_known_types(
     session: Executor, relation_id: int, names: Sequence[RelationName]
 ) -> dict[RelationName, frozenset[int]]:
-    """Return the OIDs of the types by *names* that further tables of the same source have."""
+    """Return the OIDs of the types by *names* that other tables of the same source have."""
     rows = await session.fetch(
         "select w.namespace, w.name, array_agg(distinct (t->>'oid')::int8) as oids"
         " from streamer.relation r"
@@ -184,7 +184,7 @@ async def read_own_targets(session: Executor, relation_id: int) -> list[Relation
 async def lock_definition(session: Executor, target: RelationName) -> None:
     """Lock the definition of a target table against all sources until this transaction ends.
 
-    Otherwise each of two sources could believe that the second still has a former column. Neither
+    Otherwise each of two sources could believe that the other still has a former column. Neither
     source would drop the column.
     """
     await session.execute(
@@ -218,7 +218,7 @@ async def read_other_users(
     names: Sequence[RelationName],
     changes: Sequence[str],
 ) -> list[SourceDefinition]:
-    """Return the definitions of further sources' tables, of any target, with types by *names*.
+    """Return the definitions of other sources' tables, of any target, with types by *names*.
 
     Tables that wait with one of *changes*, made at *place*, do not count.
     """
@@ -270,7 +270,7 @@ async def store_created(session: Executor, definitions: Mapping[int, SourceDefin
 
 
 async def has_other_streams(session: Executor, relation_id: int) -> bool:
-    """Return whether a second relation writes to the same target table, or has begun to."""
+    """Return whether another relation writes to the same target table, or has begun to."""
     return bool(
         await session.fetch_value(
             "select exists (select from streamer.relation o"

@@ -203,7 +203,7 @@ async def read_targets(session: Executor, database: str | None = None) -> set[st
 async def find_other_writer(
     session: Executor, database: str, sid: str, targets: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return one of *targets* where a second database writes rows of *sid*, and that database."""
+    """Return one of *targets* where another database writes rows of *sid*, and that database."""
     rows = await session.fetch(_OTHER_WRITERS_SQL, database, sid, list(targets))
     return (rows[0]["target"], rows[0]["database"]) if rows else None
 

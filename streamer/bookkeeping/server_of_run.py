@@ -1,6 +1,6 @@
 """Connections of commands to a source: to the server from which `run` streams.
 
-A url with several hosts, or a name that moved, may lead a command to a different server than the
+A url with several hosts, or a name that moved, may lead a command to another server than the
 process. Its positions and rows would then be compared with those of an unrelated server.
 """
 

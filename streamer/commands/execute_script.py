@@ -269,7 +269,7 @@ class _Execution:
     ) -> bool:
         """Return whether an earlier command has committed the script at the source.
 
-        After a failover a different transaction can have the number. The stream then delivers the
+        After a failover another transaction can have the number. The stream then delivers the
         script, or the process finds that the stream has no such script. Raises ScriptError for a
         script of the source alone.
         """
@@ -304,7 +304,7 @@ class _Execution:
         conflict = "another script" if record.side is script.side else f"--on {record.side.value}"
         raise MappingError(
             f'the id "{script.id}" was used for {conflict} at source "{self._source.label}"',
-            hint="give a different script an --id of its own",
+            hint="give another script an --id of its own",
         )
 
     def _check_version(self, plain: Connection) -> None:

@@ -36,7 +36,7 @@ async def missing_fk(
             await drop_leftovers(address, {table for m in listed for table, _ in m.statements})
         results = []
         for missing in listed:
-            # Building takes time: a further table may have begun to lag since the survey.
+            # Building takes time: another table may have begun to lag since the survey.
             now = await _find_missing(address, mapping, target_namespace, bookkeeping)
             current = next((m for m in now if m.name == missing.name), None)
             results.append(

@@ -515,7 +515,7 @@ async def _add_positions(
         status.state, status.error_code = UNKNOWN, TargetMovedError.code
         status.error = (
             "a process reads the slot, but none holds the lock of this source at this target: "
-            "`run` uses a different target"
+            "`run` uses another target"
         )
         words = (
             "set target.url to the server that `run` uses; if this target is an old primary, stop "

@@ -62,7 +62,7 @@ Sums = dict[int, tuple[int, int, int]]
 
 
 def add(sums: Sums, more: Sums) -> None:
-    """Add the sums of further rows to *sums*."""
+    """Add the sums of more rows to *sums*."""
     for bucket, (count, first, second) in more.items():
         n, n_first, n_second = sums.get(bucket, (0, 0, 0))
         sums[bucket] = n + count, n_first + first, n_second + second
@@ -313,7 +313,7 @@ class ComparedTable:
     def size_sql(self, side: Side) -> str:
         """Return a query of a table's size: all pages, pages of the largest heap, and all bytes.
 
-        Further columns are the version of the server, and the files of the table.
+        The other columns are the version of the server, and the files of the table.
         """
         name = f"{quote_literal(side.table.removeprefix('only '))}::regclass"
         return f"""

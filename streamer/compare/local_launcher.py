@@ -26,7 +26,7 @@ STOP_SECONDS: Final = 2.0
 class LocalProcess:
     """Takes the jobs of comparisons, like `streamer.copy.spark.launcher.SparkLauncher`.
 
-    *is_background*: with a low priority, and no further than to a number of rows that differ.
+    *is_background*: with a low priority, and only up to a number of differing rows.
     """
 
     def __init__(self, *, is_background: bool = False) -> None:

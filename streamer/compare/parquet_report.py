@@ -1,7 +1,7 @@
 """Writes a report in Parquet to a disk of this machine.
 
 The driver has the rows as JSON, which Spark converts to Parquet. Executors of a cluster write to
-remote disks. So the driver of a cluster starts a local driver in a second process, with the program
+remote disks. So the driver of a cluster starts a local driver in another process, with the program
 ``parquet``.
 """
 

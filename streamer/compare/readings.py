@@ -144,7 +144,7 @@ class Servers:
         self._stack.close()
 
     def more(self, count: int) -> "list[Servers]":
-        """Return *count* further sets of connections, which end with this set."""
+        """Return *count* more sets of connections, which end with this set."""
         while len(self._more) < count:
             self._more.append(self._stack.enter_context(Servers(self._ends, self._name)))
         return self._more[:count]
@@ -518,7 +518,7 @@ class KeyJudging:
     def show(self, batch: Judged) -> Iterator[KeyVerdict]:
         """Yield the verdicts about keys that are not equal, row by row.
 
-        After a PassingError, a further call yields the remaining verdicts.
+        After a PassingError, another call yields the remaining verdicts.
         """
         table, judge = batch.table, batch.judge
         keys = {n: batch.keys[n] for n in sorted({*judge.different, *judge.pending} - batch.shown)}

@@ -87,7 +87,7 @@ class UnitReader:
         self._servers.close()
 
     def cancel(self) -> None:
-        """Cancel the running statement, without a further attempt. For a separate thread."""
+        """Cancel the running statement, without another attempt. For a separate thread."""
         self._attempts = 0
         self._servers.cancel()
 

@@ -387,7 +387,7 @@ class MappingBuilder:
         )
 
     def _hashes(self, table: TableSettings, place: Location) -> tuple[ColumnHash, ...]:
-        """Return the hashes of `set`. A hashed column appears once in the target: a second place
+        """Return the hashes of `set`. A hashed column appears once in the target: another place
         would get the plain value.
         """
         hashes = []

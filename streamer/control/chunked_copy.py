@@ -90,7 +90,7 @@ class ChunkedCopy:
 
 
 def key_values(key: Sequence[str], types: Sequence[str]) -> tuple[KeyValue, ...]:
-    """Return the values of *key*, given as text, for comparisons with further keys."""
+    """Return the values of *key*, given as text, for comparisons with other keys."""
     return tuple(
         read_key_value(value.encode(), kind, is_text=True)
         for value, kind in zip(key, types, strict=True)

@@ -352,7 +352,7 @@ class TableState:
         return self.fares(State.ERROR, error)
 
     def lacks_rows(self, gap: ErrorReport) -> Self:
-        """Rows of a table in sync are missing; a different error is more urgent."""
+        """Rows of a table in sync are missing; another error is more urgent."""
         is_well = self.error is None or self.error.code == gap.code
         return replace(self, error=gap) if self.shown is State.READY and is_well else self
 

@@ -3,7 +3,7 @@
 Relations that need a copy are held (`streamer.apply.lanes.lane`): the stream continues for all
 tables, and keeps the changes of held relations on disk. The coordinator copies all waiting
 relations in one round (`streamer.copy.copy_round`). A table that an operator or the source requests
-while a round runs gets a further round, which does not wait for the first. So does a table whose
+while a round runs gets another round, which does not wait for the first. So does a table whose
 copy fails (`streamer.copy.round_removal`). The coordinator drops held changes up to the consistent
 point, because the copy contains these.
 

@@ -48,7 +48,7 @@ async def open_copy_session(
 ) -> Connection:
     """Return a session of a copy at *server*, which waits for no lock for long.
 
-    Raises SourceConnectionError, also for a different server.
+    Raises SourceConnectionError, also for another server.
     """
     plain = await connect(source)
     try:

@@ -263,7 +263,7 @@ class Finisher:
             await self.retry_later(copy, exc.message)
         except StreamerError as exc:
             if copy.is_done:
-                return  # the target was lost after the switch; further tasks report the loss
+                return  # the target was lost after the switch; other tasks report the loss
             if not self._queue.is_copying(copy.mapped):
                 return  # given up meanwhile: requested again
             if exc.retry is not Retry.TIMED:

@@ -121,7 +121,7 @@ def _foreign_gap(leaves: list[Leaf]) -> _Gap:
     return _Gap(
         f"changes of {_names(leaves)} are not replicated, because a partition that is a foreign "
         "table writes no WAL at this server",
-        "detach that partition, and map the table of its own server as a table of a further "
+        "detach that partition, and map the table of its own server as a table of another "
         "source; then ",
     )
 
@@ -244,7 +244,7 @@ async def _find_rewritten(
         if present != stored_storage and not await set_storage(
             bookkeeping, mapped.relation_id, present, stored_storage
         ):
-            continue  # a copy has stored a different storage
+            continue  # a copy has stored another storage
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
             listed = ", ".join(f'"{table}"' for table in lost)
             gaps[mapped] = _Gap(

@@ -111,7 +111,7 @@ class CopyPlanner:
         """Read the definitions again, under the snapshot.
 
         A column that a session added and filled before the snapshot is in no later change. A table
-        that is rewritten all the time must not block the copies of further tables.
+        that is rewritten all the time must not block the copies of other tables.
         """
         publications = await read_publications(
             self._snapshot.plain, self._context.source, self._context.server.version

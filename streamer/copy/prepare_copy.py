@@ -289,7 +289,7 @@ class Preparation:
     ) -> list[TableCopy]:
         """Check that both tables of each pair exist and fit; create the target's if need be.
 
-        Raises SyncError, TargetSchemaError and further errors with the next step.
+        Raises SyncError, TargetSchemaError and other errors with the next step.
         """
         await self._refuse_own_targets(target, [mapped.mapping for mapped, _ in pairs])
         facts: dict[MappedRelation, ExpressionFacts] = {}
@@ -309,7 +309,7 @@ class Preparation:
         missing = [pair for pair in pairs if pair[0].mapping.target not in tables]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
-        # A second source may have created a table before or after the query above.
+        # Another source may have created a table before or after the query above.
         late = [
             (mapped, relation)
             for mapped, relation in pairs
@@ -676,7 +676,7 @@ async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -
 async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
     """Lock the targets for reading, and return the copies whose target has no rows of this source.
 
-    Raises TargetContentionError at once. A session that holds such a lock and waits for a second
+    Raises TargetContentionError at once. A session that holds such a lock and waits for another
     lock could deadlock with a user's statement.
     """
     if not copies:

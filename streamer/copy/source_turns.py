@@ -2,7 +2,7 @@
 
 A source takes a turn before the slot or the snapshot of a copy is created. So waiting sources keep
 neither WAL nor old row versions. Sources with a higher priority come first, then sources with less
-to copy. A source that has a turn gets a further turn at once: tables of a source do not wait for
+to copy. A source that has a turn gets another turn at once: tables of a source do not wait for
 one another.
 """
 
@@ -40,7 +40,7 @@ class CopyTurn:
         self.source = source
 
     def end(self) -> None:
-        """End the turn and serve the next source; a second call has no effect."""
+        """End the turn and serve the next source; another call has no effect."""
         turns, self._turns = self._turns, None
         if turns is not None:
             turns.ended(self)

@@ -137,7 +137,7 @@ class RowSwap:
     def statements(self, mode: WriteMode, *, by_update: bool = True) -> list[str]:
         """Return the statements to run, in order.
 
-        Without *by_update* the statements delete and insert differing rows, because a second unique
+        Without *by_update* the statements delete and insert differing rows, because another unique
         constraint may reject updates.
         """
         if self.fills is not None:

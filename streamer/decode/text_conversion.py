@@ -144,7 +144,7 @@ class UnconvertedText(LargeValue):
     """Text as the source stores it: large, or with a character that UTF-8 lacks.
 
     The bytes are UTF-8 with an invalid byte before each such character. So neither a target nor a
-    retry from quarantine can mistake the value for a different text.
+    retry from quarantine can mistake the value for another text.
     """
 
     __slots__ = ("conversion",)

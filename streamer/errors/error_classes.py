@@ -157,7 +157,7 @@ class StandbyWaitError(SourceError):
 
 
 class SourceElsewhereError(SourceConnectionError):
-    """A command reached another server than `run`."""
+    """A command reached a server other than that of `run`."""
 
     code = "source_elsewhere"
     advice = "Stop an old primary, or correct the hosts of the url."
@@ -245,7 +245,7 @@ class SlotInUseError(SourceError):
     code = "slot_in_use"
     runbook = "second-installation"
     retry = Retry.TIMED
-    advice = "Stop the second process."
+    advice = "Stop the other process."
 
 
 class NoReplicaError(SourceError):
@@ -254,7 +254,7 @@ class NoReplicaError(SourceError):
     code = "no_replica"
     runbook = "no-replica"
     retry = Retry.TIMED
-    advice = "Start a further replica, or raise `--max-sources`."
+    advice = "Start another replica, or raise `--max-sources`."
 
 
 class SlotWaitError(SourceError):
@@ -481,7 +481,7 @@ class TargetSchemaError(TargetError):
 
 
 class SharedTargetError(TargetSchemaError):
-    """A change of a source would alter a type that further sources of the target still use."""
+    """A change of a source would alter a type that other sources of the target still use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -746,7 +746,7 @@ class TakenError(AdminError):
 
     code = "taken"
     status = 409
-    advice = "Choose a different name, or change the existing object."
+    advice = "Choose another name, or change the existing object."
 
 
 class ReadOnlyError(AdminError):

@@ -87,7 +87,7 @@ class IndexBuilder:
                 sources.append(
                     await read_foreign_key_facts(source, self._bookkeeping, self._target_namespace)
                 )
-            # the tables of further sources do not depend on this source
+            # the tables of other sources do not depend on this source
             except StreamerError as exc:
                 self._report(exc)
         return await find_missing_indexes(self._address, self._bookkeeping, sources)

@@ -1,6 +1,6 @@
 """Restores deferred indexes that no copy will restore.
 
-A copy restores the indexes of its target at the end, unless a different source still fills that
+A copy restores the indexes of its target at the end, unless another source still fills that
 table. If streamer gives up the copy of that source, because the source table is gone or unmapped,
 no copy restores the indexes. The stream of the remaining sources would find each row by reading the
 whole table.
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 5
-"""How long the restorer waits for a lock at the target: further statements queue behind it."""
+"""How long the restorer waits for a lock at the target: other statements queue behind it."""
 
 
 class IndexRestorer:

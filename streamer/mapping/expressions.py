@@ -8,7 +8,7 @@ cannot end the parentheses around it. sqlglot then checks that the text is a sin
 finds its columns. The servers check the expression again when a table starts.
 
 The allow list `functions` names the functions. An expression that depends on the clock, the session
-or further tables would give two different values. This module rejects such an expression by name,
+or other tables would give two different values. This module rejects such an expression by name,
 and the source's catalogs do when a table starts (`functions_sql`). Pure.
 """
 

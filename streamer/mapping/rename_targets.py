@@ -67,7 +67,7 @@ class RenameTargets:
     is_taken: bool
     """The new table exists."""
     is_shared: bool
-    """Further relations write to the former table."""
+    """Other relations write to the former table."""
     is_bare: bool
     """The former table has no rows of the relation."""
     gives_way: bool
@@ -151,7 +151,7 @@ def _judge_alone(
     if targets.is_bare and (not targets.is_there or stays_taken or targets.is_shared):
         return Following(mapping, renames_target=False)
     if targets.is_shared:
-        problem = "further sources write to its target"
+        problem = "other sources write to its target"
         return Obstacle(problem, rule_hint(move.now, move.target))
     return Following(mapping)
 
@@ -190,7 +190,7 @@ def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
             "correct the rules for that table",
         )
     return Obstacle(
-        f'streamer has a different table of the name "{move.now}"',
+        f'streamer has another table of the name "{move.now}"',
         f'remove the rule for "{move.former}", and resync "{move.now}"',
     )
 
@@ -221,7 +221,7 @@ def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[s
     formers = {former for former, _ in pairs}
     first, last = [], []
     for number, (former, now) in enumerate(pairs):
-        if now in formers:  # its new name becomes free only as a second table moves
+        if now in formers:  # its new name becomes free only when another table moves
             aside = RelationName(former.namespace, f"streamer renames {number}")
             first += rename_sql(former, aside)
             last += rename_sql(aside, now)

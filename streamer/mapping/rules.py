@@ -158,7 +158,7 @@ class RelationMapping:
         """Return the target's name for a source *column*; None if the target does not get the
         column.
 
-        The rule may exclude the column, or `columns` may give its name to a different column
+        The rule may exclude the column, or `columns` may give its name to another column
         without listing it. A hash gives its column a name, too.
         """
         rule = self.rule
@@ -413,7 +413,7 @@ def former_names(
 ) -> set[RelationName]:
     """Return the tables of exact rules that *source* lacks, and whose target a *present* table has.
 
-    A session has renamed such a table, and further tenants may still have the former name.
+    A session has renamed such a table, and other tenants may still have the former name.
     """
     rules = find_rules(source, present := list(present))
     targets = {target_of(source, rule, name, target_namespace) for name, rule in rules.items()}

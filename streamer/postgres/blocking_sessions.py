@@ -19,13 +19,13 @@ END_OWN_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
-"""Ends a session of ours by its pid, unless the pid now belongs to a different session."""
+"""Ends a session of ours by its pid, unless the pid now belongs to another session."""
 
 
 def session_sql(pid: str = "a.pid") -> str:
     """Return the expression that names session a of pg_stat_activity, or *pid* without it. Pure.
 
-    The server hides ages of a different role's session from a role without pg_read_all_stats.
+    The server hides ages of another role's session from a role without pg_read_all_stats.
     """
     return f"""pg_catalog.concat('pid ', {pid}, case when a.pid is not null then pg_catalog.concat(
 ' (', coalesce('role "' || a.usename || '", application "' || a.application_name || '"',

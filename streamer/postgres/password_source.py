@@ -62,7 +62,7 @@ class KnownPassword:
     replacement: str | None = None
     """A new password of the url since the process began."""
     generation: int = 0
-    """How often an operator has renewed the password to a different password."""
+    """How often an operator has changed the password."""
     command_seconds: float = 0.0
     """The duration of the last run of the command."""
     goes_first: bool = False

@@ -26,7 +26,7 @@ Query = Callable[[str], Awaitable[Any]]
 
 
 def is_lost_statement(state: str, message: str) -> bool:
-    """Whether a driver's prepared statement is missing, or belongs to a different client."""
+    """Whether a driver's prepared statement is missing, or belongs to another client."""
     return state in ("42P05", "26000") and _OF_DRIVER.search(message) is not None
 
 

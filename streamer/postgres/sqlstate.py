@@ -45,7 +45,7 @@ _MEANINGS: Final[dict[str, Meaning]] = {
     "55P03": Meaning.BUSY,  # lock_not_available
     "57": Meaning.LOST,  # shutdown, or a backend that crashed
     "57014": Meaning.BUSY,  # query_canceled
-    "58": Meaning.BUSY,  # io_error and further errors of the operating system
+    "58": Meaning.BUSY,  # io_error and other errors of the operating system
     "P0": Meaning.CONFLICT,
 }
 

@@ -126,8 +126,8 @@ def has_mask(text: str) -> bool:
 def fill_masks(text: str, stored: str) -> str:
     """Return *text* with the passwords of *stored* in place of ``***``.
 
-    Raises ValueError without such a password, or if *text* names a different server. An editor of a
-    url must not learn its password by sending it to a different server.
+    Raises ValueError without such a password, or if *text* names another server. An editor of a
+    url must not learn its password by sending it to another server.
     """
     if text == mask(stored):
         return stored
@@ -197,7 +197,7 @@ def names_outside_secrets(text: str) -> list[str]:
 
 
 def _place(text: str) -> dict[str, str]:
-    # References stay distinct: a different variable may be a different host.
+    # References stay distinct: another variable may be another host.
     numbered = _REFERENCE.sub(lambda match: str(int.from_bytes(match[1].encode())), text)
     try:
         parameters = parse_conninfo(numbered)

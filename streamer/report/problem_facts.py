@@ -86,7 +86,7 @@ class ReportedBacklog:
 class ReportedSource:
     """A source with tables.
 
-    ``own``: state and error in the reporting process, where the bookkeeping holds those of a second
+    ``own``: state and error in the reporting process, where the bookkeeping holds those of another
     process.
     """
 

@@ -92,7 +92,7 @@ class Health:
     waiting_for: str | None = None
     """The turn of the source to copy, while its start waits for the turn."""
     holder: str | None = None
-    """The process that runs this source, if that is a different process."""
+    """The process that runs this source, if that is another process."""
     wal_end_lsn: Lsn = NOTHING
     restart_lsn: Lsn | None = None
     safe_wal_bytes: int | None = None

@@ -297,7 +297,7 @@ def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Pa
 def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) -> Outcome:
     types, doubts = _types(stored.types or (), reported.types or (), changed)
     renames = type_difference(stored.types or (), types)
-    # A column loses the sequence that a different column gets, without evidence in the message.
+    # A column loses the sequence that another column gets, without evidence in the message.
     serials = [
         part.sequence.oid
         for part in reported.columns
@@ -345,7 +345,7 @@ def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) 
 def _chosen(
     stored: Mapping[K, V], reported: Mapping[K, V], changed: Collection[K]
 ) -> tuple[dict[K, V], bool]:
-    """Return own parts from the message and further stored parts, and whether these differ."""
+    """Return own parts from the message and other stored parts, and whether these differ."""
     chosen = {**stored, **{key: part for key, part in reported.items() if key in changed}}
     return chosen, chosen != dict(reported)
 

@@ -220,7 +220,7 @@ def _as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
     # An expression of an exclusion constraint has the number 0, a system column a negative number.
-    # A second statement may have read the columns, before or after a change.
+    # Another statement may have read the columns, before or after a change.
     return tuple(names[number] for number in numbers or () if number in names)
 
 

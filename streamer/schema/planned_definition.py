@@ -76,7 +76,7 @@ class TargetPlace:
 
 
 Places = Callable[[RelationName], TargetPlace | None]
-"""Returns the place of a second table of the source; None for a table without replication."""
+"""Returns the place of another table of the source; None for a table without replication."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ _ACTIONS: Final = {
 
 
 def other_name(name: str, target: RelationName) -> str:
-    """Return a name for an index whose original name a second relation of the schema uses."""
+    """Return a name for an index whose original name another relation of the schema uses."""
     mark = "_" + hashlib.sha256(f"{target}\0{name}".encode()).hexdigest()[:8]
     room = NAME_BYTES_MAX - len(mark)
     return name.encode()[:room].decode(errors="ignore") + mark

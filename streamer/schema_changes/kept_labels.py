@@ -63,7 +63,7 @@ async def missing_labels(
 ) -> list[str]:
     """Return the statements that give enums of the target the labels that versions need.
 
-    *created*: enums that further statements create with these labels. No statement of the same
+    *created*: enums that other statements create with these labels. No statement of the same
     transaction could use a label that is new in an existing enum.
     """
     statements = []

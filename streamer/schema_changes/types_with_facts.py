@@ -103,7 +103,7 @@ async def _translate(
         if change.before is not None and (type_ := of_columns.get(change.after.quoted)) is not None
     }
     names = [t.full_name for t in named]
-    # Tables of peer sources share a type with this table, also in further target tables.
+    # Tables of peer sources share a type with this table, also in other target tables.
     words = [str(change) for change in changes]
     peers = await read_other_users(session, command.place, names, words)
     return TypeTranslator(

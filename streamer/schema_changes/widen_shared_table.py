@@ -74,7 +74,7 @@ async def widen_shared_table(
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise
-        # A different role may be permitted; the message names every further cause.
+        # Another role may be permitted; the message names every other cause.
         is_forbidden = isinstance(exc, TargetRejectedError)
         by_hand = Remedy.of("have its owner run there: ", at_target(*statements))
         raise TargetSchemaError(

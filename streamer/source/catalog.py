@@ -213,7 +213,7 @@ from pg_catalog.pg_control_system() c
 async def check_same_database(
     source: SourceMapping, connection: Connection, stored: KnownPlace
 ) -> None:
-    """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
+    """Refuse another database of the same server, for a command. Raises SourceDatabaseError.
 
     Without the privilege to read the system identifier, the process that streams decides alone.
     """

@@ -18,7 +18,7 @@ def require_same_database(
     database_oid: int,
     names: Mapping[str, str],
 ) -> None:
-    """Refuse a different database of the same server. Raises SourceDatabaseError.
+    """Refuse another database of the same server. Raises SourceDatabaseError.
 
     *names*: the names of the server's databases, by OID as text. A missing database was dropped,
     and the slot with it.

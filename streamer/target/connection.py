@@ -564,7 +564,7 @@ class TargetConnection:
         copy = copy_sql(table, columns, namespace=namespace, binary=binary)
         sql = self._pop_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
-            # asyncpg's copy_to_table calls this with one statement, and skips further answers.
+            # asyncpg's copy_to_table calls this with one statement, and skips other answers.
             status: str = await self._connection._copy_in(sql, watched(), None)
         return _row_count(status)
 

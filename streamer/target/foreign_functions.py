@@ -198,7 +198,7 @@ class _UndoneError(Exception):
 
 
 async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[None]]) -> bool:
-    """Whether *make*, which is rolled back, adds such calls. Raises further errors of *make*."""
+    """Whether *make*, which is rolled back, adds such calls. Raises other errors of *make*."""
     is_made = False
     with contextlib.suppress(_UndoneError, ForeignCallError):
         async with transaction(connection):

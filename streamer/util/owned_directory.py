@@ -2,7 +2,7 @@
 
 In a temporary directory or on a shared disk, any user can create a directory before this process.
 The owner of a directory can replace each file there. So this process uses a directory only if it
-belongs to this user alone, and reads jobs and secrets only from such files. Nor may a different
+belongs to this user alone, and reads jobs and secrets only from such files. Nor may another
 user be able to rename a parent directory, and so substitute the directory. So paths below a checked
 directory stay valid, and no descriptor has to be held open.
 
@@ -28,7 +28,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NotPrivateError(OSError):
-    """A different user can change a directory or file. ``remedy``: the command that helps."""
+    """Another user can change a directory or file. ``remedy``: the command that helps."""
 
     def __init__(self, path: Path, problem: str, remedy: str | None = None) -> None:
         super().__init__(errno.EPERM, problem, str(path))
@@ -38,7 +38,7 @@ class NotPrivateError(OSError):
 def make_private(directory: Path) -> None:
     """Create *directory* with mode 0700, or check that it belongs to this user alone.
 
-    Raises OSError: a NotPrivateError for a directory of a different user or mode.
+    Raises OSError: a NotPrivateError for a directory of another user or mode.
     """
     for path in (*reversed(directory.parents), directory):
         if not path.exists():
@@ -58,7 +58,7 @@ def _steps(path: Path) -> Iterator[Path]:
 
 
 def _require_lasting(step: Path) -> None:
-    """Raise NotPrivateError if a different user could replace *step*, or an entry of this user in
+    """Raise NotPrivateError if another user could replace *step*, or an entry of this user in
     *step*. The operator trusts the groups of this process.
     """
     facts = step.lstat()

@@ -54,7 +54,7 @@ EXPECTED = {
         'renamed to "public.x" at the source: no rule matches',
         "error",
     ),
-    "replaced": (Severity.WARNING, "a different table of the source has its name now", "ready"),
+    "replaced": (Severity.WARNING, "another table of the source has its name now", "ready"),
     "renamed": (Severity.INFO, "is public.r_2 now", None),
 }
 

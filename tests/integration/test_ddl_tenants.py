@@ -242,7 +242,7 @@ async def test_a_table_that_one_tenant_renames_goes_on_with_the_rule_that_its_er
     await streamer.table_state("public.t", "error")
     shown = (await streamer.table("public.t"))["error"]
     rule = "'public.people': {target: 'public.t'}"
-    assert "further sources write to its target" in shown
+    assert "other sources write to its target" in shown
     assert rule in shown
     await apply(f"t:\n{rule}")
     await tenants.run("b", "alter table t rename to people; insert into people (id) values (9)")

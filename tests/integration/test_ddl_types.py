@@ -239,7 +239,7 @@ async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
             path.write_text(text.replace(mine, f'{mine}, {{url: "{joiner.url}", sid: b}}'))
             await streamer.apply()
             # A composite value has all attributes in their order, so the others refuse another one.
-            assert "a further source still has the old type" in await error("b", "u")
+            assert "another source still has the old type" in await error("b", "u")
             assert (await states())["a"] == {"public.t": "ready", "public.u": "ready"}
 
             async def is_copied() -> bool:

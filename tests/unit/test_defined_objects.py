@@ -160,7 +160,7 @@ def test_a_source_that_still_has_the_value_or_type_keeps_it() -> None:
         "alter type \"public\".\"mood\" add value if not exists 'blue' before 'happy'"
     ]
     assert list(found.rewritten) == ["public.mood"]
-    with pytest.raises(TargetSchemaError, match="a further source"):
+    with pytest.raises(TargetSchemaError, match="another source"):
         TypeTranslator({PLACE.full_name: PLACE}, [[PLACE]]).translate(
             type_difference([PLACE], [replace(PLACE, attributes=())])
         )

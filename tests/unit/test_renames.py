@@ -152,7 +152,7 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
     "a target of other sources": (
         {A_B: replace(PLAIN, is_shared=True)},
         [A],
-        ["further sources write to its target"],
+        ["other sources write to its target"],
     ),
     "a taken target": ({A_B: TAKEN}, [A], ["the target has such a table"]),
     "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has a different table"]),

@@ -26,7 +26,7 @@ BODY_BYTES_MAX: Final = 8_000_000
 BODY_BYTES_MAX_WITHOUT_LOGIN: Final = 16_000
 PREFIX: Final = "/api"
 ALIVE: Final = "/healthz"
-"""Answers every client, also a probe that uses a different name of this machine."""
+"""Answers every client, also a probe that uses another name of this machine."""
 OPEN_PATHS: Final = frozenset({"/api/openapi.json", "/api/login"})
 """Paths without credentials: a description without data, and the login."""
 

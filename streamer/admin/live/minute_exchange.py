@@ -109,7 +109,7 @@ class MinuteExchange:
         oldest = now - KEPT_SECONDS
         since = max(oldest, self._read_at[0] - LATE_SECONDS) if self._read_at else oldest
         while since < now:
-            # The clock of a second process may be ahead.
+            # The clock of another process may be ahead.
             is_last = since + PART_SECONDS >= now
             until = now + AHEAD_SECONDS if is_last else since + PART_SECONDS
             minutes = await read_minutes(bookkeeping, since, until)

@@ -21,7 +21,7 @@ COARSE_SLOTS: Final = 1440
 KEPT_SECONDS: Final = COARSE_SECONDS * COARSE_SLOTS
 FIELDS: Final = ("lag_seconds", "changes_per_second", "retained_wal_bytes")
 AHEAD_SECONDS: Final = 3600
-"""The limit for the clock of a second process that is ahead."""
+"""The limit for the clock of another process that is ahead."""
 WIDTH: Final = 240
 HEIGHT: Final = 32
 DOT: Final = 3
@@ -107,7 +107,7 @@ class Ring:
     def known(self, source: str, field: int, since: float) -> list[tuple[int, float]]:
         """Return times and known values of a field after *since*.
 
-        The fleet overview reads many sources, so this reads no further field.
+        The fleet overview reads many sources, so this reads no other field.
         """
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None:
@@ -134,7 +134,7 @@ class Series:
         self._coarse = Ring(COARSE_SECONDS, COARSE_SLOTS)
 
     def merge(self, minutes: Iterable[Minute], now: float) -> None:
-        """Add stored minutes, of this or a second process, the newest version of a minute last.
+        """Add stored minutes, of this or another process, the newest version of a minute last.
 
         Minutes outside the last day do not count: a clock was wrong.
         """
@@ -176,7 +176,7 @@ class Series:
     def of(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
         """Return times and values of a source after *since*, the oldest first.
 
-        A minute of the last hour in which a second process ran the source is a single point, for
+        A minute of the last hour in which another process ran the source is a single point, for
         the whole minute.
         """
         fine, coarse = self._fine.points(source), self._coarse.points(source)

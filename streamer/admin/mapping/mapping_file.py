@@ -88,7 +88,7 @@ def is_damage(error: BaseException | None) -> bool:
 
 
 def is_busy(error: BaseException | None) -> bool:
-    """Return whether an error of SQLite means that a different connection has a lock."""
+    """Return whether an error of SQLite means that another connection has a lock."""
     return _primary_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

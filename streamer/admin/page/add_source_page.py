@@ -66,7 +66,7 @@ class Connections:
         return name
 
     def find(self, name: str, actor: str) -> Connection | None:
-        """Return a connection of *actor*; None if too old, or made by a different user."""
+        """Return a connection of *actor*; None if too old, or made by another user."""
         self._forget_old()
         connection = self._known.get(name)
         return connection if connection is not None and connection.actor == actor else None

@@ -307,7 +307,7 @@ class AdminService:
             await self.engine.apply(self.select_sources(mapping))
 
     async def reload(self, settings: Settings, mapping: Mapping) -> None:
-        """Switch to the newest revision, perhaps of a second process; in static mode to *mapping*.
+        """Switch to the newest revision, perhaps of another process; in static mode to *mapping*.
         Raises ConfigurationError, without any change, and StreamerError.
         """
         async with self._applying:

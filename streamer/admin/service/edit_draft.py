@@ -78,7 +78,7 @@ async def remove_source(client: "MappingClient", database: str, sid: str | None)
 async def add_tenants(
     client: "MappingClient", database: str, urls: list[tuple[str, str]], *, applies: bool
 ) -> Changed:
-    """Add tenants to the draft, and apply a draft without further changes. Raises AdminError."""
+    """Add tenants to the draft, and apply a draft without other changes. Raises AdminError."""
     was_changed = await client.is_changed()
     for url, sid in urls:
         await add_source(client, database, url, sid)
@@ -88,7 +88,7 @@ async def add_tenants(
 async def remove_tenant(
     client: "MappingClient", database: str, sid: str, *, applies: bool
 ) -> Changed:
-    """Remove a tenant from the draft, and apply a draft without further changes."""
+    """Remove a tenant from the draft, and apply a draft without other changes."""
     was_changed = await client.is_changed()
     await remove_source(client, database, sid)
     return await _apply_tenants(client, database, [sid], applies, was_changed)
@@ -99,7 +99,7 @@ async def _apply_tenants(
 ) -> Changed:
     labels: list[str] = [SourceLabel(database, sid) for sid in sids]
     if was_changed or not applies:
-        why = "the draft has further changes; " if was_changed and applies else ""
+        why = "the draft has other changes; " if was_changed and applies else ""
         step = f"{why}see `{command('plan')}`, then run `{command('apply')}`"
         return Changed(labels, next_step=step, is_applied=False)
     answer = await client.apply(force=False)
@@ -109,7 +109,7 @@ async def _apply_tenants(
 async def add_table(
     client: "MappingClient", database: str, fields: Row, settings: list[str]
 ) -> Row:
-    """Add a table with further *settings*, as ``name=YAML``. Raises AdminError."""
+    """Add a table with other *settings*, as ``name=YAML``. Raises AdminError."""
     group = await _database(client, database)
     more = dict(_setting(text) for text in settings)
     return await client.create("table", {**fields, **more, "database_id": group["id"]})

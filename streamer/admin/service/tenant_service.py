@@ -56,7 +56,7 @@ class Tenants:
         return rows
 
     async def add(self, database: str, url: str, sid: str, actor: str) -> Row:
-        """Add a tenant to the draft, and apply a draft without further changes.
+        """Add a tenant to the draft, and apply a draft without other changes.
 
         Raises InvalidError, UnreadyError, TakenError.
         """

@@ -5,7 +5,7 @@ place, between two windows. No commit then contains changes of the lane, so the 
 target is certain. The place applies the changes in the same order, each window with the position in
 a single transaction. So a restarted process begins at the target's position, as always.
 
-Hot lanes never wait for each other. Without a free place, further hot lanes stay in their workers.
+Hot lanes never wait for each other. Without a free place, other hot lanes stay in their workers.
 
 A lane keeps its place for at least a minute, until its writes are short. A place whose lane has
 been idle for a minute is free for a new lane.

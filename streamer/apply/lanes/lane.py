@@ -5,7 +5,7 @@ transaction`` the ready relations of a source share a lane, so that a source tra
 visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
 worker. A held lane sends changes to a spool on disk, from which a drainer applies the changes on
 its own connection. A relation is held while it waits for its copy, a lock, an operator, or a row
-that the target refuses. The end of a transaction too large for memory is a further reason. The
+that the target refuses. The end of a transaction too large for memory is another reason. The
 remaining relations continue.
 
 Order never depends on worker and drainer. A drainer begins after the worker has finished all its
@@ -553,7 +553,7 @@ class Lane:
         self.changed.set()
 
     def release(self, reason: Hold) -> None:
-        """Remove *reason*; the drainer continues unless a second reason blocks the lane."""
+        """Remove *reason*; the drainer continues unless another reason blocks the lane."""
         self.hold &= ~reason
         if reason & Hold.ERROR:
             self.error = None

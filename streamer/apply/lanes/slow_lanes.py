@@ -27,7 +27,7 @@ LONG_TIMES: Final = 4
 On a busy machine all lanes take long, and moving a lane would not help.
 """
 WINDOWS: Final = 3
-"""A lane leaves after this number of consecutive long windows for which further lanes wait."""
+"""A lane leaves after this number of consecutive long windows for which other lanes wait."""
 SLOW_SECONDS_MIN: Final = 0.03
 SLOW_CHANGES_PER_SECOND: Final = 2000
 """A lane with longer writes and a lower rate is slow."""
@@ -73,7 +73,7 @@ class SlowLanes:
         """Record that a worker wrote *change_count* changes of *lane* in *seconds*; return the move
         of the lane.
 
-        *others_wait*: further lanes have changes in this window or behind it. A move resets the
+        *others_wait*: other lanes have changes in this window or behind it. A move resets the
         averages of the lane.
         """
         usual = self._usual.setdefault(lane, _Usual(seconds, change_count))

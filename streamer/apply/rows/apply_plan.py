@@ -326,7 +326,7 @@ class ApplyPlan:
 
     @property
     def truncates_by_delete(self) -> bool:
-        """Whether TRUNCATE must be a DELETE, for rows of further sources or for foreign keys."""
+        """Whether TRUNCATE must be a DELETE, for rows of other sources or for foreign keys."""
         return self.sid is not None or self.target.is_referenced
 
     @property

@@ -110,7 +110,7 @@ class Fold:
         """Whether exact order is the only way.
 
         A staged row would be too wide. Or expressions need values that only the target has. Or a
-        row takes the key of a second row that moves.
+        row takes the key of another row that moves.
         """
         plan = self.plan
         if self.moves:

@@ -145,7 +145,7 @@ def _with_computed(
     *,
     has_sid: bool,
 ) -> tuple[PlanColumn, ...]:
-    """Add the computed columns of `set`, in place of source values or as further columns."""
+    """Add the computed columns of `set`, in place of source values or as additional columns."""
     by_name = {column.name: column for column in columns}
     is_history = mapping.type is TableType.HISTORY
     ours = (*((SID,) if has_sid else ()), *(HISTORY_COLUMNS if is_history else ()))
@@ -188,7 +188,7 @@ def _with_metadata(
             raise TargetSchemaError(
                 f'`metadata` writes {kind} to column "{name}" of target table "{mapping.target}", '
                 "which already gets another value",
-                hint="give the fact a different column, or exclude the source's column",
+                hint="give the fact another column, or exclude the source's column",
             )
         actual = target.columns.get(name)
         expected = METADATA_TYPES[kind]
@@ -262,7 +262,7 @@ def missing_remedy(
     types: Mapping[str, str],
     changes: Mapping[str, ColumnChange],
 ) -> tuple[list[str], str]:
-    """Return the statements that make the target fit and keep rows equal, and further advice.
+    """Return the statements that make the target fit and keep rows equal, and other advice.
     Pure.
 
     *changes*: see `columns_to_add`.
@@ -416,7 +416,7 @@ def _identify(
                 raise TargetSchemaError(
                     f'`set` computes "{column.name}", which is part of the key of source table '
                     f'"{mapping.source}"',
-                    hint="leave the key unchanged, and compute a further column",
+                    hint="leave the key unchanged, and compute another column",
                 )
         return (Identity.KEY, key) if key else (Identity.NONE, ())
     if relation.replica_identity == "n":

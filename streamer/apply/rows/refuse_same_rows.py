@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, label: str) -> None:
-    """Refuse rows of a target table that a running process writes from a second source.
+    """Refuse rows of a target table that a running process writes from another source.
 
     Raises TargetSchemaError.
     """

@@ -266,7 +266,7 @@ end"""
 end loop;"""
 
     def _refuse_several(self, condition: str) -> str:
-        """Refuse the found row if a second row has the key and no index forbids equal keys."""
+        """Refuse the found row if another row has the key and no index forbids equal keys."""
         if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
             return ""
         return (

@@ -355,7 +355,7 @@ class SetStatements:
         """Run *statement* on rows staged as *op*; return the number of touched rows of the target.
 
         ``several``: the key, as text, of a staged row that touched more than one row. A single
-        snapshot gives both facts; a second statement could see further rows.
+        snapshot gives both facts; a later statement could see more rows.
         """
         key = self._key_text("s", self.old if op == OP_MOVED else self.new)
         staged_row = f"s.ctid as staged, {key} as key"

@@ -47,7 +47,7 @@ def check_identity(
             "has partitions that are foreign tables, whose changes are not in the WAL: "
             f"{some_of(map(str, foreign))}"
         )
-        words = "detach them, and map the tables of their own servers as tables of a further source"
+        words = "detach them, and map the tables of their own servers as tables of another source"
         yield warning(place, problem, in_words(words))
     if relation.has_usable_identity:
         return

@@ -274,6 +274,6 @@ def _check_case(place: Place, case: Case, *, is_planned: bool) -> Iterable[Findi
         case Fate.REPLACED:
             yield warning(
                 place,
-                "a different table of the source has its name now; `run` applies "
+                "another table of the source has its name now; `run` applies "
                 "`on_table_dropped` once the target has the last changes of the former table",
             )

@@ -108,7 +108,7 @@ def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
 
 
 def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
-    """Find columns whose type has no common type with the type of a second tenant."""
+    """Find columns whose type has no common type with the type of another tenant."""
     for column in pair.relation.columns:
         name = pair.mapping.target_column(column.name)
         present = shared.relation.columns.get(name or "")

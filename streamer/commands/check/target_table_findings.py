@@ -105,7 +105,7 @@ def check_missing(
             schema = quote_identifier(pair.name.namespace)
             statements.insert(0, f"create schema {schema} authorization {role}")
         statements += pair.wanted.statements
-        # A different role may run these statements, and then owns the table.
+        # Another role may run these statements, and then owns the table.
         rights = "select, insert, update, delete, truncate"
         statements.append(f"grant {rights} on {pair.quoted} to {role}")
         fix = at_target(*statements, words="or set `target.create_tables: true`")

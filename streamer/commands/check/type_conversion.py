@@ -1,4 +1,4 @@
-"""Whether every value of a type, as text, is a value of a second type. Pure.
+"""Whether every value of a type, as text, is a value of another type. Pure.
 
 Types are named as format_type names them. A pair without a proof counts as a risk: the check warns,
 the target decides.

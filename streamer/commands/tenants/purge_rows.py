@@ -102,7 +102,7 @@ async def purge(
 ) -> list[PurgeRecord]:
     """Delete the rows of a source in all target tables; return the record of each table.
 
-    Raises MappingError while the source is mapped or streams, or if a second database writes rows
+    Raises MappingError while the source is mapped or streams, or if another database writes rows
     with this sid to a target table.
     """
     label = SourceLabel(database, sid)

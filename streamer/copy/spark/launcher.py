@@ -92,7 +92,7 @@ class SparkLauncher:
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to the end; return the failed relations with reasons.
 
-        A cancellation cancels the job: the tasks end, and make room for tasks of further jobs.
+        A cancellation cancels the job: the tasks end, and make room for tasks of other jobs.
         Raises SparkJobError if the process ends or the job fails as a whole.
         """
         self._count += 1

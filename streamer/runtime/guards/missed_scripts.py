@@ -2,7 +2,7 @@
 
 A new slot begins behind the transactions that its snapshot sees, so its stream leaves out their
 scripts. A failover or a restored server can lose the transaction of a script. The transaction's
-number then belongs to a different transaction, or is free. The target would then wait for the
+number then belongs to another transaction, or is free. The target would then wait for the
 script forever.
 
 The source stops instead, with a `ScriptError`. The source does not run the script: the stream has
@@ -75,7 +75,7 @@ class MissedScripts:
         origin = self._server.system_identifier, self._server.timeline
         foreign = [script.id for script in awaited if is_of_another_server(script, *origin)]
         await self._set_missed(foreign, OTHER_HISTORY)
-        # A number of a different server has no meaning for this snapshot.
+        # A number of another server has no meaning for this snapshot.
         by_xid = {script.source_xid: script.id for script in awaited if script.id not in foreign}
         if by_xid:
             xids = [xid for xid in by_xid if xid is not None]
@@ -99,7 +99,7 @@ class MissedScripts:
 
 
 def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline: int) -> bool:
-    """Return whether a script ran on a different server or timeline than that of a new slot.
+    """Return whether a script ran on another server or timeline than that of a new slot.
 
     The slot leaves the script out in any case: the transaction is older than the slot, or lost.
     Pure.

@@ -320,5 +320,5 @@ class Publishing:
 
 
 def _is_in_sync(mapped: "MappedRelation") -> bool:
-    """Whether *mapped* needs no further copy."""
+    """Whether *mapped* needs no other copy."""
     return mapped.skip_through_lsn != EVERYTHING

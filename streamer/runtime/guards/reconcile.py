@@ -459,7 +459,7 @@ def conclude(
     decided = []
     for table in tables:
         former_oid = plan.state.root(table.name)
-        # A name that lost its table meanwhile needs a new plan: a different table may have the
+        # A name that lost its table meanwhile needs a new plan: another table may have the
         # name.
         if former_oid in (None, state.root(table.name)):
             decided.append(table)
@@ -612,9 +612,9 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
 
 
 def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:
-    """Return the case of a table under whose name the stream sends a different table."""
+    """Return the case of a table under whose name the stream sends another table."""
     name = mapping.source
-    error = TableGoneError(f'a different table of the source has the name "{name}" now')
+    error = TableGoneError(f'another table of the source has the name "{name}" now')
     return stop(mapping, error, source)
 
 

@@ -263,7 +263,7 @@ class SlotCheck:
         return stream
 
     async def _check_taken(self, plain: Connection, start_lsn: Lsn) -> Slot:
-        """Return the slot; refuse a slot that a second process, such as the journal of a replica,
+        """Return the slot; refuse a slot that another process, such as the journal of a replica,
         has moved since `open_slot`.
 
         PostgreSQL begins at the slot's position then, without an error. From here on only this
@@ -305,7 +305,7 @@ class SlotCheck:
         )
 
     async def _end_former_reader(self, plain: Connection) -> None:
-        # A different program may read a slot that was never streamed.
+        # Another program may read a slot that was never streamed.
         if self._record.acknowledged_lsn != NOTHING and not self._guard.journaling.is_wanted:
             await end_former_reader(plain, self._source.slot)
 

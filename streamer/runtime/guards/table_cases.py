@@ -122,7 +122,7 @@ class TableCases:
             await self.reconcile(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
-        """Record that the stream sends a different table as *mapped*; no change counts."""
+        """Record that the stream sends another table as *mapped*; no change counts."""
         waiting = self._open.get(mapped)
         if waiting is None or waiting.case.fate is Fate.BLOCK:
             self._open[mapped] = _Open(Case(Fate.REPLACED))
@@ -165,7 +165,7 @@ class TableCases:
             return
         mapped.become(mapped.state.with_options(Resync()))
         await demand_copy(self._bookkeeping, mapped.relation_id, Resync())
-        self._log_copy(mapped, "its table was dropped, and a different table has the name")
+        self._log_copy(mapped, "its table was dropped, and another table has the name")
         await self._copy_again(mapped, may_begin=False)
         mapped.relid = None  # the next check finds the table that has the name
 

@@ -84,8 +84,8 @@ class Engine:
         max_sources: int | None = None,
         launcher: SparkLauncher | None = None,
     ) -> None:
-        """*is_partial*: further processes run the rest of the target's sources. *take_over*: names
-        of sources (``DATABASE`` or ``DATABASE:SID``) whose slots a different installation may have
+        """*is_partial*: other processes run the rest of the target's sources. *take_over*: names
+        of sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have
         used. *max_sources*: how many sources this process may run; None for an even share.
         *launcher*: of a Spark process that starts already.
         """

@@ -153,7 +153,7 @@ class RunningMapping:
 async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkeeping) -> str:
     """Return the id that marks objects of removed sources as this installation's.
 
-    Raises MappingError without the target: the source would continue, while a different source
+    Raises MappingError without the target: the source would continue, while another source
     may be about to write its rows.
     """
     try:

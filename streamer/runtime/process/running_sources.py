@@ -82,7 +82,7 @@ class RunningSources:
     async def remove(self, supervisor: Supervisor, installation: str) -> None:
         """Stop a source, and remove its objects and bookkeeping; the target keeps its rows.
 
-        A slot without a reader would retain the source's WAL until its disk is full. If a second
+        A slot without a reader would retain the source's WAL until its disk is full. If another
         replica runs the source, that replica removes the objects.
         """
         label = supervisor.source.label

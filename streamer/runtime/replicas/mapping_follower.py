@@ -10,7 +10,7 @@ the fleet streams. Its age is no evidence: a process that starts late may have t
 its mapping becomes the newest only if an operator says so (SIGHUP), or if no replica runs the
 newest mapping any more.
 
-A file may reach a second machine later, so a replica tries again, ever more rarely. Meanwhile log
+A file may reach another machine later, so a replica tries again, ever more rarely. Meanwhile log
 and status name the replica that differs.
 """
 

@@ -432,7 +432,7 @@ class Replica:
             return
         draining = [label for label, shared in sources.items() if shared.is_draining]
         for label in give[: max(0, GIVEN_AT_ONCE - len(draining))]:
-            log.info("releasing the source to a different replica", source=label)
+            log.info("releasing the source to another replica", source=label)
             sources[label].unassign()
             await self._locks.give_up(label)
 

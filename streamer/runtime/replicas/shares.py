@@ -74,7 +74,7 @@ def find_keepers(members: Sequence[Peer], owners: Owners) -> dict[str, int]:
 
 
 def find_unreached(members: Sequence[Peer], owners: Owners) -> set[tuple[int, str]]:
-    """Return the replicas that cannot reach a source which a different replica may reach.
+    """Return the replicas that cannot reach a source which another replica may reach.
 
     If no replica has reached the source, its owner keeps trying.
     """

@@ -157,7 +157,7 @@ class Scripts:
             await connection.execute(_DURABLE_SQL)
             if not await finish_script(connection, self._fence, record.id, lsn):
                 raise TargetFencedError(
-                    f'target: script "{record.id}" belongs to a different process now'
+                    f'target: script "{record.id}" belongs to another process now'
                 )
             failpoint("execute.before_commit")
             await connection.commit()

@@ -81,7 +81,7 @@ class Session:
             return
         lane = self.relations.remove(mapped)
         if lane in self.relations.lanes():
-            return  # further relations share the lane
+            return  # other relations share the lane
         await until_idle(lane)
         lane.is_ending = True
         await self.services.drainer.forget({lane})

@@ -97,7 +97,7 @@ async def _request_unclear_definitions(
 ) -> None:
     """Request the definitions that are in doubt.
 
-    A message about such a table was lost, or its transaction missed a change of a second table.
+    A message about such a table was lost, or its transaction missed a change of another table.
     """
     doubtful = [mapped for mapped in relations if mapped.is_doubtful]
     if not doubtful:

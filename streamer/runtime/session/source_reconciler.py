@@ -164,7 +164,7 @@ class SourceReconciler:
             services.target_namespace,
             [parse_name(record.source) for record in records],
         )
-        # A different table may have the name of a table that did not follow.
+        # Another table may have the name of a table that did not follow.
         definitions = {
             name: relation for name, relation in definitions.items() if name not in unfollowed.names
         }

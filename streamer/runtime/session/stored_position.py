@@ -1,7 +1,7 @@
 """The position that streamer may acknowledge to a source: stored in the target first.
 
 streamer acknowledges only stored positions, so a slot is never ahead of the target. If a slot is
-ahead, a different program moved the slot, or the target went back in time.
+ahead, another program moved the slot, or the target went back in time.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ Each position is a commit at the target with a flush of its WAL. Workers commit 
 ASKED_SECONDS: Final = 1.5
 """How long a request for positions holds; a client that waits repeats the request every second.
 
-The awaited position may come after further positions, and only with the next keepalive.
+The awaited position may come after other positions, and only with the next keepalive.
 """
 
 

@@ -184,7 +184,7 @@ class Relations:
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
 
     def _release(self, lane: Lane, reasons: Hold) -> None:
-        """Release *lane* from *reasons*, except reasons of a further relation in the lane."""
+        """Release *lane* from *reasons*, except reasons of another relation in the lane."""
         if reasons and lane.table is None:
             for relation in self.in_lane(lane):
                 reasons &= ~holds(relation.state)
@@ -249,7 +249,7 @@ class Relations:
             mapped.plan = None
 
     def shares_home(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped* shares a lane with further relations once the relation is in sync."""
+        """Whether *mapped* shares a lane with other relations once the relation is in sync."""
         return self._services.by_transaction or mapped.mapping.target in self._groups
 
     def remove(self, mapped: MappedRelation) -> Lane:
@@ -325,7 +325,7 @@ class Relations:
                 affected.release(Hold.QUARANTINE)
 
     def may_go_home(self, lane: Lane) -> None:
-        """Release a lane with quarantined rows whose relations belong in a different lane."""
+        """Release a lane with quarantined rows whose relations belong in another lane."""
         for mapped in self.in_lane(lane):
             home = self._home_lane(mapped)
             if home is not lane and Hold.QUARANTINE in lane.hold:

@@ -37,7 +37,7 @@ class BacklogGuards:
                 task.cancel()
 
     def keep(self, sources: Sequence[SourceMapping]) -> None:
-        """Guard *sources* by their newest settings, and no further source."""
+        """Guard *sources* by their newest settings, and no other source."""
         if self._group is None:  # `running` begins with the mapping of that time
             return
         for label in self._running.keys() - {source.label for source in sources}:

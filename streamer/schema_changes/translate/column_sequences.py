@@ -1,6 +1,6 @@
 """The sequence of a target's column, which follows that of the source's column. Pure.
 
-The target's sequence keeps its value. So streamer alters in place a sequence that moves to a second
+The target's sequence keeps its value. So streamer alters in place a sequence that moves to another
 column, or gets a new type or name. A new sequence is planned
 (`streamer.schema.render_definitions`).
 """
@@ -17,7 +17,7 @@ from streamer.schema_changes.translate.generated_columns import GeneratedFacts
 def find_sequence(
     table: RelationName, name: str, new: DefinedSequence | None, facts: GeneratedFacts
 ) -> DefinedSequence | None:
-    """Return the sequence that column *name* of the target has, or is to get from a second column,
+    """Return the sequence that column *name* of the target has, or is to get from another column,
     where the source's column has *new*.
     """
     if new is None:

@@ -267,7 +267,7 @@ class DefinitionTranslator:
             return []
         present, replaced = self._columns.get(name), list[str]()
         if present is not None and present.type != column.type:
-            # A second tenant added the column, or a history kept it.
+            # Another tenant added the column, or a history kept it.
             may_differ = (self._is_shared or self._is_history) and not present.is_generated
             is_wide = widens(column.type, present.type) or widens(present.type, column.type)
             if not (may_differ and is_wide):
@@ -398,7 +398,7 @@ class DefinitionTranslator:
     def _move(
         self, old: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
     ) -> list[str]:
-        """Return the statements that move this tenant's values to a second column.
+        """Return the statements that move this tenant's values to another column.
 
         *is_last*: no peer has the former column.
         """

@@ -158,7 +158,7 @@ class TypeTranslator:
         return True
 
     def _drop(self, old: DefinedType, result: TypeTranslation) -> None:
-        """Drop a type of the target if the source has dropped it and no further table has it.
+        """Drop a type of the target if the source has dropped it and no other table has it.
 
         An enum may also have labels that only ended versions of a history have.
         """
@@ -226,7 +226,7 @@ class TypeTranslator:
     def _refuse_others(self, type_: DefinedType, word: str) -> None:
         if self._of_peers(type_):
             raise SharedTargetError(
-                f'type "{type_.full_name}" would be {word}, and a further source still '
+                f'type "{type_.full_name}" would be {word}, and another source still '
                 "has the old type"
             )
 

@@ -60,7 +60,7 @@ class Capture:
 
     ``is_current``: the objects are of this version. ``may_create``: the role may create the
     objects. ``token``: None if the role may not read the token, or without a capture. ``is_taken``:
-    the schema of that name belongs to a different program.
+    the schema of that name belongs to another program.
     """
 
     is_there: bool

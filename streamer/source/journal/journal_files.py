@@ -119,7 +119,7 @@ class Journal:
     @classmethod
     def open(cls, path: Path) -> Self | None:
         """Open an existing journal; return None without a journal. Raises JournalError for a
-        damaged journal, SpoolError for an unreadable journal or the journal of a second process.
+        damaged journal, SpoolError for an unreadable journal or the journal of another process.
         """
         with _saying(path):
             shutil.rmtree(path.with_name(f"{path.name}{_GONE}"), ignore_errors=True)

@@ -50,7 +50,7 @@ async def _reset(connection: Connection) -> bool:
 class IdleConnections:
     """Keeps at most one idle connection to each source, until *seconds* after the login.
 
-    An address may lead to a different server later, so no connection lives long. One task at a time
+    An address may lead to another server later, so no connection lives long. One task at a time
     uses a connection; concurrent tasks use separate connections.
     """
 

@@ -66,7 +66,7 @@ async def connection_to_primary(
     """Connect to the primary of the standby behind *plain*, for the length of a block.
 
     The block receives errors of the driver. Raises SourceConnectionError, also if a host of the url
-    belongs to a different cluster.
+    belongs to another cluster.
     """
     primary = await connect(source, at=AT_PRIMARY)
     try:

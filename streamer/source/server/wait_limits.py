@@ -79,7 +79,7 @@ async def _report_blockers(
     async with connection(source) as plain:
         await check_same_server_plainly(
             plain, server
-        )  # on another server the pid is of a different session
+        )  # on another server the pid is of another session
         while True:
             if awaited := await read_blockers(plain, pid):
                 await report(awaited)

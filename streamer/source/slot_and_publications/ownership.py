@@ -109,7 +109,7 @@ def unproven_rows(
 ) -> SourceTakenError | None:
     """Return why the slot's position is no proof for *declared*, tables with `initial: none`.
 
-    A second target has read from the slot, so this target lacks earlier changes. Pure.
+    Another target has read from the slot, so this target lacks earlier changes. Pure.
     """
     foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
     is_own = installation in owners.installations and owners.is_used is None
@@ -131,7 +131,7 @@ def unproven_rows(
 
 
 def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
-    """Refuse objects that a second installation may use. Raises SourceTakenError. Pure."""
+    """Refuse objects that another installation may use. Raises SourceTakenError. Pure."""
     if problem := obstacle(owners, source, installation, is_known=is_known):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
@@ -140,9 +140,9 @@ def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_k
 
 
 def takeover_remedy(source: SourceMapping) -> Remedy:
-    """Return the remedy for slot and publications of a second installation."""
+    """Return the remedy for slot and publications of another installation."""
     return Remedy.of(
-        "rename this `database` in the configuration; or, if no second installation needs slot and "
+        "rename this `database` in the configuration; or, if no other installation needs slot and "
         "publications, run once: ",
         run("run", None, "--take-over", source.label),
     )

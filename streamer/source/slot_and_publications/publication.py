@@ -56,7 +56,7 @@ _NO_FILTERS: Final[Filters] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that a publication names. ``fingerprint``: the oid of the row in pg_publication_rel."""
+    """A table that a publication names. ``fingerprint``: the OID in pg_publication_rel."""
 
     fingerprint: str
     is_filtered: bool = False
@@ -107,7 +107,7 @@ class Publication:
             return f"{self.fingerprint}/{member.fingerprint}"
         if identity.is_unlogged or not self.has(identity.name):
             return None
-        # Members by name would not show that a different table has the name now.
+        # Members by name would not show that another table has the name now.
         oid = identity.root.oid
         if (namespace := self.namespaces.get(identity.name.namespace)) is None:
             return f"{self.fingerprint}/all/{oid}"
@@ -374,7 +374,7 @@ class PublicationChanges:
     surplus: list[str] = field(default_factory=list)
     """Statements that remove `strangers`."""
     strangers: set[RelationName] = field(default_factory=set)
-    """Members which the mapping lacks or which the second publication has."""
+    """Members which the mapping lacks or which the other publication has."""
     publications: dict[str, Publication] = field(default_factory=dict)
     """The publications behind all statements. The fingerprints of new members are not known."""
 

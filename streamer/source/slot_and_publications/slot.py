@@ -89,7 +89,7 @@ class Slot:
         )
 
     def is_elsewhere(self, database: str) -> bool:
-        """Whether this may be a slot of streamer for a different database of the server."""
+        """Whether this may be a slot of streamer for another database of the server."""
         return self.plugin == "pgoutput" and self.database not in (None, database)
 
     def is_foreign(self, database: str) -> bool:
@@ -296,7 +296,7 @@ async def drop_slot(connection: Connection, name: str) -> None:
 
 
 async def end_former_reader(connection: Connection, name: str) -> None:
-    """End the session of a second process that still streams from the slot.
+    """End the session of another process that still streams from the slot.
 
     The caller has the source's lock, so that process has lost the right to the slot. If the process
     is frozen or disconnected, the walsender would keep the slot until `wal_sender_timeout`.
@@ -448,9 +448,7 @@ async def _watched(
         plain_connection(source) as plain,
         RunningTransactions(source, server) as running,
     ):
-        await check_same_server_plainly(
-            plain, server
-        )  # elsewhere the pid is of a different session
+        await check_same_server_plainly(plain, server)  # elsewhere the pid is of another session
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():

@@ -22,7 +22,7 @@ from streamer.source.timeline_branches import KnownPlace
 class Teardown:
     """The result for a source. ``left_sql``: statements that an administrator must run there.
     ``is_taken``: the slot, and perhaps the journal, belongs to a foreign owner. ``is_elsewhere``:
-    the url leads to a different database of the server, so no object was dropped.
+    the url leads to another database of the server, so no object was dropped.
     """
 
     label: str
