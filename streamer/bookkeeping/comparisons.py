@@ -44,7 +44,7 @@ def _lsns(stored: str) -> dict[int, Lsn]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRecord:
-    """A comparison under way. ``lsns``: where each source was at the start, by source id."""
+    """A comparison under way. ``lsns``: the position of each source at the start, by source id."""
 
     comparison_id: Annotated[int, Codec("c.id")]
     began_at: datetime

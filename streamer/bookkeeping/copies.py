@@ -61,9 +61,9 @@ async def begin_copies(
 class FinishedCopy:
     """A relation whose copy is in the target: the stream has its changes from ``lsn`` on.
 
-    ``definition``, ``storage``: those of the source's table at ``lsn``. Without ``attempt`` there
-    was no copy: `initial: none` marked the relation as synced. The ``chunks`` of ``scope`` are the
-    rows that the target has now; None for all rows.
+    ``definition``, ``storage``: the definition and the storage of the source's table at ``lsn``.
+    Without ``attempt`` there was no copy: `initial: none` marked the relation as synced. The
+    ``chunks`` of ``scope`` are the rows that the target has now; None for all rows.
     """
 
     relation_id: int

@@ -32,8 +32,9 @@ class DdlDecision:
     """The state of a command that had to wait.
 
     ``state``: `WAITING`, `MADE`, or the operator's decision; None if the command did not have to
-    wait. ``statements``: run in place of streamer's own. ``reason``: of the wait. ``made``: the
-    changes that another source of the target has made for this source, too.
+    wait. ``statements``: the operator's statements, which replace streamer's. ``reason``: the
+    reason for the wait. ``made``: the changes that another source of the target has made for this
+    source, too.
     """
 
     state: str | None = None

@@ -93,7 +93,7 @@ class DefinitionRecord:
     """A definition in the bookkeeping.
 
     ``statements`` and ``online``: see `streamer.schema.render_definitions.Planned`. ``attempts``:
-    failed attempts.
+    the number of failed attempts.
     """
 
     id: int
@@ -141,7 +141,7 @@ DEFINITIONS: Final = BookkeepingTable(
 class ReferenceFacts:
     """The tables of a foreign key. ``is_to_come``: the referenced table, or its index, is missing.
 
-    ``positions``: of their streams, if these have applied all read changes.
+    ``positions``: the positions of the tables' streams, if these have applied all read changes.
     """
 
     is_to_come: bool

@@ -86,7 +86,7 @@ async def read_quarantine_page(
 ) -> list[QuarantinedChange]:
     """Return the next changes of a relation, with ids between *after* and *before*.
 
-    *ids*: only these changes.
+    *ids*: the ids of the changes to return; None for all.
     """
     return await QUARANTINE.read(
         session,
@@ -130,7 +130,9 @@ async def add_quarantined(
 async def end_quarantined(
     session: Executor, relation_id: int, at: datetime, ids: Sequence[int] | None = None
 ) -> None:
-    """End the versions that changes of a history table write. *ids*: of these changes only."""
+    """End the versions that changes of a history table write. *ids*: the ids of these changes; None
+    for all.
+    """
     await QUARANTINE.update(
         session,
         {"ended_at": at},

@@ -51,7 +51,9 @@ class StateRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelationRecord(StateRecord):
-    """A row of streamer.relation. ``source`` and ``target``: as `RelationName` prints them."""
+    """A row of streamer.relation. ``source`` and ``target``: names, in the form in which
+    `RelationName` prints them.
+    """
 
     source_id: int
     source: str

@@ -171,7 +171,7 @@ async def fail_copy(
     """Record why streamer gives up a copy of the scope *need*.
 
     The rows of former chunks stay, and follow the stream. A relation that was in sync stays in
-    sync. *attempt*: of the copy, if begun. Return False if the bookkeeping has a newer
+    sync. *attempt*: the attempt of the copy, if begun. Return False if the bookkeeping has a newer
     attempt, or another request.
     """
 

@@ -101,7 +101,7 @@ async def read_writers(
 ) -> list[tuple[str, str | None]]:
     """Return the label and sid of the sources of *target*, by its name, that a process runs now.
 
-    *sid*: only sources with this sid, unless *any_sid* is true.
+    *sid*: the sid of the sources, unless *any_sid* is true.
     """
     rows = await session.fetch(_WRITERS_SQL, target, any_sid, sid)
     return [(SourceLabel(row["database"], row["sid"]), row["sid"]) for row in rows]

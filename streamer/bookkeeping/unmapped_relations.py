@@ -70,8 +70,8 @@ async def restore_records(
 ) -> set[str]:
     """Create the records of relations that were mapped before; return their source names.
 
-    *targets*: by source name. *may_resume*: the stream is about to begin at the acknowledged
-    position.
+    *targets*: the target names by source name. *may_resume*: the stream is about to begin at the
+    acknowledged position.
     """
     rows = await session.fetch(_FORMER_SQL, source_id, list(targets), list(targets.values()))
     returned = [

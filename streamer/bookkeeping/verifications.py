@@ -13,9 +13,9 @@ from streamer.util.lsn import Lsn
 class VerificationRecord:
     """The result of the last comparison of a relation.
 
-    ``verified_at``: when the last comparison began that found no difference; None if none. ``lsn``:
-    the position of the source then. ``differing_rows``: of the last comparison; the count may be
-    incomplete. ``error``: why the relation could not be compared.
+    ``verified_at``: the start of the last comparison without a difference, if any. ``lsn``: the
+    position of the source then. ``differing_rows``: the differing rows of the last comparison; the
+    count may be incomplete. ``error``: why the relation could not be compared.
     """
 
     relation_id: int

@@ -63,7 +63,7 @@ async def run(
     membership: Membership | None,
 ) -> int:
     """Run until a signal, or until the stream reaches *at_lsn* or is caught up; return the exit
-    code. *membership*: of a process that a parent has started.
+    code. *membership*: the membership of a process that a parent has started.
 
     Raises StreamerError for an error that ends the process.
     """

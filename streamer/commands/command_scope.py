@@ -16,7 +16,8 @@ T = TypeVar("T")
 class Scope:
     """Sources and tables; empty: all.
 
-    ``tables``: names or patterns. ``labels``: of sources, beside ``database`` and ``sid``.
+    ``tables``: names or patterns. ``labels``: labels of sources, in addition to ``database`` and
+    ``sid``.
     """
 
     tables: tuple[str, ...] = ()

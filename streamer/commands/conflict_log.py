@@ -18,9 +18,9 @@ from streamer.target.connection import TargetAddress
 class ConflictRecord:
     """A conflict in ``conflicts --json``.
 
-    ``key``: text by the source's names of the columns. ``lsn``, ``commit_time``, ``xid``: of the
-    source's transaction. ``existing``: the target's row that had the key already: ``xmin``, and
-    ``committed_at`` if the target has track_commit_timestamp; None if there is none.
+    ``key``: the text of each column, by the source's names. ``lsn``, ``commit_time`` and ``xid``
+    belong to the source's transaction. ``existing``: the target's row that had the key already:
+    ``xmin``, and ``committed_at`` if the target has track_commit_timestamp; None if there is none.
     """
 
     id: int

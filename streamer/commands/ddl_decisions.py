@@ -38,8 +38,8 @@ async def store_decision(
     """Ask for *action* on the command for which each matching table waits; return these tables, by
     the ids of the requests.
 
-    *statements*: those to run at the target in place of streamer's own. Raises MappingError if no
-    such table waits.
+    *statements*: the statements to run at the target in place of streamer's own. Raises
+    MappingError if no such table waits.
     """
     pattern = parse_relation(table, "public")
     options = None if statements is None else {"statements": list(statements)}

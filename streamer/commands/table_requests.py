@@ -224,9 +224,9 @@ async def request_each(
 ) -> list[SourceOutcome]:
     """Request *action* from several sources, each in a transaction; return the outcome of each.
 
-    *tables*: names or patterns; none means all tables. *state*: only tables in this state. A source
-    that fails leaves the requests to the remaining sources in place. Raises MappingError for a
-    faulty pattern, and TargetError.
+    *tables*: names or patterns; none means all tables. *state*: the state of the tables; None for
+    any. A source that fails leaves the requests to the remaining sources in place. Raises
+    MappingError for a faulty pattern, and TargetError.
     """
     scope = Scope(tuple(tables))
     scope.of([])

@@ -95,7 +95,7 @@ async def wait_over(
 ) -> str | None:
     """Wait until all commits so far are visible, every table is ready, and no request waits.
 
-    Return the obstacle, if any. *ask*: in place of `read_end`. Raises StreamerError for a failure
+    Return the obstacle, if any. *ask*: replaces `read_end`. Raises StreamerError for a failure
     that an operator must fix.
     """
     ask = ask or partial(read_end, bookkeeping=bookkeeping)

@@ -64,7 +64,7 @@ class _Value:
     """A column of the target and the source's expression for the value.
 
     ``source``: the column that the value comes from; None for a computed value. ``is_same``: the
-    value needs no cast. ``is_hashed``: only NULL counts.
+    value needs no cast. ``is_hashed``: only whether the value is NULL is compared.
     """
 
     target: TargetColumn

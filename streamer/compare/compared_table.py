@@ -45,8 +45,8 @@ def cut_pages(
     """Cut the *pages* of a table for statements of bounded time. The last part is open: the table
     may grow meanwhile.
 
-    *size_bytes*: with the values outside of the pages. *version*: of the server. *rows*: of the
-    table, about; *rate*: rows per second.
+    *size_bytes*: the size, including values outside of the pages. *version*: the version of the
+    server. *rows*: the approximate number of rows. *rate*: rows per second.
     """
     lists = version < TID_RANGES_MIN
     count = count_page_parts(pages, size_bytes, rows, rate, lists_places=lists)
@@ -148,12 +148,13 @@ def _known_sql(since: int) -> str:
 class ComparedTable:
     """A table to compare, free of secrets.
 
-    ``columns``: the target's columns that take part. ``texts``: for each, whether the text needs
-    the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table without
-    a key, whose rows are a multiset. ``key_types``: for a look-up of keys by an index; empty if
-    only a hash of the text finds keys. ``is_ordered``: both sides sort the key alike and have an
-    index of the key. Otherwise rows fall into ``buckets`` by a hash of the key. ``has_sid``: the
-    target's rows carry the sid. ``has_char``: a column of type ``"char"`` is compared as a number.
+    ``columns``: the target's columns that take part. ``texts``: for each column, whether the text
+    needs the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table
+    without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
+    empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key alike and
+    have an index of the key. Otherwise rows fall into ``buckets`` by a hash of the key.
+    ``has_sid``: the target's rows carry the sid. ``has_char``: a column of type ``"char"`` is
+    compared as a number.
     """
 
     relation_id: int
@@ -294,7 +295,8 @@ class ComparedTable:
 
         An ordered table yields one row, with bucket 0; an unordered table a row per bucket in use.
         Sums count equal rows, and do not depend on the order. *rows_per_second*: the server sleeps
-        after rows whose hash ends in zeros, about once a second. *pages*: only the rows of these.
+        after rows whose hash ends in zeros, about once a second. *pages*: the pages whose rows
+        count; None for all.
         """
         first, second = pair_sql(self.hash, "r.r")
         prepared = prepared_sql(self.hash, self._digested(side))

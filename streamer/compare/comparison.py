@@ -494,7 +494,7 @@ def make_job(
 ) -> dict[str, Any]:
     """Return the job of a comparison, which `JobRunner` takes. Pure.
 
-    *rows_per_second*: of a task. *options*: values that override the defaults below.
+    *rows_per_second*: the limit of a task. *options*: values that override the defaults below.
     """
     job = {
         "program": "compare",

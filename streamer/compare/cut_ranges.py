@@ -74,8 +74,8 @@ def count_page_parts(
 ) -> int:
     """Return the number of parts in which to read a table that is read page by page.
 
-    *size_bytes*: with the values outside of the pages. *rate*: rows per second at most.
-    *lists_places*: see `Pages`.
+    *size_bytes*: the size, including values outside of the pages. *rate*: the maximum of rows per
+    second. *lists_places*: see `Pages`.
     """
     count = -(-size_bytes // (LISTED_BYTES if lists_places else PAGES_BYTES))
     if rate is not None:
@@ -87,7 +87,7 @@ def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]
     """Return how many statements at a time read a table page by page. The second number counts all
     such statements beyond the first for each table.
 
-    *sizes_bytes*: of the tables that are read page by page.
+    *sizes_bytes*: the sizes of the tables that are read page by page.
     """
     large = sum(size > PAGES_BYTES for size in sizes_bytes)
     count = max(1, jobs // max(1, large))

@@ -26,7 +26,7 @@ STOP_SECONDS: Final = 2.0
 class LocalProcess:
     """Takes the jobs of comparisons, like `streamer.copy.spark.launcher.SparkLauncher`.
 
-    *is_background*: with a low priority, and only up to a number of differing rows.
+    *is_background*: jobs have a low priority, and end at a number of differing rows.
     """
 
     def __init__(self, *, is_background: bool = False) -> None:

@@ -219,8 +219,8 @@ def reading() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A range of a table, or all of a table that is read by buckets. ``number``: of the first range
-    that contains the unit. ``buckets``: only the rows of these.
+    """A range of a table, or all of a table that is read by buckets. ``number``: the number of the
+    first range that contains the unit. ``buckets``: the buckets whose rows belong to the unit.
     """
 
     relation_id: int
@@ -292,7 +292,7 @@ class RangeReader:
         page_readers: int = 1,
     ) -> None:
         """*page_readers*: how many statements read a table page by page at a time. *comparison_id*:
-        None without a ledger.
+        the id of the comparison; None without a ledger.
         """
         self._tables = tables
         self._servers = servers

@@ -34,8 +34,8 @@ def choose_hash(
 ) -> HashKind:
     """Return the fastest function that both servers compute alike.
 
-    *encodings*: of both servers. Text of a server with SQL_ASCII is UTF-8, or could not be in
-    the target.
+    *encodings*: the encodings of both servers. Text of a server with SQL_ASCII is UTF-8, or could
+    not be in the target.
     """
     source, target = encodings
     has_same_bytes = source == target or {source, target} <= {"UTF8", "SQL_ASCII"}

@@ -50,7 +50,7 @@ def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TableFinding:
-    """The numbers of a table. ``keys``: of all rows that differ; None if too many, or not
+    """The numbers of a table. ``keys``: the keys of all rows that differ; None if too many, or not
     needed.
     """
 

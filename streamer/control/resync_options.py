@@ -35,7 +35,7 @@ class Mode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """Rows by their keys. ``columns``: those of the target, with ``types`` that both sides have;
+    """Rows by their keys. ``columns``: the target's columns, with ``types`` that both sides have;
     ``rows``: the keys, as text.
     """
 

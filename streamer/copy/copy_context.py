@@ -100,7 +100,7 @@ class SyncEvents(Protocol):
     def switched_to_stream(
         self, mapped: MappedRelation, chunks: ChunkedCopy | None, consistent_point: Lsn
     ) -> None:
-        """Apply later changes of the copied rows of *mapped*: of all rows, or of *chunks*."""
+        """Apply later changes of the copied rows of *mapped*: all rows, or the rows of *chunks*."""
         ...
 
     def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:

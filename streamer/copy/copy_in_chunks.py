@@ -60,7 +60,8 @@ class RewrittenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChunkSize:
-    """``rows``: of a part; ``parts``: of a chunk; ``part_bytes``: the approximate size of a part.
+    """``rows``: the number of rows of a part. ``parts``: the number of parts of a chunk.
+    ``part_bytes``: the approximate size of a part.
 
     ``step``: the number of rows between two sampled keys, in each heap.
     """
@@ -125,7 +126,7 @@ def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
 
 
 def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
-    """Return the state in front of the first chunk. *columns*: of the borders."""
+    """Return the state in front of the first chunk. *columns*: the columns of the borders."""
     names, types = zip(*columns, strict=True)
     first = chunk_bytes(limit)
     return ChunkedCopy(

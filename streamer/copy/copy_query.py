@@ -26,8 +26,8 @@ PART_BYTES_MIN: Final = 1024 * 1024
 class CopyOrder:
     """A table's copy, as input for the query.
 
-    ``columns``: of the source's table. ``destination``: the table that COPY fills, quoted. ``sid``:
-    the value of the target's column kvsz_sid, if written.
+    ``columns``: the columns of the source's table. ``destination``: the table that COPY fills,
+    quoted. ``sid``: the value of the target's column kvsz_sid, if written.
     """
 
     relation_id: int
@@ -164,7 +164,7 @@ def _add_history(selection: _Selection, target: TargetRelation) -> None:
 def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:
     """Return how large the parts of a table are to be when a task may read *rows_per_second*.
 
-    *size*, *rows*: of the whole table, estimated.
+    *size*, *rows*: estimates for the whole table.
     """
     if rows_per_second is None or not size or not rows:
         return PART_BYTES

@@ -315,8 +315,8 @@ def parse(
     """Parse a message that is not about a row.
 
     *in_stream*: the message came between STREAM START and STREAM STOP, where the xid of the
-    (sub)transaction follows the kind byte. *conversion*: of names. Raises ProtocolError for row
-    messages too.
+    (sub)transaction follows the kind byte. *conversion*: the conversion of names to UTF-8. Raises
+    ProtocolError for row messages too.
     """
     kind = data[0] if data else 0
     parser = _PARSERS.get(kind)

@@ -26,7 +26,7 @@ class TableMessages:
     """Finds the table in a replication stream, and replaces the rows."""
 
     def __init__(self, namespace: str, name: str, prefix: str) -> None:
-        """*prefix*: of the logical messages."""
+        """*prefix*: the prefix of the logical messages."""
         self._names = f"{namespace}\0{name}\0".encode()
         self._prefix = prefix.encode() + b"\0"
         self._relids: set[bytes] = set()

@@ -18,7 +18,8 @@ Side = Literal["source", "target"]
 class Command:
     """A command line to run beside streamer.
 
-    ``action``, ``table``: of a command of streamer about a table; the page has forms for some.
+    ``action``, ``table``: the parts of a streamer command about a table; the page has forms for
+    some.
     """
 
     line: str

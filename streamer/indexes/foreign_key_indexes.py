@@ -59,7 +59,7 @@ _BUILD_LOCK: Final = 0x666B5F696478  # "fk_idx"
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """The referencing side of a foreign key, by target names. ``label``: for people."""
+    """The referencing side of a foreign key, by target names. ``label``: the name for people."""
 
     target: RelationName
     columns: tuple[str, ...]

@@ -10,8 +10,8 @@ from streamer.mapping.rules import RelationMapping
 
 @dataclass(frozen=True, slots=True)
 class Recomputed:
-    """``columns``: those of the target. ``sources``: columns of the source that the target stores
-    unchanged again, because no expression replaces them any more.
+    """``columns``: the columns of the target. ``sources``: columns of the source that the target
+    stores unchanged again, because no expression replaces them any more.
     """
 
     columns: tuple[str, ...]

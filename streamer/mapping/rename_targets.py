@@ -117,7 +117,8 @@ def judge(
 ) -> Verdicts:
     """Return how each relation follows, or the obstacle.
 
-    *ruled*: see `follow`. *targets*: of those with a mapping. *names*: of all relations.
+    *ruled*: see `follow`. *targets*: the targets of relations with a mapping. *names*: the names of
+    all relations.
     """
     leaving = {move.target for move in ruled}
     verdicts: dict[Renamed, Following | Obstacle] = {}
@@ -161,7 +162,7 @@ def _refuse_taken_names(
 ) -> Verdicts:
     """Return *verdicts* with an obstacle where a name is not free even after all moves.
 
-    *names*: of all relations that keep their name. *tables*: the new targets that exist.
+    *names*: the names of all relations that keep their name. *tables*: the new targets that exist.
     """
     formers = {move.former for move in verdicts}
     while True:

@@ -56,7 +56,9 @@ group by w.subject
 
 @dataclass(frozen=True, slots=True)
 class Blockers:
-    """Sessions that hold a lock. ``pids``: without prepared transactions."""
+    """Sessions that hold a lock. ``pids``: the pids of the sessions; prepared transactions have
+    none.
+    """
 
     sessions: str
     pids: tuple[int, ...] = ()

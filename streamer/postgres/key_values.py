@@ -52,7 +52,7 @@ def without_modifier(kind: str) -> str:
 def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
     """Return a value of the type *kind* that compares in Python as on the server.
 
-    *data*: as the server sends the value, in text or binary. Raises ValueError.
+    *data*: the bytes that the server sends, in text or binary. Raises ValueError.
     """
     kind = without_modifier(kind)
     if kind in TEXT_TYPES:

@@ -29,8 +29,9 @@ def run_secret_command(
 ) -> bytes:
     """Return the output of a command, which runs without a shell. Blocks.
 
-    *variables*: of the environment, beside streamer's own. *abandoned*: set by a caller that no
-    longer waits. The output has at most one byte more than `OUTPUT_BYTES_MAX`. Raises CommandError.
+    *variables*: environment variables to add to those of streamer. *abandoned*: set by a caller
+    that no longer waits. The output has at most one byte more than `OUTPUT_BYTES_MAX`. Raises
+    CommandError.
     """
     try:
         process = subprocess.Popen(

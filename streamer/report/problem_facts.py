@@ -27,8 +27,8 @@ class ReportedTarget:
 class LackingDefinition:
     """A definition that the target lacks. ``reason``: why streamer stopped trying, or None.
 
-    ``statements``: those that create the definition. Where an operator has to write different SQL,
-    ``sql`` is the model.
+    ``statements``: the statements that create the definition. Where an operator has to write
+    different SQL, ``sql`` is the model.
     """
 
     label: str

@@ -14,7 +14,7 @@ def attribute_counts(
 ) -> Iterator[tuple[int, int]]:
     """Yield the OID of the type and the number of attributes of each composite value in *text*.
 
-    *text*: a value of the type with the name *type_name*. *types*: by name.
+    *text*: a value of the type with the name *type_name*. *types*: the types by name.
     """
     if type_name.endswith("[]"):
         _, _, elements = text.rpartition("]=") if text.startswith("[") else ("", "", text)

@@ -80,7 +80,9 @@ class Dropped:
         )
 
     def concerns(self, relid: int | None, parts: Collection[Part]) -> bool:
-        """Whether a part of a table was dropped, but not the table. *parts*: of the table."""
+        """Whether a part of a table was dropped, but not the table. *parts*: the parts of the
+        table.
+        """
         if relid in self.objects:
             return False
         if any(table == relid for table, _ in (*self.columns, *self.defaults)):
@@ -203,7 +205,7 @@ def definition_after(
 ) -> Outcome:
     """Return the definition after *message*; *stored* is the former definition.
 
-    *namespace* and *relid*: of the table at the source.
+    *namespace* and *relid* identify the table at the source.
     """
     reported, changed = message.definition, message.own
     if stored is None or not stored.is_whole:
@@ -497,7 +499,7 @@ def _explaining_types(
 ) -> tuple[DefinedType, ...]:
     """Return the types with labels that rows may have, and without checks that are gone.
 
-    *takes_new*: also with types that only the present definition has.
+    *takes_new*: include types that only the present definition has.
     """
     former = {kind.oid: kind for kind in stored}
     types = []

@@ -157,8 +157,9 @@ def columns_to_add(
 ) -> list[DefinedColumn]:
     """Return the columns that the target lacks, as a source without the capture shows these.
 
-    *missing*: names at the source and at the target. *types*: by name at the source, as far as
-    known. *changes*: by that name, changes that the source's catalogs show since the last copy.
+    *missing*: the names at the source and at the target. *types*: the known types, by name at the
+    source. *changes*: the changes since the last copy that the source's catalogs show, by that
+    name.
     """
     columns = []
     for source, name in missing:

@@ -28,7 +28,7 @@ _PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
 class IndexKey:
     """A key of an index: a column or an expression, and the clauses that follow the key.
 
-    ``collation``, ``opclass``: quoted names, None for the default. ``operator``: of an
+    ``collation``, ``opclass``: quoted names, None for the default. ``operator``: the operator of an
     exclusion constraint, as SQL.
     """
 
@@ -47,8 +47,8 @@ class IndexKey:
 class IndexDefinition:
     """An index. The fields from ``keys`` on are the texts.
 
-    ``mark``: a hash of the definition without names. ``columns``: of the keys, None for an
-    expression. ``uses``: the columns in the expressions and the predicate. ``options``: storage
+    ``mark``: a hash of the definition without names. ``columns``: the columns of the keys; None for
+    an expression. ``uses``: the columns in the expressions and the predicate. ``options``: storage
     parameters.
     """
 
@@ -73,7 +73,7 @@ class IndexDefinition:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], names: Mapping[int, str]) -> Self:
-        """Read the JSON of an index. *names*: of the table's columns, by number."""
+        """Read the JSON of an index. *names*: the names of the table's columns, by number."""
         keys = (
             IndexKey(**{**_as_tuples(key), "column": names.get(key["column"])})
             for key in values.get("keys", ())
@@ -144,7 +144,7 @@ class ConstraintDefinition:
     def of(
         cls, values: Mapping[str, Any], index: IndexDefinition | None, names: Mapping[int, str]
     ) -> Self:
-        """Read the JSON of a constraint. *names*: of the table's columns, by number."""
+        """Read the JSON of a constraint. *names*: the names of the table's columns, by number."""
         referenced = values.get("referenced")
         named = {
             "columns": _named(values.get("columns"), names),
@@ -324,10 +324,10 @@ class DefinedType:
     """A type of the source that its table uses.
 
     ``kind``: pg_type.typtype: e (enum), d (domain), c (composite), r (range). ``labels``: OID and
-    text, in order. ``base``: of a domain or a range, as SQL. ``checks``: OID, name and definition.
-    ``attributes``: number, name and type. ``operator_class``: of a range, if not the default.
-    ``multirange``: the name of the multirange, in the same schema. ``extension``: the extension
-    that created the type.
+    text, in order. ``base``: the base type of a domain or a range, as SQL. ``checks``: OID, name
+    and definition. ``attributes``: number, name and type. ``operator_class``: the operator class of
+    a range, if not the default. ``multirange``: the name of the multirange, in the same schema.
+    ``extension``: the extension that created the type.
     """
 
     oid: int

@@ -29,7 +29,8 @@ def key_renderer(
     """Return a function that renders an item of a partition key for the target.
 
     The function raises UnclearPartitionError for a value that the target lacks. *target_columns*:
-    None if the mapping alone decides; then the target gets the columns of *key*.
+    the columns of the target; None if the mapping alone decides, and the target gets the columns of
+    *key*.
     """
     available = None if target_columns is None else frozenset(target_columns)
     names = {

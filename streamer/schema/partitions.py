@@ -248,7 +248,8 @@ def _value(text: str) -> str:
 class PartitionRows:
     """The rows of a partition that leaves, by a ``condition`` over the target's columns.
 
-    ``columns``: those of the source that the condition uses. ``unclear``: why there is none.
+    ``columns``: the columns of the source that the condition uses. ``unclear``: the reason why
+    there is no condition.
     """
 
     partition: RelationName

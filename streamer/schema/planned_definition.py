@@ -46,7 +46,7 @@ class TargetPlace:
     def at(cls, mapping: RelationMapping, sid: str | None, relation: TargetRelation | None) -> Self:
         """Return the place of a table that the target has as *relation*; None for an absent table.
 
-        *sid*: of the source.
+        *sid*: the sid of the source.
         """
         if relation is None:
             return cls(mapping, sid is not None)
@@ -85,9 +85,9 @@ class Planned:
 
     ``statements`` run in a single transaction, while no other session uses the table. ``online``
     avoid long locks; each runs in a separate transaction, as ``create index concurrently``
-    requires. ``name``: of the index, constraint or column; of the table for a table's comment.
-    ``index``: the index that ``online`` builds concurrently; a failed build leaves an invalid
-    index. ``reason``: the obstacle at the target; then only ``source_sql`` has SQL.
+    requires. ``name``: the name of the index, constraint or column, or of the table for a table's
+    comment. ``index``: the index that ``online`` builds concurrently; a failed build leaves an
+    invalid index. ``reason``: the obstacle at the target; then only ``source_sql`` has SQL.
     """
 
     kind: ObjectKind

@@ -146,7 +146,7 @@ class SourceDefinition:
     ``objects``: indexes and constraints. ``types``: the types of columns and the parts of these
     types, parts first; then former types that the source still has. ``partitions``: the table
     itself and the partitions, parents first; empty for a table without a partition key. None: not
-    known. ``oid``: of the table; numbers of columns count for this OID only.
+    known. ``oid``: the OID of the table; the numbers of columns are valid for this OID only.
     """
 
     columns: tuple[DefinedColumn, ...]

@@ -31,7 +31,7 @@ class StatisticsDefinition:
 class TableDefinition:
     """A table with columns, indexes and constraints, in the order of creation.
 
-    ``partitions``: of a partitioned table, the table itself and the partitions, parents first.
+    ``partitions``: the partitions of a partitioned table and the table itself, parents first.
     """
 
     name: RelationName

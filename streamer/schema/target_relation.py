@@ -16,7 +16,8 @@ Numeric is absent, because 1.0 equals 1.00.
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column of a target relation. ``type``: with modifier and, if need be, schema.
+    """A column of a target relation. ``type``: the type with its modifier and, if necessary, its
+    schema.
 
     ``base_type``: the type without domains. ``equality``: the operator that indexes of the type
     use.

@@ -29,7 +29,7 @@ class Tables(Protocol):
 class ChangedTable:
     """A table whose definition changes, in the transaction of a session of the target.
 
-    ``tables``: of the source. ``read_types``, ``read_present``: ask the source.
+    ``tables``: the tables of the source. ``read_types`` and ``read_present`` ask the source.
     """
 
     session: TargetConnection
@@ -44,8 +44,8 @@ class ChangedTable:
 class SourceCommand:
     """A command at the source that changed a table.
 
-    ``definition``: at the source, after ``message``. ``at``: the source's time of the change.
-    ``told``: words for the cause, as in an error; None for the statement of the message.
+    ``definition``: the definition at the source after ``message``. ``at``: the source's time of the
+    change. ``told``: words for the cause, as in an error; None for the statement of the message.
     ``brings_rows``: a copy reads the values of all rows. ``is_late``: a new column may have the
     name of a dropped column, so existing rows may have values of the dropped column.
     """

@@ -114,7 +114,9 @@ def _add_types(
 def needed_types(
     changes: Sequence[AnyChange], definition: SourceDefinition, mapping: RelationMapping
 ) -> set[str]:
-    """Return the types that *changes* need and do not create. *definition*: after these. Pure."""
+    """Return the types that *changes* need and do not create. *definition*: the definition after
+    the changes. Pure.
+    """
     needed: set[str] = set()
     for change in changes:
         if isinstance(change, TypeChange):

@@ -27,7 +27,7 @@ earlier rows of a peer's transaction may still have the former name.
 class OtherSources:
     """The definitions of a source's peers.
 
-    ``unchanged``: of the sources that do not wait with the same changes.
+    ``unchanged``: the definitions of sources that do not wait with the same changes.
     """
 
     definitions: Sequence[SourceDefinition] = ()

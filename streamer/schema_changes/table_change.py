@@ -298,7 +298,7 @@ class TableChange:
     ) -> None:
         """Store plans for objects that the builder makes, over the present columns.
 
-        *names*: of indexes and constraints that a renamed column may have lost.
+        *names*: the names of indexes and constraints that a renamed column may have lost.
         """
         mapped = self._table.mapped
         target = await read_relation(self._target, mapped.mapping.target)

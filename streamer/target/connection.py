@@ -86,8 +86,8 @@ CHANGED_STATE: Final = "STR02"
 class TargetAddress:
     """The target's address: a libpq connection string translated for asyncpg.
 
-    With a *fence*, a connection has to reach the server of that token. *url*: as configured, with
-    the current password.
+    With a *fence*, a connection has to reach the server of that token. *url*: the configured url,
+    with the current password.
     """
 
     dsn: Secret

@@ -68,7 +68,7 @@ async def refuse_types_of_extensions(
 ) -> None:
     """Raise TargetSchemaError if the target lacks one of these types that an extension has.
 
-    *names*: of types that no statement of streamer creates.
+    *names*: the names of types that no statement of streamer creates.
     """
     # The names of PostgreSQL's own types have no schema. An empty name is an error up to 15.
     qualified = sorted(name for name in names if "." in name)

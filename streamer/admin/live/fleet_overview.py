@@ -26,7 +26,7 @@ PROBLEMS_SHOWN: Final = 2
 class SourceLine:
     """A source, as shown in a line.
 
-    ``names``: for search, the names of the source, of its process, and of its tables on both sides.
+    ``names``: the names to search: of the source, of its process, and of its tables on both sides.
     """
 
     row: Row
@@ -76,7 +76,9 @@ class FleetOverview:
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """The lines to show. ``text``: in the label, or in a table's name. Empty fields choose all."""
+    """The lines to show. ``text``: a part of the label or of a table's name. Empty fields choose
+    all.
+    """
 
     text: str = ""
     health: str = ""

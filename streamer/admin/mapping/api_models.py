@@ -171,7 +171,7 @@ class MappingSettings(_Body):
 
 
 class Page(BaseModel):
-    """A part of a list. ``total``: of all pages."""
+    """A part of a list. ``total``: the number of items on all pages."""
 
     items: list[Any]
     total: int
@@ -266,7 +266,7 @@ class ImportBody(_Body):
 
 
 class ActionBody(_Body):
-    """``sid``: only at this source of the table's database."""
+    """``sid`` restricts the action to this source of the table's database."""
 
     sid: Sid | None = None
 
@@ -315,8 +315,8 @@ class SourceName(_Body):
 
 
 class BulkBody(_Body):
-    """Sources whose tables are meant. ``tables``: names or patterns; none means all. ``state``:
-    only tables in this state.
+    """Sources whose tables are meant. ``tables``: names or patterns; none means all. ``state``: the
+    state of the tables; none means any.
     """
 
     sources: Annotated[list[SourceName], Field(min_length=1, max_length=SOURCES_MAX)]

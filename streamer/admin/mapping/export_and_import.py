@@ -166,8 +166,8 @@ def _strings(value: Any) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """The contents of a file. ``settings``: None for a file of kuvasz-streamer. ``notes``: for the
-    user.
+    """The contents of a file. ``settings`` is None for a file of kuvasz-streamer. ``notes``:
+    messages for the user.
     """
 
     wanted: Wanted

@@ -87,7 +87,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class Plan:
-    """All effects. ``findings``: as in `streamer check`; ``notes``: further information."""
+    """All effects. ``findings``: the findings of `streamer check`; ``notes``: other information."""
 
     sources: list[SourcePlan]
     estimate: Estimate

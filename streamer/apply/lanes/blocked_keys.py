@@ -38,8 +38,8 @@ _length = struct.Struct(">i").pack
 class KeyColumns:
     """The columns that identify rows.
 
-    ``names``: of the source. ``kinds``: the type that decides whether two values are equal, if
-    comparing bytes is not enough; else an empty string.
+    ``names``: the source's names of the columns. ``kinds``: the type that decides whether two
+    values are equal, if comparing bytes is not enough; else an empty string.
     """
 
     names: tuple[str, ...]
@@ -67,8 +67,8 @@ def _kind(plan: ApplyPlan, column: PlanColumn) -> str:
 class Quarantine:
     """The committed quarantine of a relation.
 
-    ``keys``: of the changes in quarantine, made of ``columns``; not read yet if ``columns`` is
-    None.
+    ``keys``: the keys of the changes in quarantine, made of ``columns``; not read yet if
+    ``columns`` is None.
     """
 
     count: int = 0
@@ -210,7 +210,7 @@ def values_of_stored(
 
 
 def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
-    """Return a key of *values*. *names*: for each column the names that replace values."""
+    """Return a key of *values*. *names*: the names that replace values, for each column."""
     # Whole rows may be keys, in large numbers: sixteen bytes distinguish keys.
     made = hashlib.blake2b(digest_size=16)
     for value, of_column in zip(values, names, strict=True):

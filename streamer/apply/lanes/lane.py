@@ -140,7 +140,7 @@ class MappedRelation:
         source: RelationSource,
         state: TableState | None = None,
     ) -> None:
-        """*state*: by default a table in sync through *end_lsn*."""
+        """*state*: the state; by default, a table in sync through *end_lsn*."""
         self.relation_id = relation_id
         self.mapping = mapping
         self.end_lsn = end_lsn

@@ -21,7 +21,9 @@ from streamer.target.connection import TargetConnection
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A new column. ``text``: the value in existing rows; ``type_oid``: of the target."""
+    """A new column. ``text``: the value in existing rows; ``type_oid``: the OID of the type in the
+    target.
+    """
 
     text: str | None
     type_oid: int

@@ -38,7 +38,9 @@ NO_XID: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class RemovalAtSource:
-    """The reason of the removal. ``lsn``, ``at``, ``xid``: of the transaction at the source."""
+    """The reason of the removal. ``lsn``, ``at`` and ``xid`` belong to the transaction at the
+    source.
+    """
 
     reason: str
     lsn: Lsn

@@ -88,7 +88,9 @@ def key_positions(plan: ApplyPlan) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A change that goes into quarantine. ``place``: in the window: numbers of share and change."""
+    """A change that goes into quarantine. ``place``: the place in the window: the numbers of share
+    and change.
+    """
 
     place: tuple[int, int]
     transaction: Transaction

@@ -46,13 +46,14 @@ def make_plan(
 ) -> ApplyPlan:
     """Decide the way to apply changes of *relation*.
 
-    *primary_key*: the source's, for relations with REPLICA IDENTITY FULL. *source_keys*: columns of
-    the source's unique indexes with an immediate check. *has_partial_key*: the source does not send
-    generated columns of the key, and the sent columns do not identify rows. *is_partitioned*:
-    partitions may differ in replica identity. *type_names*: the source's types by column, for an
-    ALTER TABLE. *input_types*: types with collations, of columns that expressions use.
-    *computed_types*: the types of expressions, by target column. Raises TargetSchemaError with the
-    statement to run at the target, MappingError for an expression that does not fit the source.
+    *primary_key*: the source's primary key, for relations with REPLICA IDENTITY FULL.
+    *source_keys*: columns of the source's unique indexes with an immediate check.
+    *has_partial_key*: the source does not send generated columns of the key, and the sent columns
+    do not identify rows. *is_partitioned*: partitions may differ in replica identity. *type_names*:
+    the source's types by column, for an ALTER TABLE. *input_types*: types with collations, of
+    columns that expressions use. *computed_types*: the types of expressions, by target column.
+    Raises TargetSchemaError with the statement to run at the target, MappingError for an expression
+    that does not fit the source.
     """
     if target is None:
         raise missing_target(mapping.target)

@@ -17,7 +17,7 @@ from streamer.schema.target_relation import TargetColumn
 
 @dataclass(frozen=True)
 class PlannedFacts:
-    """Statements about the table that *plan* writes. ``name``: of a prepared statement."""
+    """Statements about the table that *plan* writes. ``name``: the name of a prepared statement."""
 
     plan: ApplyPlan
     name: str

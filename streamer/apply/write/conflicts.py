@@ -92,8 +92,8 @@ def find_changes(
 ) -> dict[Any, tuple[Transaction, int]]:
     """Return the transaction and the kind of the change that needed a row, for each of *keys*.
 
-    *keys*: as in a fold. Of several changes of a key, the result is the last delete, or else the
-    first update. Pure.
+    *keys*: keys in the form of a fold. Of several changes of a key, the result is the last delete,
+    or else the first update. Pure.
     """
     origins: dict[Any, tuple[Transaction, int]] = {}
     key_set = set(keys)

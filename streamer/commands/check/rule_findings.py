@@ -32,7 +32,7 @@ _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign tabl
 class SeenTable:
     """A relation of a source, replicable or not.
 
-    ``root``: of a partition, the namespace and name of the root table. ``parents``: tables from
+    ``root``: the namespace and name of a partition's root table. ``parents``: tables from
     which the relation inherits.
     """
 

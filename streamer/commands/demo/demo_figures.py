@@ -55,7 +55,7 @@ async def read_figures(url: str) -> Figures:
 
 @dataclass(slots=True)
 class TableOfShops:
-    """A table of all shops, as ``streamer compare`` found it. ``rows``: by sid."""
+    """A table of all shops, as ``streamer compare`` found it. ``rows``: row counts by sid."""
 
     source: str
     target: str

@@ -56,9 +56,9 @@ class TenantTable:
 class Drift:
     """One item of a table.
 
-    ``common``: the definition of most tenants; None if most lack the item. ``target``: that of the
-    target; None if it lacks the item or does not get it. ``deviating``: other definitions, by
-    tenant.
+    ``common``: the definition of most tenants; None if most lack the item. ``target``: the
+    definition of the target; None if it lacks the item or does not get it. ``deviating``: other
+    definitions, by tenant.
     """
 
     table: str

@@ -27,8 +27,8 @@ TASK_PARTS_MAX: Final = 50
 class Heap:
     """A table with storage: a plain table, or a leaf of a partitioned table.
 
-    ``size_bytes``: with the TOAST table; ``page_count``: without. ``stores``: OID and filenode of
-    each table to read, as planned. ``numbers``: of the columns, in the order of
+    ``size_bytes`` includes the TOAST table, ``page_count`` does not. ``stores``: OID and filenode
+    of each table to read, as planned. ``numbers``: the numbers of the columns, in the order of
     `CopySource.columns`. ``row_count``: an estimate by the statistics, if available, else 0.
     ``named``: the table's name, quoted, and the OID of the table of that name.
     """
@@ -154,8 +154,8 @@ class _Task:
 def group(parts: list[CopyPart], ranks: dict[int, tuple[int, int]]) -> list[list[CopyPart]]:
     """Group parts into tasks, in the order of their relations' *ranks*; small parts share a task.
 
-    *ranks*: by relation id. The parts of the last and largest table are small against the table, so
-    no long task is left for the end.
+    *ranks*: the ranks by relation id. The parts of the last and largest table are small against the
+    table, so no long task is left for the end.
     """
     tasks: list[_Task] = []
     small = _Task()

@@ -69,7 +69,8 @@ def choose_settings(
     *,
     allow_insecure: bool,
 ) -> dict[str, str]:
-    """Return the settings of a driver, including the master. *submitted*: of spark-submit. Pure.
+    """Return the settings of a driver, including the master. *submitted*: the settings of
+    spark-submit. Pure.
 
     Without a *master*, use spark-submit's. *spark_settings* take precedence over all settings but
     those that protect a local driver.

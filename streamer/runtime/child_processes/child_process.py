@@ -22,8 +22,9 @@ FIRST: Final = 1
 class Membership:
     """The place of a process.
 
-    *number*: from 1 on. *port*: the descriptor of the common listening socket. *directory*: holds
-    the sockets over which the processes answer requests of their siblings.
+    *number*: the number of the process, from 1. *port*: the descriptor of the common listening
+    socket. *directory*: the directory of the sockets over which the processes answer requests of
+    their siblings.
     """
 
     number: int

@@ -23,7 +23,7 @@ _SPOOLS: Final = "streamer-"
 
 def gather_journals(directory: Path, count: int) -> None:
     """Move the journals of processes above number *count* to the first process, and remove their
-    spool directories. *directory*: from the configuration.
+    spool directories. *directory*: the directory in the configuration.
 
     A directory stays until the next start if its process still lives, or if the first process has a
     journal of the same slot. Raises SpoolError.

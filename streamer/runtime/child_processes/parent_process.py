@@ -33,8 +33,8 @@ PROGRAM: Final = "streamer"
 
 
 class Parent:
-    """*arguments*: of `streamer`, up to the options of `run`. *port*: the descriptor of the
-    listening socket, if any.
+    """*arguments*: the arguments of `streamer` before the options of `run`. *port*: the descriptor
+    of the listening socket, if any.
     """
 
     def __init__(self, count: int, arguments: Sequence[str], port: int | None) -> None:

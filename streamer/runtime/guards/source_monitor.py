@@ -45,7 +45,7 @@ class SourceMonitor:
         cases: TableCases,
         health: Health,
     ) -> None:
-        """*cases*: of the source's tables, which the guard creates and completes."""
+        """*cases*: the cases of the source's tables, which the guard creates and completes."""
         self.cases = cases
         self._server = server
         self._bookkeeping = services.bookkeeping

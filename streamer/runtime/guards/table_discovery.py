@@ -31,7 +31,9 @@ class Discovery:
     def __init__(
         self, tables: TableEvents, interval: float, appeared: Callable[[str], None]
     ) -> None:
-        """*interval*: in seconds; 0: none. *appeared* is called with the label of a source."""
+        """*interval*: the seconds between two checks; 0 for none. *appeared* is called with the
+        label of a source.
+        """
         self._tables = tables
         self._interval = interval or None
         self._appeared = appeared

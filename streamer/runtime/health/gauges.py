@@ -41,7 +41,7 @@ _OF_SOURCES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SourceGauges:
-    """The gauges of a source. ``values``: by metric name."""
+    """The gauges of a source. ``values``: the values by metric name."""
 
     names: tuple[str, str]
     values: dict[str, float]

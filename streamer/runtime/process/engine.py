@@ -87,7 +87,7 @@ class Engine:
         """*is_partial*: other processes run the rest of the target's sources. *take_over*: names
         of sources (``DATABASE`` or ``DATABASE:SID``) whose slots another installation may have
         used. *max_sources*: how many sources this process may run; None for an even share.
-        *launcher*: of a Spark process that starts already.
+        *launcher*: the launcher of a Spark process that is already starting.
         """
         self.metrics = Metrics(settings.http.metrics_tables_max)
         self.supervisors: list[Supervisor] = []

@@ -48,7 +48,8 @@ async def opened_services(
 ) -> AsyncIterator[Services]:
     """Yield the services. Their connections open at the first use, so the target may be away.
 
-    *launcher*: of a Spark process that starts already. *holder*: host and pid of this process.
+    *launcher*: the launcher of a Spark process that is already starting. *holder*: host and pid of
+    this process.
     """
     async with AsyncExitStack() as opened:
         spools = SpoolDirectory(settings.spool.path)

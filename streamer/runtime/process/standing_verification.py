@@ -88,8 +88,8 @@ def due_at(interval: float, last: VerificationRecord | None, began_at: datetime)
 def is_quiet(*, is_copying: bool, is_throttling: bool, lag_seconds: float) -> bool:
     """Return whether a source that streams is quiet enough for a verification. Pure.
 
-    *is_copying*: of any source, because copies share the target. *is_throttling*: the source
-    retains too much WAL.
+    *is_copying*: a copy of any source runs, because copies share the target. *is_throttling*: the
+    source retains too much WAL.
     """
     return not is_copying and not is_throttling and lag_seconds <= LAG_SECONDS_MAX
 

@@ -95,8 +95,9 @@ class MappingFollower:
     ) -> str | None:
         """Return this process's fingerprint if its mapping has to become the newest.
 
-        Otherwise read the configuration again if the replicas run a different mapping. *number*: of
-        this process. *joined_seconds*: since when the process has this number.
+        Otherwise read the configuration again if the replicas run a different mapping. *number*:
+        the number of this process. *joined_seconds*: the time for which the process has had this
+        number.
         """
         current = record.mappings[0] if record.mappings else None
         if current == self._fingerprint:

@@ -139,7 +139,7 @@ class Replica:
         address: str | None = None,
         max_sources: int | None = None,
     ) -> None:
-        """*address*: where this process serves its page."""
+        """*address*: the address at which this process serves its page."""
         self.fleet = Fleet()
         self._locks = locks
         self._bookkeeping = bookkeeping
@@ -482,7 +482,7 @@ def _log_unreleased(error: Exception) -> None:
 
 
 def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
-    """Whether a replica without its session may soon join again. *name*: of this process."""
+    """Whether a replica without its session may soon join again. *name* is of this process."""
     return any(
         not replica.is_alive and replica.name != name and not is_known_dead(replica.name)
         for replica in replicas

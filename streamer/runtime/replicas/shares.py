@@ -15,7 +15,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A live replica. ``number``: from the bookkeeping; a later replica has a greater number."""
+    """A live replica. ``number``: its number in the bookkeeping; a later replica has a greater
+    number.
+    """
 
     number: int
     sources: frozenset[str]

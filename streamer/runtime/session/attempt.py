@@ -13,7 +13,7 @@ from streamer.util.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """``services``: for the holder of the lock, who has ``fence``."""
+    """``services``: the services for the holder of the lock, who has ``fence``."""
 
     source: SourceMapping
     services: Services

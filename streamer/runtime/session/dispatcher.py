@@ -76,10 +76,10 @@ class Dispatched:
 class ScriptsReached:
     """The stream has reached a transaction with messages of ``streamer execute``.
 
-    All earlier transactions are dispatched, and no part of this transaction. ``lsn``: of the
-    commit. ``is_made``: the target has the transaction's definitions and rows, because a script for
-    both sides has run. The source's rows still count: scripts may draw different values on each
-    side.
+    All earlier transactions are dispatched, and no part of this transaction. ``lsn``: the position
+    of the commit. ``is_made``: the target has the transaction's definitions and rows, because a
+    script for both sides has run. The source's rows still count: scripts may draw different values
+    on each side.
     """
 
     xid: int

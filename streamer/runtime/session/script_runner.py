@@ -65,7 +65,9 @@ class Scripts:
         bookkeeping: Bookkeeping,
         relations: Relations,
     ) -> None:
-        """*address*: under *fence*, so that a connection reaches the server of the lock."""
+        """*address*: the target's address under *fence*, so that a connection reaches the server of
+        the lock.
+        """
         self._source = source
         self._fence = fence
         self._address = address

@@ -23,7 +23,7 @@ class SourceCapture:
     """``token``: proves messages about definitions, if the source captures definitions."""
 
     def __init__(self, source: SourceMapping, version: int) -> None:
-        """*version*: of the source's server."""
+        """*version*: the version of the source's server."""
         self.token: str | None = None
         self._source = source
         self._version = version

@@ -51,7 +51,7 @@ class ReconciledSource:
 
 @dataclass(frozen=True, slots=True)
 class SourceReconciler:
-    """The steps for one attempt. ``record``, ``branch``: of the source, and its history."""
+    """The steps for one attempt. ``record``: the record of the source. ``branch``: its history."""
 
     attempt: Attempt
     tables: TableEvents

@@ -67,7 +67,7 @@ class TableEvents:
         heartbeat: Heartbeat,
         fail: Callable[[StreamerError], None],
     ) -> None:
-        """*services*: for the holder of *fence*. *fail* ends the attempt."""
+        """*services*: the services for the holder of *fence*. *fail* ends the attempt."""
         self.source = source
         self.fence = fence
         self.tracker = ProgressTracker(NOTHING)

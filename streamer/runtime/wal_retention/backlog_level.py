@@ -51,7 +51,7 @@ def limit_of(source: SourceMapping, retained: Retained | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The backlog of a source for operators. ``spooled_bytes``: of its journal."""
+    """The backlog of a source for operators. ``spooled_bytes``: the size of its journal."""
 
     limit_bytes: int | None
     retained_bytes: int

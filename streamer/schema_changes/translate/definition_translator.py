@@ -53,8 +53,8 @@ class Translation:
     """The statements for one difference.
 
     ``filled``: target columns to copy for existing rows, because no statement computes the source's
-    values. ``reason``: why. ``objects``: of indexes and constraints, whose statements are among
-    these, too.
+    values. ``reason``: why the columns need a copy. ``objects``: the changes of indexes and
+    constraints; ``statements`` contain their statements, too.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -105,10 +105,10 @@ class _Present:
 class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
-    *sid*: if the target's rows have one. *peers*: the definitions of peer sources. *unchanged*: of
-    these, those that do not wait with the same changes; None for all. *unfilled*: columns of the
-    target whose values existing rows lack. *generated*: facts about generated columns. *renamed*:
-    the new names of the target's types by those in *target*.
+    *sid*: the sid in the target's rows, if any. *peers*: the definitions of peer sources.
+    *unchanged*: the peers that do not wait with the same changes; None for all. *unfilled*: columns
+    of the target whose values existing rows lack. *generated*: facts about generated columns.
+    *renamed*: the new names of the target's types, by their names in *target*.
     """
 
     def __init__(

@@ -27,10 +27,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class GeneratedFacts:
-    """``source_columns``: the names of all columns of the source. ``expressions``: those of the
-    target's generated columns. ``identities``: its identity columns, 'a' for always or 'd' for by
-    default. ``sequences``: those of its columns. ``drawing``: columns whose default uses one.
-    ``version``: of the target.
+    """``source_columns``: the names of all columns of the source. ``expressions``: the expressions
+    of the target's generated columns. ``identities``: the target's identity columns, 'a' for always
+    or 'd' for by default. ``sequences``: the sequences of the target's columns. ``drawing``:
+    columns whose default uses a sequence. ``version``: the version of the target.
     """
 
     source_columns: Sequence[str] = ()

@@ -38,8 +38,8 @@ def part_of_target(
 ) -> SourceDefinition:
     """Return *definition* without the parts that keep rows of the source out of *target*.
 
-    *types*: those that the target table uses. *partitions*: of the target, if any. *lacking*: the
-    source's names of columns that the target has to get.
+    *types*: the types that the target table uses. *partitions*: the partitions of the target, if
+    any. *lacking*: the source's names of columns that the target has to get.
     """
     target_types = {type_.full_name: type_ for type_ in types}
     columns = tuple(

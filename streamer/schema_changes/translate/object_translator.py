@@ -60,8 +60,9 @@ def is_created(create: Create, kind: str) -> bool:
 
 @dataclass(slots=True)
 class ObjectTranslation:
-    """``statements``: to run in place. ``planned``: to make beside the stream. ``ended``: kinds and
-    names of plans that are void now. ``reasons``: why an object is left out.
+    """``statements``: run at the position of the change. ``planned``: definitions to build beside
+    the stream. ``ended``: kinds and names of obsolete plans. ``reasons``: why an object is left
+    out.
     """
 
     statements: list[str] = field(default_factory=list)

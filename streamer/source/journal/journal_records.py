@@ -46,8 +46,8 @@ _KINDS: Final = frozenset(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record. ``lsn``: for COMMITS and POSITION, all changes up to there have arrived; ``xid``
-    and ``commit_time``: of the last transaction in the record.
+    """A record. ``lsn``: for COMMITS and POSITION, all changes up to this LSN have arrived. ``xid``
+    and ``commit_time`` belong to the last transaction in the record.
     """
 
     kind: Kind
