@@ -482,7 +482,7 @@ def _log_unreleased(error: Exception) -> None:
 
 
 def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
-    """Whether a replica without its session may soon join again. *name* is of this process."""
+    """Whether a replica without its session may soon join again. *name* names this process."""
     return any(
         not replica.is_alive and replica.name != name and not is_known_dead(replica.name)
         for replica in replicas
