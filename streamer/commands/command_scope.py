@@ -37,7 +37,7 @@ class Scope:
             raise MappingError("no source has this database and sid", hint=hint)
         return [s for s in named if self.labels is None or s.label in self.labels]
 
-    def of(self, items: Iterable[tuple[str, T]]) -> list[T]:
+    def select(self, items: Iterable[tuple[str, T]]) -> list[T]:
         """Return the items whose table is in the scope; each item comes with the name of a table.
 
         Raises MappingError for a faulty pattern.

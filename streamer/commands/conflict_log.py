@@ -54,7 +54,7 @@ async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> li
             if scope.database in (None, record.database) and scope.sid in (None, record.sid)
         }
         records = await read_relation_records(bookkeeping)
-        chosen = scope.of((r.source, r) for r in records if r.source_id in sources)
+        chosen = scope.select((r.source, r) for r in records if r.source_id in sources)
         relations = {relation.relation_id: relation for relation in chosen}
         conflicts = await read_newest_conflicts(bookkeeping, list(relations), limit)
     finally:

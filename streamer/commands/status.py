@@ -197,7 +197,7 @@ class _Bookkeeping:
     definitions: dict[int, list[DefinitionRecord]] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
 
-    def of(self, record: SourceRecord) -> list[RelationRecord]:
+    def relations_of(self, record: SourceRecord) -> list[RelationRecord]:
         return [r for r in self.relations if r.source_id == record.source_id]
 
     def without_held(self) -> "_Bookkeeping":
@@ -324,7 +324,7 @@ def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatu
     if not scope.tables:
         return statuses
     for status in statuses:
-        status.tables = scope.of((table.source, table) for table in status.tables)
+        status.tables = scope.select((table.source, table) for table in status.tables)
     return [status for status in statuses if status.tables]
 
 
@@ -381,7 +381,7 @@ def _stored_statuses(books: _Bookkeeping, mapping: Mapping) -> list[SourceStatus
                     books.verifications.get(relation.relation_id),
                     books.definitions.get(relation.relation_id, []),
                 )
-                for relation in books.of(record)
+                for relation in books.relations_of(record)
             ]
             status.sequences = books.sequences.get(record.source_id, [])
         statuses.append(status)
@@ -566,7 +566,7 @@ def _add_held(status: SourceStatus, books: _Bookkeeping, end_lsn: Lsn | None) ->
     record = books.sources.get(status.label)
     if record is None:
         return
-    for table, relation in zip(status.tables, books.of(record), strict=True):
+    for table, relation in zip(status.tables, books.relations_of(record), strict=True):
         held = books.held.get(relation.relation_id)
         behind_lsn = end_lsn
         if held is not None:

@@ -229,7 +229,7 @@ async def request_each(
     MappingError for a faulty pattern, and TargetError.
     """
     scope = Scope(tuple(tables))
-    scope.of([])
+    scope.select([])
     outcomes: list[SourceOutcome] = []
     async with installed(address, f"streamer {action}") as bookkeeping:
         records = {
@@ -245,7 +245,7 @@ async def request_each(
                 outcomes.append(_failed(key, lost))
                 continue
             source_relations = relations.get(records.get(key, -1), [])
-            chosen = scope.of((relation.source, relation) for relation in source_relations)
+            chosen = scope.select((relation.source, relation) for relation in source_relations)
             try:
                 outcome = choose(key, action, chosen, state)
                 if isinstance(outcome, SourceOutcome):

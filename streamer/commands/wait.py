@@ -188,7 +188,7 @@ class _Waiting:
             elif awaited is None:
                 missing.append(f'source "{label}" has not answered')
             else:
-                relations = self._scope.of((r.source, r) for r in position.relations)
+                relations = self._scope.select((r.source, r) for r in position.relations)
                 has_table = has_table or bool(relations)
                 if obstacle := self._missing_of(position, relations, awaited):
                     missing.append(obstacle)

@@ -80,8 +80,10 @@ def _read(
     verdicts: VerdictFile,
 ) -> None:
     """Read all ranges: the work of a thread."""
-    is_background, of = bool(job.get("is_background")), reader.findings.of
-    open_units = (u for u in units if not (is_background and _is_enough(of(u.relation_id))))
+    is_background, findings = bool(job.get("is_background")), reader.findings
+    open_units = (
+        u for u in units if not (is_background and _is_enough(findings.finding_of(u.relation_id)))
+    )
     with reader:
         differing = chain.from_iterable(map(reader.find, open_units))
         if job["finds_only"]:

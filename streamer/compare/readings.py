@@ -190,7 +190,7 @@ class Servers:
             raise TableError(str(exc)) from None
         return connection
 
-    def of(self, table: ComparedTable, side: int) -> Connection:
+    def connection_of(self, table: ComparedTable, side: int) -> Connection:
         return self.source(table.source_id) if side == SOURCE else self.target
 
 
@@ -314,7 +314,7 @@ class RangeReader:
         return source, target
 
     def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Sums:
-        connection = self._servers.of(table, side)
+        connection = self._servers.connection_of(table, side)
         limit = self._rows_per_second if side == SOURCE else None
         parts = _page_parts(table, side, connection, limit)
         first = next(parts)
@@ -344,7 +344,7 @@ class RangeReader:
         return sums
 
     def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:
-        connection = self._servers.of(table, side)
+        connection = self._servers.connection_of(table, side)
         limit = self._rows_per_second if side == SOURCE else None
         sums: Sums = {}
         for pages in parts:
@@ -382,7 +382,10 @@ class RangeReader:
         sql = table.cut_sql(table.side(side), unit.range, count_parts(rows))
         keys: list[Key] = []
         with suppress(TableError), reading():  # the fetch of the whole range reports the error
-            keys = [tuple(row[0]) for row in self._servers.of(table, side).execute(sql.encode())]
+            keys = [
+                tuple(row[0])
+                for row in self._servers.connection_of(table, side).execute(sql.encode())
+            ]
         return [replace(unit, range=part) for part in split_range(unit.range, keys)]
 
 
@@ -393,7 +396,7 @@ def fetch_rows(
     table: ComparedTable, unit: Unit, side: int, servers: Servers
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of the key and the hash of the row of a range, or of buckets."""
-    connection = servers.of(table, side)
+    connection = servers.connection_of(table, side)
     for pages in _page_parts(table, side, connection, None):
         sql = table.fetch_sql(table.side(side), unit.range, unit.buckets, pages=pages)
         yield from _stream(connection, sql)
@@ -572,7 +575,9 @@ class KeyJudging:
         sql = table.read_sql(table.side(side))
         parameters = table.read_parameters(keys)
         rows_by_key: dict[int, list[Row]] = {}
-        for n, place, values in self._servers.of(table, side).execute(sql.encode(), parameters):
+        for n, place, values in self._servers.connection_of(table, side).execute(
+            sql.encode(), parameters
+        ):
             rows_by_key.setdefault(n, []).append((place, tuple(values)))
         return rows_by_key
 
@@ -606,7 +611,7 @@ class KeyJudging:
     ) -> Generator[tuple[int, int, str, list[str] | None]]:
         sql = table.show_sql(table.side(side), with_values=self._with_values)
         parameters = table.read_parameters(keys)
-        for n, text, values in _stream(self._servers.of(table, side), sql, parameters):
+        for n, text, values in _stream(self._servers.connection_of(table, side), sql, parameters):
             yield n, side, text, values
 
 

@@ -58,7 +58,7 @@ from streamer.source.connection import (
     Connection,
     translating,
 )
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.server.wait_limits import read_locked, reporting_blockers, set_lock_timeout
 from streamer.source.slot_and_publications.slot import ExportedSnapshot, create_slot, sync_slot_name
 from streamer.target.connection import TargetConnection
@@ -136,7 +136,7 @@ class Round:
     async def _prepare(self, batch: list[MappedRelation]) -> None:
         context = self._context
         async with context.sources.connection(context.source) as source:
-            await check_same_server_plainly(source, context.server)
+            await check_same_server_by_query(source, context.server)
             await set_lock_timeout(source)
             await reporting_blockers(
                 context.source,
@@ -300,7 +300,7 @@ class Round:
                 await self._finishing.wait(POLL_SECONDS)
                 continue
             if remaining == submitted:
-                await self._wait_for_reach(remaining, backoff)
+                await self._wait_after_empty_job(remaining, backoff)
             submitted = remaining
             copying = asyncio.create_task(self._copy_parts(remaining, snapshot), name="parts")
             failpoint("sync.job_started")
@@ -392,7 +392,7 @@ class Round:
                     self._finisher.removal.remove(copy.mapped, then=fail)
         return is_busy
 
-    async def _wait_for_reach(self, parts: list[CopyPart], backoff: Backoff) -> None:
+    async def _wait_after_empty_job(self, parts: list[CopyPart], backoff: Backoff) -> None:
         """Wait before the next job: the last job reported no error, but copied no part."""
         source = self._context.source
         error = SparkJobError(

@@ -33,7 +33,7 @@ from streamer.source.connection import (
     first_line,
     translating,
 )
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.server.wait_limits import set_lock_timeout
 from streamer.source.slot_and_publications.slot import ExportedSnapshot
 from streamer.source.tables.rewritten_tables import STORAGE_SQL, Storage
@@ -53,7 +53,7 @@ async def open_copy_session(
     plain = await connect(source)
     try:
         with translating(source.label):
-            await check_same_server_plainly(plain, server)
+            await check_same_server_by_query(plain, server)
             await set_lock_timeout(plain)
             await plain.execute(f"set application_name = '{application_name}'".encode())
     except BaseException:

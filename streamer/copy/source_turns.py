@@ -70,12 +70,12 @@ class CopyTurns:
         waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
         self._waiting.append(waiting)
         self._serve()
-        told = ""
+        reported = ""
         try:
             while not waiting.has_turn:
                 waiting.changed.clear()
-                if (reason := self._reason(waiting)) != told:
-                    told = reason
+                if (reason := self._reason(waiting)) != reported:
+                    reported = reason
                     await report(reason)
                 if not waiting.has_turn:
                     await waiting.changed.wait()

@@ -43,7 +43,7 @@ ERROR_RETRY_SECONDS: Final = 5.0
 REPORTED_WAIT: Final = 2
 """The attempt from which on status shows that the target does not take changes now."""
 TURN_SECONDS: Final = 2.0
-"""How long a lane may keep a connection for which a second lane waits."""
+"""How long a lane may keep a connection for which another lane waits."""
 
 
 class Drainer:

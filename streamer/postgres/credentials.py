@@ -90,7 +90,7 @@ class _Readings:
         self._targets = asyncio.Semaphore(_TARGETS_AT_ONCE)
         self._by_login: dict[int, _Reading] = {}
 
-    def of(self, url: Secret) -> _Reading | None:
+    def current(self, url: Secret) -> _Reading | None:
         """Return the current reading."""
         return self._by_login.get(id(_known(url)))
 
@@ -167,7 +167,7 @@ async def current_password(url: Secret, *, goes_first: bool = False) -> str | No
 
 def awaited_password(url: Secret) -> str | None:
     """Return the reason why a connection by *url* still waits for its password; None if not."""
-    source, reading = _source(url), _readings_here().of(url)
+    source, reading = _source(url), _readings_here().current(url)
     if source is None or reading is None:
         return None
     if source.file is not None:

@@ -41,14 +41,14 @@ class Span:
     start: int
     end: int
 
-    def of(self, text: str) -> str:
+    def value_in(self, text: str) -> str:
         return text[self.start : self.end]
 
 
 def secret_spans(text: str) -> list[Span]:
     """Return the places of secret values in *text*, in order; references are not secret."""
     spans = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
-    return [span for span in spans if not _REFERENCES.fullmatch(span.of(text))]
+    return [span for span in spans if not _REFERENCES.fullmatch(span.value_in(text))]
 
 
 def _spans_of_uri(text: str) -> list[Span]:
@@ -120,7 +120,7 @@ def mask(text: str) -> str:
 
 def has_mask(text: str) -> bool:
     """Whether *text* has a mask in place of a stored password."""
-    return text == MASK or any(span.of(text) == MASK for span in secret_spans(text))
+    return text == MASK or any(span.value_in(text) == MASK for span in secret_spans(text))
 
 
 def fill_masks(text: str, stored: str) -> str:
@@ -131,13 +131,13 @@ def fill_masks(text: str, stored: str) -> str:
     """
     if text == mask(stored):
         return stored
-    passwords = {span.parameter: span.of(stored) for span in secret_spans(stored)}
+    passwords = {span.parameter: span.value_in(stored) for span in secret_spans(stored)}
     if _place(text) != _place(mask(stored)):
         raise ValueError("host, port, user or database change, so enter the password again")
 
     def lookup(span: Span) -> str:
-        if span.of(text) != MASK:
-            return span.of(text)
+        if span.value_in(text) != MASK:
+            return span.value_in(text)
         if span.parameter not in passwords:
             raise ValueError(f"*** stands for a stored {span.parameter}, and there is none")
         # each form has its own escapes

@@ -201,12 +201,12 @@ def unique_keys_of(objects: Iterable[DefinedObject]) -> tuple[tuple[str, ...], .
     )
 
 
-def stored_object(of: DefinedObject) -> dict[str, Any]:
+def stored_object(item: DefinedObject) -> dict[str, Any]:
     """Return the JSON of the fields that equality counts."""
     names = ("oid", "name", "mark", "is_valid")
     return {
-        "index": _fields(of.index, *names, "is_unique"),
-        "constraint": None if of.is_index else _fields(of, *names, "kind"),
+        "index": _fields(item.index, *names, "is_unique"),
+        "constraint": None if item.is_index else _fields(item, *names, "kind"),
     }
 
 

@@ -45,7 +45,7 @@ class SourceCommand:
     """A command at the source that changed a table.
 
     ``definition``: the definition at the source after ``message``. ``at``: the source's time of the
-    change. ``told``: words for the cause, as in an error; None for the statement of the message.
+    change. ``reason``: the cause in words, as in an error; None for the statement of the message.
     ``brings_rows``: a copy reads the values of all rows. ``is_late``: a new column may have the
     name of a dropped column, so existing rows may have values of the dropped column.
     """
@@ -54,11 +54,11 @@ class SourceCommand:
     message: DefinitionMessage
     definition: SourceDefinition
     at: str
-    told: str | None = None
+    reason: str | None = None
     brings_rows: bool = False
     is_late: bool = False
 
     @property
     def cause(self) -> str:
         ran = self.message.query.strip() or self.message.tag
-        return self.told or f"the source ran: {ran}"
+        return self.reason or f"the source ran: {ran}"

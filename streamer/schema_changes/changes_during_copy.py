@@ -239,7 +239,7 @@ class ChangedDefinitions:
                     message,
                     definition,
                     at=str(datetime.now(UTC)),
-                    told="the source changed the table, and a copy of it is due",
+                    reason="the source changed the table, and a copy of it is due",
                     brings_rows=True,
                 )
                 change = TableChange(table, command)

@@ -148,7 +148,7 @@ async def _explain(
         message,
         definition,
         at=str(to_datetime(first.commit_time)),
-        told="the source sent no message about this change, and a row needs it",
+        reason="the source sent no message about this change, and a row needs it",
         is_late=True,
     )
     change = TableChange(table, command)

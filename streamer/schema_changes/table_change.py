@@ -264,7 +264,7 @@ class TableChange:
         for number, statement in enumerate(translation.statements):
             if (substitute := translation.substitutes.get(statement)) is None:
                 await self._target.execute(statement)
-            elif not await self._does(statement):
+            elif not await self._try_statement(statement):
                 translation.statements[number], column = substitute
                 await self._target.execute(translation.statements[number])
                 if column not in translation.unfinished:
@@ -276,7 +276,7 @@ class TableChange:
                 "select pg_catalog.set_config('search_path', $1, true)", path
             )
 
-    async def _does(self, statement: str) -> bool:
+    async def _try_statement(self, statement: str) -> bool:
         """Run *statement* in a savepoint; return False if the target rejects it."""
         try:
             async with transaction(self._target):

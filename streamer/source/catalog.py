@@ -224,7 +224,7 @@ async def check_same_database(
     require_same_database(source, stored, **row)
 
 
-async def read_server_plainly(connection: Connection) -> SourceServer:
+async def read_server_by_query(connection: Connection) -> SourceServer:
     """Read the server over an ordinary connection, for a role without the replication attribute."""
     return await _read_server(connection, _IDENTITY_SQL)
 

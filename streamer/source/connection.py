@@ -269,8 +269,8 @@ async def _is_pooled(
     if not pooler.may_share(source.url, connection.info.backend_pid, row["pid"]):
         return False
 
-    async def ask(of: Connection, sql: str) -> int:
-        return int((await fetch_one(of, sql))["pid"])
+    async def ask(session: Connection, sql: str) -> int:
+        return int((await fetch_one(session, sql))["pid"])
 
     async def begin(sql: str) -> None:
         await second.execute(sql.encode())

@@ -11,7 +11,7 @@ from streamer.errors.error_classes import SourceContentionError
 from streamer.mapping.relation_names import RelationPattern
 from streamer.mapping.rules import SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from streamer.source.catalog import SourceServer, read_server_plainly
+from streamer.source.catalog import SourceServer, read_server_by_query
 from streamer.source.connection import Connection, connection
 from streamer.source.server import wait_limits
 from streamer.source.server.wait_limits import reporting_blockers, set_lock_timeout
@@ -31,7 +31,7 @@ async def test_a_watcher_that_reached_another_server_names_no_session(
         stack.callback(holder.close)
         holder.execute("lock table t in access exclusive mode")
         plain = await stack.enter_async_context(connection(mapping))
-        here = await read_server_plainly(plain)
+        here = await read_server_by_query(plain)
         await set_lock_timeout(plain, 3.0)
 
         async def wait_at(server: SourceServer) -> list[str]:

@@ -115,7 +115,7 @@ class Dispatching(Transactions):
         self.events = mock.Mock(spec=LaneOwner)
         self.tracker = ProgressTracker(Lsn(START))
         self.relations = Relations("shop", services, self.events, Health(), self.tracker)
-        self.events.lane_live = self.relations.go_home
+        self.events.lane_live = self.relations.move_to_home_lanes
         self.events.lane_durable = self.durable
         self.assembler = TransactionAssembler(
             lambda relation: self.relations.find(relation) is not None,
@@ -401,7 +401,7 @@ class Dispatching(Transactions):
             if share.end_lsn is not None:
                 self.durable(lane, [share])
         if not lane.has_backlog:
-            self.relations.may_go_home(lane)
+            self.relations.release_to_home_lane(lane)
             lane.go_live()
 
     def apply(self, lane: Lane, share: LaneTransaction) -> None:

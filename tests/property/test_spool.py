@@ -190,7 +190,7 @@ class Spooling(RuleBasedStateMachine):
         kept = [*self.finished[self.released :], *([self.open] if self.open else [])]
         for mapped in {mapped for mapped, _ in RELATIONS}:
             payloads = [p for share in kept for m, _, p in share.changes if m is mapped]
-            assert self.spool.held.of(mapped) == (len(payloads), sum(map(len, payloads)))
+            assert self.spool.held.counts_of(mapped) == (len(payloads), sum(map(len, payloads)))
 
     @invariant()
     def released_files_are_deleted(self) -> None:

@@ -32,7 +32,7 @@ def filled(seconds: int) -> Series:
 
 
 def test_an_hour_is_kept_by_ten_seconds_and_a_day_by_the_minute_and_nothing_more() -> None:
-    points = filled(2 * KEPT_SECONDS).of("shop")
+    points = filled(2 * KEPT_SECONDS).points("shop")
     end = START + 2 * KEPT_SECONDS
     times = [at for at, _ in points]
     assert times == sorted(set(times))
@@ -54,23 +54,23 @@ def test_a_minute_has_the_highest_lag_and_wal_and_the_mean_rate() -> None:
 def test_a_process_that_stood_still_leaves_a_gap_and_a_clock_that_goes_back_begins_again() -> None:
     series = filled(60)
     series.add(START + 600, {"shop": (2.0, 2.0, None)})
-    known = [at for at, values in series.of("shop") if values[0] is not None]
+    known = [at for at, values in series.points("shop") if values[0] is not None]
     assert known == [*range(START, START + 60, FINE_SECONDS), START + 600]
     series.add(START - 10 * KEPT_SECONDS, {"shop": (3.0, None, None)})
-    assert [values for _, values in series.of("shop")][-1] == (3.0, None, None)
+    assert [values for _, values in series.points("shop")][-1] == (3.0, None, None)
     series.retain([])
-    assert series.of("shop") == []
+    assert series.points("shop") == []
 
 
 def test_only_what_is_newer_is_returned() -> None:
-    points = filled(600).of("shop", since=START + 570)
+    points = filled(600).points("shop", since=START + 570)
     assert [at for at, _ in points] == [START + 580, START + 590]
 
 
 def test_pictures_are_small_and_show_gaps_and_single_values() -> None:
     lines = draw([(0.0, None), (30.0, 1.0), (60.0, None)]).lines
     assert lines == ["118.5,1.0 121.5,1.0"]
-    points = filled(KEPT_SECONDS).of("shop")
+    points = filled(KEPT_SECONDS).points("shop")
     for trend in trends(points).values():
         assert sum(line.count(",") for line in trend.lines) <= DRAWN_POINTS + 1
     assert trends(points[:1]) == {}

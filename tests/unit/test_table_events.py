@@ -74,7 +74,7 @@ async def test_a_copy_of_columns_that_met_a_waiting_lane_is_asked_for_again_once
     events.relations.become(mapped, mapped.state.part_requested(Resync(columns=("v",))))
     lane: Any = events.relations.lane(mapped)
     lane.add_hold(Hold.ERROR, "the target refuses a change")
-    lane.spool.held.of.return_value = (1, 100)
+    lane.spool.held.counts_of.return_value = (1, 100)
     with pytest.raises(SyncError, match="cannot be applied") as raised:
         await events.reach(mapped, Lsn(16))
     events.copy_failed(mapped, ErrorReport.of(raised.value))

@@ -8,17 +8,21 @@ MOOD = 'column "v" of table "public.t" is of public.mood, which is not safe in b
 
 
 def test_a_table_of_a_binary_source_comes_in_binary() -> None:
-    transport, reason = ChosenTransport(frozenset({23})).of(T)
+    transport, reason = ChosenTransport(frozenset({23})).transport_of(T)
     assert transport == "binary"
     assert reason == "every written column has the same built-in type on both sides"
 
 
 def test_a_table_that_does_not_qualify_is_named_at_the_others() -> None:
     chosen = ChosenTransport(TEXT, MOOD, {T: MOOD})
-    assert chosen.of(T) == ("text", MOOD)
-    assert chosen.of(OTHER) == ("text", f"another table of the source needs it: {MOOD}")
+    assert chosen.transport_of(T) == ("text", MOOD)
+    assert chosen.transport_of(OTHER) == ("text", f"another table of the source needs it: {MOOD}")
 
 
 def test_a_reason_of_the_whole_source_is_the_reason_of_each_table() -> None:
     chosen = ChosenTransport(TEXT, "PostgreSQL 13 can send nothing else")
-    assert chosen.of(T) == chosen.of(OTHER) == ("text", "PostgreSQL 13 can send nothing else")
+    assert (
+        chosen.transport_of(T)
+        == chosen.transport_of(OTHER)
+        == ("text", "PostgreSQL 13 can send nothing else")
+    )

@@ -39,9 +39,9 @@ async def tail(settings: Settings, url: str | None, *, follow: bool) -> AsyncGen
     while True:
         try:
             async with find_process(settings, url, may_be_static=True) as remote:
-                told = _from_bookkeeping(settings) if remote is None else remote.events()
-                async with aclosing(told):
-                    async for name, data in told:
+                events = _from_bookkeeping(settings) if remote is None else remote.events()
+                async with aclosing(events):
+                    async for name, data in events:
                         is_first = False
                         for event in _new(name, data, states):
                             yield event

@@ -173,7 +173,7 @@ class Series:
                 minutes.append(Minute(number * COARSE_SECONDS, source, values))
         return minutes
 
-    def of(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
+    def points(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
         """Return times and values of a source after *since*, the oldest first.
 
         A minute of the last hour in which another process ran the source is a single point, for

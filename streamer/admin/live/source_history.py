@@ -115,7 +115,7 @@ class SourceHistory:
 
         ``times``: unix time. An unknown value is None.
         """
-        points = self._series.of(source, since=since)
+        points = self._series.points(source, since=since)
         columns: dict[str, list[float | None]] = {"times": [at for at, _ in points]}
         for number, name in enumerate(FIELDS):
             digits = _DIGITS[number]
@@ -125,7 +125,7 @@ class SourceHistory:
 
     def points(self, source: str) -> list[tuple[int, Values]]:
         """Return times and values of a source over the last day, the oldest first."""
-        return self._series.of(source)
+        return self._series.points(source)
 
     def spark(self, source: str) -> str:
         """Return the rate of a source over the last hour as points of a polyline."""

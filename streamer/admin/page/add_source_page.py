@@ -19,9 +19,9 @@ from streamer.admin.page import settings_forms
 from streamer.admin.page.mapping_page import (
     FIELDS,
     Number,
+    error_text,
     full_url,
     of_database,
-    plainly,
     server_line,
     shown_url,
 )
@@ -129,7 +129,7 @@ def _add_connection(router: APIRouter, frame: Frame, connections: Connections) -
             failure = {"message": str(exc), "field": field, "may_keep": False}
             return await show(request, _without_password(typed), failure, exc.status)
         except StreamerError as exc:
-            failure = {"message": plainly(exc), "field": "url", "may_keep": True}
+            failure = {"message": error_text(exc), "field": "url", "may_keep": True}
             return await show(request, _without_password(typed), failure, 422)
         name = connections.add(actor_of(request), database, url, sid)
         return frame.redirect(address("/sources/new/tables", connection=name), note)
@@ -152,7 +152,7 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
                 connection.url.reveal(), None, actor_of(request), database=number
             )
         except StreamerError as exc:
-            problem = plainly(exc)
+            problem = error_text(exc)
         return await frame.page(
             request,
             "tables.html",
@@ -230,7 +230,7 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
             try:
                 discovered = await service.discover(None, chosen["id"], actor_of(request))
             except StreamerError as exc:
-                problem = plainly(exc)
+                problem = error_text(exc)
         return await frame.page(
             request,
             "tables.html",

@@ -60,7 +60,7 @@ def routes(frame: Frame) -> APIRouter:
         try:
             discovered = await service.discover(None, number, actor_of(request))
         except StreamerError as exc:
-            return frame.redirect(f"/urls/{number}", plainly(exc), "bad")
+            return frame.redirect(f"/urls/{number}", error_text(exc), "bad")
         return frame.redirect(f"/urls/{number}", server_line(discovered))
 
     @router.post("/import")
@@ -93,8 +93,8 @@ def server_line(discovered: Row) -> str:
     )
 
 
-def plainly(error: StreamerError) -> str:
-    """Return the problem of a new database without a name."""
+def error_text(error: StreamerError) -> str:
+    """Return the text of an error about a new database, which has no label yet."""
     message = error.message.removeprefix('source "discover": ')
     return f"{message}; {error.hint}" if error.hint else message
 

@@ -15,7 +15,7 @@ class Held:
     def __init__(self) -> None:
         self._counts: dict[MappedRelation, tuple[int, int]] = {}
 
-    def of(self, mapped: "MappedRelation") -> tuple[int, int]:
+    def counts_of(self, mapped: "MappedRelation") -> tuple[int, int]:
         """Return the number and the bytes of a relation's changes."""
         return self._counts.get(mapped, (0, 0))
 
@@ -24,10 +24,10 @@ class Held:
 
     def add(self, share: "LaneTransaction") -> None:
         for mapped, changes in share.changes:
-            number, size = self.of(mapped)
+            number, size = self.counts_of(mapped)
             self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
 
     def remove(self, released: "Held") -> None:
         for mapped, (number, size) in released._counts.items():
-            count_before, size_before = self.of(mapped)
+            count_before, size_before = self.counts_of(mapped)
             self._counts[mapped] = (count_before - number, size_before - size)

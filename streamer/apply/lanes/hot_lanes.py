@@ -31,7 +31,7 @@ def place_count(workers: int) -> int:
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Placement:
     lane: "Lane"
     home: "ShareQueue"
     """The shared worker of the lane."""
@@ -44,22 +44,22 @@ class HotLanes:
     """The lanes at places. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._guests: dict[ShareQueue, _Guest | None] = {}
+        self._placements: dict[ShareQueue, _Placement | None] = {}
 
     def add_place(self, place: "ShareQueue") -> None:
         """Reserve *place* for hot lanes."""
-        self._guests[place] = None
+        self._placements[place] = None
 
     def is_place(self, queue: "ShareQueue") -> bool:
-        return queue in self._guests
+        return queue in self._placements
 
     def reserve(self, lane: "Lane", now: float) -> "ShareQueue | None":
         """Reserve a place for *lane*; None if no place is free, or *lane* is at a place."""
         if self.is_place(lane.queue):
             return None
-        for place, guest in self._guests.items():
-            if guest is None or _is_free(guest, now):
-                self._guests[place] = _Guest(lane, lane.queue, now, now)
+        for place, placement in self._placements.items():
+            if placement is None or _free_if_idle(placement, now):
+                self._placements[place] = _Placement(lane, lane.queue, now, now)
                 return place
         return None
 
@@ -68,25 +68,25 @@ class HotLanes:
 
         *is_cool*: `SlowLanes.is_cool` of *lane*.
         """
-        guest = self._guests.get(lane.queue)
-        if guest is None or guest.lane is not lane:
+        placement = self._placements.get(lane.queue)
+        if placement is None or placement.lane is not lane:
             return None
-        guest.worked_at = now
-        if now - guest.since < ASIDE_SECONDS or not is_cool:
+        placement.worked_at = now
+        if now - placement.since < ASIDE_SECONDS or not is_cool:
             return None
-        self._guests[lane.queue] = None
-        return guest.home
+        self._placements[lane.queue] = None
+        return placement.home
 
 
-def _is_free(guest: _Guest, now: float) -> bool:
-    """Return an idle lane to its worker; return whether the place of *guest* is free then.
+def _free_if_idle(placement: _Placement, now: float) -> bool:
+    """Return an idle lane to its worker; return whether the place is then free.
 
     An idle lane has no changes anywhere.
     """
-    lane = guest.lane
+    lane = placement.lane
     if lane.is_ending:
         return True
-    if lane.queued_count or now - guest.worked_at < ASIDE_SECONDS:
+    if lane.queued_count or now - placement.worked_at < ASIDE_SECONDS:
         return False
-    lane.queue = guest.home
+    lane.queue = placement.home
     return True

@@ -515,7 +515,7 @@ class Lane:
 
     def held(self, mapped: MappedRelation) -> tuple[int, int]:
         """Return the number and the bytes of a relation's held changes."""
-        counts = [spool.held.of(mapped) for spool in self._spools]
+        counts = [spool.held.counts_of(mapped) for spool in self._spools]
         return sum(number for number, _ in counts), sum(size for _, size in counts)
 
     def dispatch(self, share: LaneTransaction) -> None:

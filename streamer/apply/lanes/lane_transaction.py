@@ -38,8 +38,8 @@ class LaneTransaction:
         return any(isinstance(changes.relation, Redefinition) for _, changes in self.changes)
 
     @property
-    def is_in_part_there(self) -> bool:
-        """Whether the target has some of the transactions: a worker then splits the share."""
+    def is_partly_applied(self) -> bool:
+        """Whether the target already has some of the transactions: a worker splits such a share."""
         return False
 
     def end_of(self, changes: "Changes") -> "Lsn | None":
@@ -77,7 +77,7 @@ class LaneBlock(LaneTransaction):
         return [times[number] for number in self.led]
 
     @property
-    def is_in_part_there(self) -> bool:
+    def is_partly_applied(self) -> bool:
         final_lsns = self.block.final_lsns
         return any(
             final_lsns[changes.numbers[0]] < mapped.skip_through_lsn

@@ -6,7 +6,7 @@ ends and changes are queued. Under load a commit takes longer, and the next wind
 
 At the rate of a backlog, delay does not matter. A larger window is then cheaper while its relations
 have few rows, or while many changes fall on the same rows. Such a window stays open for
-``interval_max``, or until it stops growing. The worker commits any further window at once, so that
+``interval_max``, or until it stops growing. The worker commits any other window at once, so that
 the target works while the process reads.
 """
 

@@ -216,7 +216,7 @@ class Planner:
         """Read the source's keys again, and return the columns of the table."""
         facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
-        if source not in self._definitions:  # no source waits for a different source
+        if source not in self._definitions:  # no source waits for another source
             ask = partial(self._read_source_relations, facts.database, facts.sid)
             self._definitions[source] = Batched(ask)
         definition = await self._definitions[source].get(name)
@@ -358,7 +358,7 @@ class Planner:
             )
 
     async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
-        """Refuse a table whose deletes would change rows of a second mapped table.
+        """Refuse a table whose deletes would change rows of another mapped table.
 
         Workers write tables in parallel, so such an action may delete rows that the source has
         inserted again meanwhile, without an error.
@@ -572,7 +572,7 @@ def in_order(names: Sequence[str], stored: Mapping[str, int]) -> bool:
 def traded_names(
     names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> list[str]:
-    """Return the columns of a message that may use the former name of a different column. Pure.
+    """Return the columns of a message that may use the former name of another column. Pure.
 
     *names*: the columns of RELATION, in the order of column numbers, which no command changes. A
     column that was dropped and added again has a new number and comes last. A number under a

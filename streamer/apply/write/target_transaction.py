@@ -5,7 +5,7 @@ begins the transaction, lets a writer write windows, and commits with the new pr
 that dies before the commit leaves the target unchanged. If the process dies later, a restart skips
 the applied changes by the progress rows.
 
-A transaction compares progress rows before an update of those rows. If a second process has moved a
+A transaction compares progress rows before an update of those rows. If another process has moved a
 progress row, that process has replaced this process, whose transaction must not commit.
 """
 

@@ -243,7 +243,7 @@ class Worker:
     def _fold_first(self, plans: list[ApplyPlan | None] | None = None) -> bool:
         """Add the first share of the queue to the window; return False if it has no plan yet."""
         lane, share = self._queue[0]
-        if share.is_in_part_there:
+        if share.is_partly_applied:
             self._queue.popleft()
             self._queue.extendleft((lane, single) for single in reversed(lane.split(share)))
             self._arrived.set()
@@ -341,7 +341,7 @@ class Worker:
             self._connects_ahead = True
 
     def _delays_others(self, window: Window) -> bool:
-        """Whether a hot lane without a backlog would delay further lanes."""
+        """Whether a hot lane without a backlog would delay other lanes."""
         counts = [lane_window.change_count for lane_window in window.lanes.values()]
         return (
             len(counts) > 1
@@ -462,7 +462,7 @@ class Worker:
         return True
 
     async def _write_lane(self, window: LaneWindow) -> bool:
-        """Write the changes of a lane; False if a second write must note conflicts."""
+        """Write the changes of a lane; False if another write must note conflicts."""
         try:
             await self._writer.write(window)
         except ConflictsFound:
@@ -471,7 +471,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _timing(self, window: Window, lanes: list[Lane]) -> Iterator[None]:
-        """Limit the time of this block, which writes *lanes*, while further lanes wait."""
+        """Limit the time of this block, which writes *lanes*, while other lanes wait."""
         self._is_late, self._writing = False, (window, lanes)
         self._alarm.begin(SLOW_SECONDS)
         began = time.monotonic()

@@ -214,7 +214,7 @@ def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: boo
 def _move(fold: Fold, sets: Statements) -> Change:
     """Set new keys. Without ``deletes``, rows with the old keys stay for now."""
     if not (fold.deletes or fold.plan.key_is_indexed):
-        raise not_all_there(fold.plan)  # an INSERT does not name the moved row
+        raise rows_missing_error(fold.plan)  # an INSERT does not name the moved row
     moves = fold.moves.values()
     lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
     move = sets.move if fold.deletes else sets.copy_moved
@@ -299,8 +299,10 @@ def ordered_steps(run: OrderedRun, statements: Statements, *, notes: bool) -> It
         yield Staged(statements, steps, None, run.plan.key_is_indexed)
 
 
-def not_all_there(plan: ApplyPlan) -> ConflictError:
-    """Return the error after which exact order, which locks and names rows, writes the window."""
+def rows_missing_error(plan: ApplyPlan) -> ConflictError:
+    """Return the error that makes the writer repeat the window in exact order, which locks rows and
+    reports their keys.
+    """
     return ConflictError(
         f'target table "{plan.mapping.target}": a row is missing, or another session changes it',
         kind="update_missing",

@@ -30,9 +30,9 @@ from streamer.apply.write.write_steps import (
     Step,
     fold_steps,
     needs_no_answer,
-    not_all_there,
     ordered_runs,
     ordered_steps,
+    rows_missing_error,
     version_steps,
 )
 from streamer.bookkeeping.deferred_indexes import has_deferred
@@ -287,9 +287,9 @@ class Writer:
         if change.inserts and written < passing:
             inserted = await target.execute(statements.insert_missing(op))
         if written + inserted != passing:
-            raise not_all_there(statements.plan)
+            raise rows_missing_error(statements.plan)
         if left_count < change.count - passing and await target.fetch_value(statements.remain(op)):
-            raise not_all_there(statements.plan)
+            raise rows_missing_error(statements.plan)
         return missing
 
 

@@ -26,7 +26,7 @@ from streamer.source.catalog import (
     SourceServer,
     read_relations,
     read_server,
-    read_server_plainly,
+    read_server_by_query,
 )
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.replica_identity import key_identity
@@ -214,14 +214,14 @@ async def read_server_again(facts: SourceFacts) -> None:
     """Read again the position of a source; after an error the earlier value stays."""
     with contextlib.suppress(StreamerError):
         async with connection(facts.source) as plain:
-            facts.server = await read_server_plainly(plain)
+            facts.server = await read_server_by_query(plain)
 
 
 async def _read(facts: SourceFacts, target_namespace: str) -> None:
     source = facts.source
     facts.primaries = await prefer_newest(source, KnownPlace())
     async with connection(source) as plain:
-        server = await read_server_plainly(plain)
+        server = await read_server_by_query(plain)
         facts.usage = usage = Usage(**await fetch_one(plain, _USAGE_SQL))
         facts.server = server
         earlier = {} if server.in_recovery else await _read_transactions(plain)

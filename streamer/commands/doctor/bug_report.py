@@ -181,7 +181,7 @@ def _secrets_in(value: Any) -> Iterable[str]:
 
 def _secrets_in_url(url: Secret) -> set[str]:
     text = url.reveal()
-    written = {span.of(text) for span in secret_spans(text)}
+    written = {span.value_in(text) for span in secret_spans(text)}
     try:
         parameters = parse_conninfo(text)
     except ValueError:

@@ -45,20 +45,20 @@ async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
         examine(settings, mapping), _statuses(address, mapping)
     )
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
-    told = [from_problem(problem) for status in statuses for problem in status.problems]
-    return Diagnosis(merged(told, checked), statuses, examination)
+    reported = [from_problem(problem) for status in statuses for problem in status.problems]
+    return Diagnosis(merged(reported, checked), statuses, examination)
 
 
-def merged(told: Sequence[Finding], checked: Sequence[Finding]) -> list[Finding]:
+def merged(reported: Sequence[Finding], checked: Sequence[Finding]) -> list[Finding]:
     """Return the problems of the status, and the problems that only a check finds; the worst first.
 
     A check meets the error of a stopped source or table too. All screens use the words and the
     remedy of the status for that error. Pure.
     """
-    codes = {(finding.place, finding.code) for finding in told if finding.code is not None}
+    codes = {(finding.place, finding.code) for finding in reported if finding.code is not None}
     new = [finding for finding in checked if (finding.place, finding.code) not in codes]
     worst = list(Severity)
-    return sorted([*told, *new], key=lambda finding: worst.index(finding.severity))
+    return sorted([*reported, *new], key=lambda finding: worst.index(finding.severity))
 
 
 async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:

@@ -133,7 +133,7 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
         ]
     finally:
         await bookkeeping.close()
-    tenant_tables = scope.of((str(table.mapping.source), table) for table in tenant_tables)
+    tenant_tables = scope.select((str(table.mapping.source), table) for table in tenant_tables)
     names = sorted({table.mapping.target for table in tenant_tables}, key=str)
     async with target_connection(address, "streamer drift") as target:
         relations = await read_relations(target, names)

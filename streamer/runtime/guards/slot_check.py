@@ -36,7 +36,7 @@ from streamer.source.connection import Connection
 from streamer.source.journal.journal_files import Journal
 from streamer.source.journal.journal_stream import JournalStream
 from streamer.source.server.idle_connections import IdleConnections
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.server.wait_limits import Reported
 from streamer.source.slot_and_publications.slot import (
     ExportedSnapshot,
@@ -269,7 +269,7 @@ class SlotCheck:
         PostgreSQL begins at the slot's position then, without an error. From here on only this
         process can move the slot. Raises SlotInUseError.
         """
-        await check_same_server_plainly(plain, self._server)
+        await check_same_server_by_query(plain, self._server)
         slot = await read_slot(plain, self._source.slot)
         confirmed_lsn = check_slot(slot, self._source.slot, self._server.database)
         expected_lsn = max(start_lsn, self._record.acknowledged_lsn)

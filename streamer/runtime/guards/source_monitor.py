@@ -19,7 +19,7 @@ from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, translating
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.slot_and_publications.guard_query import GuardFacts, read_guard_facts
 from streamer.source.slot_and_publications.slot import Slot, check_slot
 from streamer.source.slot_and_publications.standbys import find_standby_wait
@@ -73,7 +73,7 @@ class SourceMonitor:
             await asyncio.sleep(GUARD_SECONDS)  # the start has just checked all facts
         async with connection(source) as plain:
             await plain.execute(_TIMEOUTS_SQL)
-            await check_same_server_plainly(plain, self._server)
+            await check_same_server_by_query(plain, self._server)
             while True:
                 began = time.monotonic()
                 with translating(source.label):

@@ -31,7 +31,7 @@ from streamer.runtime.tables.table_obstacles import Obstacles
 from streamer.schema_changes.dropped_tables import forget_dropped
 from streamer.source.catalog import SourceServer, flush_wal
 from streamer.source.connection import Connection, connection, fetch_one
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.util.lsn import EVERYTHING, Lsn
 
 log = structlog.get_logger()
@@ -118,7 +118,7 @@ class TableCases:
             self._publishing.renew(mapped)
             self._expect(mapped)
         async with connection(self._tables.source) as plain:
-            await check_same_server_plainly(plain, self._server)
+            await check_same_server_by_query(plain, self._server)
             await self.reconcile(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:

@@ -47,7 +47,7 @@ class ChosenTransport:
     def is_binary(self) -> bool:
         return self.types != TEXT
 
-    def of(self, table: RelationName) -> tuple[str, str]:
+    def transport_of(self, table: RelationName) -> tuple[str, str]:
         """Return the transport of a table, and the reason in words."""
         if self.obstacle is None:
             return Transport.BINARY.value, _QUALIFIES

@@ -28,7 +28,7 @@ from streamer.source.catalog import SourceServer, check_ready, read_server
 from streamer.source.connection import Connection, connect, translating
 from streamer.source.history_check import HistoryCheck
 from streamer.source.server.primaries_after_failover import prefer_newest, require_successor
-from streamer.source.server.timeline import check_same_server_plainly, read_branch
+from streamer.source.server.timeline import check_same_server_by_query, read_branch
 from streamer.source.server.wait_limits import reporting_blockers, set_lock_timeout
 from streamer.source.slot_and_publications.guard_query import measure
 from streamer.source.source_database import require_same_database
@@ -108,7 +108,7 @@ class _Opening:
     ) -> ReconciledSource:
         """Reconcile source and target, and report the sessions that the start waits for."""
         async with self._services.sources.connection(self._source) as plain:
-            await check_same_server_plainly(plain, server)
+            await check_same_server_by_query(plain, server)
             await measure(plain, self._tables.relations.clock)
             await set_lock_timeout(plain)
             reconciler = SourceReconciler(

@@ -49,7 +49,7 @@ from streamer.runtime.tables.table_events import TableEvents
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.source.catalog import flush_wal
 from streamer.source.connection import connection
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.stream.large_rows import name_large_row
 from streamer.target.fencing_token import FencingToken
 from streamer.util.containment import END_SECONDS, ending
@@ -372,7 +372,7 @@ class Pipeline:
     async def _guard_source(self, session: Session) -> None:
         if session.dispatcher.stop_lsn == EVERYTHING:
             async with connection(self._source) as plain:
-                await check_same_server_plainly(plain, session.server)
+                await check_same_server_by_query(plain, session.server)
                 session.dispatcher.stop_lsn = await flush_wal(plain)
         await session.monitor.run(lambda: self._check_reached_stop(session))
 

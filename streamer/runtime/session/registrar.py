@@ -68,6 +68,6 @@ class Registrar:
             tables.relations.add(mapped, record, is_to_mark_synced=is_to_mark_synced)
             added.append(mapped)
             self.publishing.load(record)
-        transports = {m.relation_id: self.transport.of(m.mapping.source) for m in added}
+        transports = {m.relation_id: self.transport.transport_of(m.mapping.source) for m in added}
         await set_transports(bookkeeping, transports)
         return added

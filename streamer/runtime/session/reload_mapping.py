@@ -21,7 +21,7 @@ from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations, forget_unmapped, resolve_at
 from streamer.source.catalog import SourceRelation
 from streamer.source.connection import connection
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 from streamer.util.failpoints import failpoint
 
 
@@ -34,7 +34,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
     relations, publishing = session.relations, session.registrar.publishing
     bookkeeping = session.services.bookkeeping
     async with connection(source) as plain:
-        await check_same_server_plainly(plain, session.server)
+        await check_same_server_by_query(plain, session.server)
         mappings, definitions = await resolve_at(
             plain,
             source,
@@ -135,7 +135,7 @@ def _may_change(
     """
     changed = [m for m in relations if not _is_alike(m.mapping, mappings.get(m.mapping.source))]
     return not (
-        any(relations.shares_home(mapped) for mapped in removed)
+        any(relations.shares_lane_in_sync(mapped) for mapped in removed)
         or any(is_copied(mapped) for mapped in changed)
         or any(
             mapped.mapping.source in mappings

@@ -248,7 +248,7 @@ class Relations:
             mapped.mapping = mapping
             mapped.plan = None
 
-    def shares_home(self, mapped: MappedRelation) -> bool:
+    def shares_lane_in_sync(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* shares a lane with other relations once the relation is in sync."""
         return self._services.by_transaction or mapped.mapping.target in self._groups
 
@@ -324,7 +324,7 @@ class Relations:
             else:
                 affected.release(Hold.QUARANTINE)
 
-    def may_go_home(self, lane: Lane) -> None:
+    def release_to_home_lane(self, lane: Lane) -> None:
         """Release a lane with quarantined rows whose relations belong in another lane."""
         for mapped in self.in_lane(lane):
             home = self._home_lane(mapped)
@@ -332,7 +332,7 @@ class Relations:
                 home.add_hold(Hold.QUARANTINE)
                 lane.release(Hold.QUARANTINE)
 
-    def go_home(self, lane: Lane) -> None:
+    def move_to_home_lanes(self, lane: Lane) -> None:
         """Put the relations of the empty *lane* into the lanes where they belong."""
         for mapped in self.in_lane(lane):
             self._lanes[mapped] = self._home_lane(mapped)

@@ -134,7 +134,7 @@ class TableEvents:
         for mapped in self.relations.in_lane(lane):
             if mapped.former_labels:  # the fast way to read rows suffices for the current labels
                 mapped.former_labels, mapped.plan = {}, None
-        self.relations.go_home(lane)
+        self.relations.move_to_home_lanes(lane)
 
     def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
         last = shares[-1]
@@ -231,7 +231,7 @@ class TableEvents:
             if mapped.state.drained() != mapped.state:
                 await self._store_streaming_state(mapped, mapped.state.drained())
                 failpoint("sync.drained")
-        self.relations.may_go_home(lane)
+        self.relations.release_to_home_lane(lane)
         self.advanced.set()
 
     def lane_of(self, mapped: MappedRelation) -> Lane | None:

@@ -65,7 +65,7 @@ class Runner(Protocol):
 
     @property
     def waits_for_another(self) -> bool:
-        """Whether a second process runs the source."""
+        """Whether another process runs the source."""
         ...
 
     @property
@@ -101,7 +101,7 @@ class BacklogGuard:
         self.given_up: str | None = None
         """The reason why the guard dropped the slot, while no slot exists."""
         self.obstacle: ErrorReport | None = None
-        """Why the guard does not act at the limit: the slot may belong to a second owner."""
+        """The reason why the guard does not act at the limit: the slot may have another owner."""
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True
@@ -213,7 +213,7 @@ class BacklogGuard:
             return
         self.given_up = None
         if self.journaling.is_wanted or self.journaling.journal is not None:
-            await self._see_to_the_end(retained.unconfirmed_bytes, limit)
+            await self._finish_journal(retained.unconfirmed_bytes, limit)
         elif limit is not None and size >= limit:
             await self._act(plain, retained, limit)
         else:
@@ -301,8 +301,10 @@ class BacklogGuard:
 
     # ---- when the target has caught up ---------------------------------------------------------
 
-    async def _see_to_the_end(self, unconfirmed_bytes: int, limit: int | None) -> None:
-        """Stop writing the journal near its end, and return to the slot at its end."""
+    async def _finish_journal(self, unconfirmed_bytes: int, limit: int | None) -> None:
+        """Stop filling the journal once the target has almost caught up; switch back to the slot
+        once the target has all of the journal.
+        """
         journal, runner = self.journaling.journal, self.runner
         if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
             if self._finish_by is not None:

@@ -44,7 +44,7 @@ from streamer.source.journal.journal_files import (
 )
 from streamer.source.journal.journal_records import JournalIdentity
 from streamer.source.server.primaries_after_failover import require_successor
-from streamer.source.server.timeline import check_same_server_plainly, read_branch, read_timeline
+from streamer.source.server.timeline import check_same_server_by_query, read_branch, read_timeline
 from streamer.source.slot_and_publications.slot import check_slot, read_slot
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.source.timeline_branches import Branch, KnownPlace, common_end
@@ -230,7 +230,7 @@ class Journaling:
     ) -> None:
         source = self.source
         async with connection(source) as plain:
-            await check_same_server_plainly(plain, server)
+            await check_same_server_by_query(plain, server)
             await self._until_free(plain)
             await self._owner.verify(plain, source)
             start_lsn = await self._check(plain, server, branch)

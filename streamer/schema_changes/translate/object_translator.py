@@ -190,7 +190,7 @@ class ObjectTranslator:
             self._drop(old, result)  # the previous tenant created the object under its new name
             return
         named = [o for o in self._present if o.name == name]
-        if present is not None and not any(_bars(o, present) for o in named):
+        if present is not None and not any(_prevents_name(o, present) for o in named):
             quoted = quote_identifier(name)
             result.statements.append(
                 f"alter {self._quoted(present)} rename to {quoted}"
@@ -233,31 +233,31 @@ class ObjectTranslator:
     def _primary_key(self) -> ConstraintDefinition | None:
         return next((c for c in constraints_of(self._present) if c.kind == "p"), None)
 
-    def _find(self, of: DefinedObject) -> DefinedObject | None:
+    def _find(self, source_object: DefinedObject) -> DefinedObject | None:
         """Return the target's object for a source's; an index may stand for a constraint."""
-        if of.kind == "p" and self._place.mapping.type is TableType.CLONE:
+        if source_object.kind == "p" and self._place.mapping.type is TableType.CLONE:
             return self._primary_key  # its name may come from the target table
-        kinds = [of.kind] if of.kind != "p" else []
-        kinds += [INDEX] if ObjectKind.INDEX in KINDS[of.kind] else []
+        kinds = [source_object.kind] if source_object.kind != "p" else []
+        kinds += [INDEX] if ObjectKind.INDEX in KINDS[source_object.kind] else []
         by_name = {(o.kind, o.name): o for o in self._present}
-        names = ((kind, name) for kind in kinds for name in self._names(of.name))
+        names = ((kind, name) for kind in kinds for name in self._names(source_object.name))
         return next((by_name[name] for name in names if name in by_name), None)
 
     def _names(self, name: str) -> tuple[str, str]:
         return name, other_name(name, self._place.mapping.target)
 
-    def _quoted(self, of: DefinedObject) -> str:
-        if of.is_index:
-            return f"index {quote_qualified(self._place.mapping.target.namespace, of.name)}"
-        return f"constraint {quote_identifier(of.name)}"
+    def _quoted(self, present: DefinedObject) -> str:
+        if present.is_index:
+            return f"index {quote_qualified(self._place.mapping.target.namespace, present.name)}"
+        return f"constraint {quote_identifier(present.name)}"
 
 
-def _bars(present: DefinedObject, of: DefinedObject) -> bool:
-    """Whether *present*, an object of the target, prevents another object from using its name.
+def _prevents_name(item: DefinedObject, renamed: DefinedObject) -> bool:
+    """Whether *item*, an object of the target, prevents *renamed* from using its name.
 
     Index names are unique in a schema, names of constraints in their table.
     """
-    return present.index is not None if of.is_index else not present.is_index
+    return item.index is not None if renamed.is_index else not item.is_index
 
 
 def _has(peer: SourceDefinition, new: DefinedObject) -> bool:

@@ -52,7 +52,7 @@ async def check_same_server(connection: Connection, server: SourceServer) -> Non
     _require_same(server.place, (str(row["systemid"]), int(row["timeline"]), started))
 
 
-async def check_same_server_plainly(connection: Connection, server: SourceServer) -> None:
+async def check_same_server_by_query(connection: Connection, server: SourceServer) -> None:
     """Refuse an ordinary connection to any server but *server*.
 
     A role that may not read system identifier and timeline compares only the start of the server.

@@ -15,7 +15,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.blocking_sessions import BACKENDS, blockers_sql
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, connection, fetch_all, translating
-from streamer.source.server.timeline import check_same_server_plainly
+from streamer.source.server.timeline import check_same_server_by_query
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ async def _report_blockers(
     """
     await asyncio.sleep(CHECK_SECONDS)
     async with connection(source) as plain:
-        await check_same_server_plainly(
+        await check_same_server_by_query(
             plain, server
         )  # on another server the pid is of another session
         while True:
@@ -97,10 +97,10 @@ async def reporting_blockers(
 
     Raises SourceContentionError with the blocking sessions.
     """
-    told: list[str] = []
+    reported: list[str] = []
 
     async def remember(awaited: str) -> None:
-        told[:] = [awaited]
+        reported[:] = [awaited]
         await report(awaited)
 
     watching = asyncio.ensure_future(
@@ -110,8 +110,8 @@ async def reporting_blockers(
         with translating(source.label):
             return await work
     except SourceContentionError as exc:
-        if told:
-            exc.message = f"{exc.message}; it waited for {told[0]}"
+        if reported:
+            exc.message = f"{exc.message}; it waited for {reported[0]}"
         raise
     finally:
         watching.cancel()

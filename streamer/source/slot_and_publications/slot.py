@@ -34,7 +34,7 @@ from streamer.source.server.primary_of_standby import (
     RunningTransactions,
     primary_hint,
 )
-from streamer.source.server.timeline import check_same_server, check_same_server_plainly
+from streamer.source.server.timeline import check_same_server, check_same_server_by_query
 from streamer.source.server.wait_limits import Report, read_blockers
 from streamer.util.lsn import NOTHING, Lsn
 
@@ -443,12 +443,12 @@ async def _watched(
     done, _ = await asyncio.wait([creating], timeout=moment)
     if done:
         return creating.result()
-    told = ""
+    reported = ""
     async with (
         plain_connection(source) as plain,
         RunningTransactions(source, server) as running,
     ):
-        await check_same_server_plainly(plain, server)  # elsewhere the pid is of another session
+        await check_same_server_by_query(plain, server)  # elsewhere the pid is of another session
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():
@@ -458,8 +458,8 @@ async def _watched(
                     if awaited and not server.in_recovery:
                         passed(flush_lsn)
                     awaited = awaited or await running.trigger(plain)
-                    if awaited and awaited != told:
-                        told = awaited
+                    if awaited and awaited != reported:
+                        reported = awaited
                         await report(awaited)
                     await asyncio.wait([creating], timeout=CHECK_SECONDS)
         except BaseException as exc:
@@ -468,7 +468,7 @@ async def _watched(
                 raise
             raise SlotWaitError(
                 f'source "{source.label}": the creation of a slot has waited too long for '
-                f"{told or 'the server'}",
+                f"{reported or 'the server'}",
                 hint=_wait_hint(source, server),
             ) from None
     return creating.result()
