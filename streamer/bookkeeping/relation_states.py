@@ -274,9 +274,7 @@ async def set_streaming_state(
     bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
 ) -> None:
     """Store the outcome of applying changes, unless a copy or a pause owns the state by now."""
-    await _change(
-        bookkeeping, _unless_same(lambda now: now.with_shown_state(state, error)), relation_id
-    )
+    await _change(bookkeeping, _unless_same(lambda now: now.with_shown(state, error)), relation_id)
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:

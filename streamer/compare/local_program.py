@@ -82,7 +82,7 @@ def _read(
     """Read all ranges: the work of a thread."""
     is_background, findings = bool(job.get("is_background")), reader.findings
     open_units = (
-        u for u in units if not (is_background and _is_enough(findings.finding_of(u.relation_id)))
+        u for u in units if not (is_background and _is_enough(findings.get(u.relation_id)))
     )
     with reader:
         differing = chain.from_iterable(map(reader.find, open_units))

@@ -190,7 +190,7 @@ class Servers:
             raise TableError(str(exc)) from None
         return connection
 
-    def connection_of(self, table: ComparedTable, side: int) -> Connection:
+    def session(self, table: ComparedTable, side: int) -> Connection:
         return self.source(table.source_id) if side == SOURCE else self.target
 
 
@@ -314,7 +314,7 @@ class RangeReader:
         return source, target
 
     def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Sums:
-        connection = self._servers.connection_of(table, side)
+        connection = self._servers.session(table, side)
         limit = self._rows_per_second if side == SOURCE else None
         parts = _page_parts(table, side, connection, limit)
         first = next(parts)
@@ -344,7 +344,7 @@ class RangeReader:
         return sums
 
     def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:
-        connection = self._servers.connection_of(table, side)
+        connection = self._servers.session(table, side)
         limit = self._rows_per_second if side == SOURCE else None
         sums: Sums = {}
         for pages in parts:
@@ -383,8 +383,7 @@ class RangeReader:
         keys: list[Key] = []
         with suppress(TableError), reading():  # the fetch of the whole range reports the error
             keys = [
-                tuple(row[0])
-                for row in self._servers.connection_of(table, side).execute(sql.encode())
+                tuple(row[0]) for row in self._servers.session(table, side).execute(sql.encode())
             ]
         return [replace(unit, range=part) for part in split_range(unit.range, keys)]
 
@@ -396,7 +395,7 @@ def fetch_rows(
     table: ComparedTable, unit: Unit, side: int, servers: Servers
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of the key and the hash of the row of a range, or of buckets."""
-    connection = servers.connection_of(table, side)
+    connection = servers.session(table, side)
     for pages in _page_parts(table, side, connection, None):
         sql = table.fetch_sql(table.side(side), unit.range, unit.buckets, pages=pages)
         yield from _stream(connection, sql)
@@ -575,7 +574,7 @@ class KeyJudging:
         sql = table.read_sql(table.side(side))
         parameters = table.read_parameters(keys)
         rows_by_key: dict[int, list[Row]] = {}
-        for n, place, values in self._servers.connection_of(table, side).execute(
+        for n, place, values in self._servers.session(table, side).execute(
             sql.encode(), parameters
         ):
             rows_by_key.setdefault(n, []).append((place, tuple(values)))
@@ -611,7 +610,7 @@ class KeyJudging:
     ) -> Generator[tuple[int, int, str, list[str] | None]]:
         sql = table.show_sql(table.side(side), with_values=self._with_values)
         parameters = table.read_parameters(keys)
-        for n, text, values in _stream(self._servers.connection_of(table, side), sql, parameters):
+        for n, text, values in _stream(self._servers.session(table, side), sql, parameters):
             yield n, side, text, values
 
 

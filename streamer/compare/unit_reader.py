@@ -122,7 +122,7 @@ class UnitReader:
             self.findings.fail(unit.relation_id, str(exc))
             return
         if depth == 0:
-            finding = self.findings.finding_of(unit.relation_id)
+            finding = self.findings.get(unit.relation_id)
             finding.rows_source += sum(rows for rows, _, _ in sums[SOURCE].values())
             finding.rows_target += sum(rows for rows, _, _ in sums[TARGET].values())
         differing = differing_buckets(*sums, keeps_more=table.keeps_more)

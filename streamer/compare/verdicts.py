@@ -100,7 +100,7 @@ class Findings:
         self.by_table: dict[int, TableFinding] = {}
         """Without the tables that have no finding yet."""
 
-    def finding_of(self, relation_id: int) -> TableFinding:
+    def get(self, relation_id: int) -> TableFinding:
         if relation_id not in self.by_table:
             table = self._tables[relation_id]
             has_keys = self._keys_max and table.key and table.key_types
@@ -108,22 +108,22 @@ class Findings:
         return self.by_table[relation_id]
 
     def fail(self, relation_id: int, error: str) -> None:
-        finding = self.finding_of(relation_id)
+        finding = self.get(relation_id)
         finding.error = finding.error or error
 
     def add(self, verdict: KeyVerdict) -> None:
-        self.finding_of(verdict.relation).add(TableFinding.of(verdict), self._keys_max)
+        self.get(verdict.relation).add(TableFinding.of(verdict), self._keys_max)
 
     def merge(self, by_table: Mapping[int, TableFinding]) -> None:
         """Add the findings of a task or thread."""
         for relation_id, finding in by_table.items():
-            self.finding_of(relation_id).add(finding, self._keys_max)
+            self.get(relation_id).add(finding, self._keys_max)
 
     def results(self) -> list[dict[str, Any]]:
         """Return a result for each table."""
         results = []
         for relation_id, table in self._tables.items():
-            finding = self.finding_of(relation_id)
+            finding = self.get(relation_id)
             result = {column.name: getattr(finding, column.name) for column in fields(TableFinding)}
             result["sample"] = [shown(table, verdict) for verdict in finding.sample]
             result["keys"] = [json.loads(key) for key in finding.keys or ()] or None

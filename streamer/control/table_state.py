@@ -343,13 +343,13 @@ class TableState:
         is_replaced = self.need in (Need.ROWS, Need.REQUEST)
         return self if is_replaced else self.paused(error)
 
-    def with_shown_state(self, shown: State, error: ErrorReport | None) -> Self:
+    def with_shown(self, shown: State, error: ErrorReport | None) -> Self:
         """Show the state *shown* while the stream owns the shown state."""
         return replace(self, shown=shown, error=error) if self.is_of_stream else self
 
     def failing(self, error: ErrorReport) -> Self:
         """The target refuses a change."""
-        return self.with_shown_state(State.ERROR, error)
+        return self.with_shown(State.ERROR, error)
 
     def lacks_rows(self, gap: ErrorReport) -> Self:
         """Rows of a table in sync are missing; another error is more urgent."""

@@ -579,11 +579,11 @@ def test_the_rate_of_a_table_is_that_of_the_last_half_minute_at_least() -> None:
     def rate(changes: int, seconds: float) -> float:
         now = begin + timedelta(seconds=seconds)
         activity.remember({key: (changes, now)}, now)
-        found = activity.activity_of({key: (changes, now)}, *key, now)
+        found = activity.find({key: (changes, now)}, *key, now)
         assert found is not None
         return found.changes_per_second
 
-    assert activity.activity_of({}, *key, begin) is None
+    assert activity.find({}, *key, begin) is None
     assert [rate(0, 0), rate(300, 30), rate(300, 60), rate(300, 90)] == [0, 10, 0, 0]
 
 

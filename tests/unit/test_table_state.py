@@ -214,8 +214,8 @@ def test_a_store_decided_by_a_process_that_knows_less_undoes_no_pause(
     """The bookkeeping decides from the stored state, which may be later than that of the process."""
     for stored in filter(lambda state: state.is_paused, map(after_a_crash, states)):
         for after in (
-            stored.with_shown_state(State.READY, None),
-            stored.with_shown_state(State.ERROR, ERROR),
+            stored.with_shown(State.READY, None),
+            stored.with_shown(State.ERROR, ERROR),
             stored.cut_off(ERROR),
             stored.lost(ERROR),
             stored.to_copy_again(),

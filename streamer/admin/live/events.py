@@ -172,7 +172,7 @@ class Events:
 
     def activity(self, source: str, table: str) -> TableActivity | None:
         """Return the time of a table's last change, and its rate; None without a change."""
-        return self._activity.activity_of(
+        return self._activity.find(
             self._engine.metrics.changes_of_tables, source, table, datetime.now(UTC)
         )
 

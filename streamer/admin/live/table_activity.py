@@ -33,9 +33,7 @@ class ChangeActivity:
             numbers = {key: number for key, (number, _) in counts.items()}
             self._older, self._newer = self._newer or (now, numbers), (now, numbers)
 
-    def activity_of(
-        self, counts: Counts, source: str, table: str, now: datetime
-    ) -> TableActivity | None:
+    def find(self, counts: Counts, source: str, table: str, now: datetime) -> TableActivity | None:
         """Return the activity of a table; None without a change."""
         count = counts.get((source, table))
         if count is None:
