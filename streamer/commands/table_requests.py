@@ -257,7 +257,7 @@ async def request_each(
                 await make_requests(
                     bookkeeping, ids, action, options, actor=actor or command_actor()
                 )
-                outcomes.append(_asked(key, len(ids), left_out))
+                outcomes.append(_outcome(key, len(ids), left_out))
             except StreamerError as exc:
                 outcomes.append(_failed(key, exc))
                 lost = exc if isinstance(exc, TargetError) else None
@@ -286,12 +286,12 @@ def choose(
     if ids:
         return ids, names
     if names:
-        return _asked(key, 0, names)
+        return _outcome(key, 0, names)
     error = f"no table to {action}" + (f" is in state {state}" if state is not None else "")
     return SourceOutcome(key.database, key.sid, 0, error, "`streamer status` lists the tables")
 
 
-def _asked(key: SourceKey, count: int, left_out: Sequence[str]) -> SourceOutcome:
+def _outcome(key: SourceKey, count: int, left_out: Sequence[str]) -> SourceOutcome:
     if not left_out:
         return SourceOutcome(key.database, key.sid, count)
     more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""

@@ -91,7 +91,7 @@ class UnitReader:
         self._attempts = 0
         self._servers.cancel()
 
-    def _again(self, work: Callable[[], T]) -> T:
+    def _retry(self, work: Callable[[], T]) -> T:
         """Return the answer of *work*, which uses new connections after each failure.
 
         Raises PassingError after all attempts, and TableError.
@@ -117,7 +117,7 @@ class UnitReader:
         """Yield the differing small ranges or buckets of *unit*, in groups."""
         table = self._tables[unit.relation_id]
         try:
-            sums = self._again(lambda: self._ranges.digest(unit, is_first=depth == 0))
+            sums = self._retry(lambda: self._ranges.digest(unit, is_first=depth == 0))
         except TableError as exc:
             self.findings.fail(unit.relation_id, str(exc))
             return
@@ -135,7 +135,7 @@ class UnitReader:
                 yield unit
                 return
             side = SOURCE if differing[0][SOURCE] == rows else TARGET
-            for part in self._again(lambda: self._ranges.split(unit, side, rows)):
+            for part in self._retry(lambda: self._ranges.split(unit, side, rows)):
                 yield from self.find(part, depth=depth + 1)
 
     # ---- keys ----------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class UnitReader:
     def judge(self, parts: Iterable[Unit]) -> Iterator[KeyVerdict]:
         """Yield and count the verdicts about keys of *parts* that are not equal."""
         for keys in batches(self._keys(parts), self._tables):
-            for judged in self._again(partial(self._judge, keys)):
+            for judged in self._retry(partial(self._judge, keys)):
                 yield from self._show(judged)
 
     def _judge(self, keys: dict[int, list[str]]) -> list[Judged]:
@@ -165,7 +165,7 @@ class UnitReader:
         """Yield relation and key of the rows that differ between two readings."""
         for part in parts:
             try:
-                keys = self._again(partial(self._fetch, part))
+                keys = self._retry(partial(self._fetch, part))
             except TableError as exc:
                 self.findings.fail(part.relation_id, str(exc))
                 continue

@@ -163,7 +163,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
 """The meaning of each word that a setting accepts, by name of the setting."""
 
 
-def _off_is_a_word(value: Any) -> Any:
+def _restore_off(value: Any) -> Any:
     """YAML reads a plain ``off`` as false."""
     return "off" if value is False else value
 
@@ -547,7 +547,7 @@ class SourceSettings(Strict):
         title="Definitions of created tables",
         description="Overrides `target.create` for the tables of this group.",
     )
-    ddl: Annotated[DdlCapture, BeforeValidator(_off_is_a_word)] = Field(
+    ddl: Annotated[DdlCapture, BeforeValidator(_restore_off)] = Field(
         default=DdlCapture.OFF,
         title="Capture changes to definitions",
         description="How streamer learns of changes to table definitions. `capture` needs an event "

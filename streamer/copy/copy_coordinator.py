@@ -183,7 +183,7 @@ class SyncCoordinator:
             nonlocal has_waited
             has_waited = True
             await self._close_snapshot()  # an open snapshot would keep dead rows at the source
-            await self._reports.tell_waiting(batch, TableWait(reason, is_turn=True))
+            await self._reports.show_wait(batch, TableWait(reason, is_turn=True))
 
         is_first = not self._first.isdisjoint(batch)
         turns = context.first_turns if is_first else context.later_turns
@@ -191,7 +191,7 @@ class SyncCoordinator:
         turn = await turns.acquire(source.label, source.priority, size, tell)
         if has_waited:
             try:
-                await self._reports.tell_waiting(batch, None)
+                await self._reports.show_wait(batch, None)
             except BaseException:
                 turn.end()
                 raise

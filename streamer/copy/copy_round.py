@@ -38,7 +38,7 @@ from streamer.copy.parallel_finish import Finishing
 from streamer.copy.parts.ctid_ranges import CopyPart, group
 from streamer.copy.plan_copies import CopyPlanner, find_unfinished, read_ends
 from streamer.copy.prepare_copy import TOGETHER, Pair, Preparation, TableCopy
-from streamer.copy.refused_values import way_for_values
+from streamer.copy.refused_values import remedy_for_values
 from streamer.copy.stalled_copies import CopyReports
 from streamer.errors.error_classes import (
     Retry,
@@ -143,9 +143,9 @@ class Round:
                 context.server,
                 source,
                 self._prepare_at(source, batch),
-                partial(self._reports.tell_sessions, batch),
+                partial(self._reports.show_sessions, batch),
             )
-            await self._reports.tell_waiting(batch, None)
+            await self._reports.show_wait(batch, None)
 
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
         """Create or check the target tables; leave out relations for which that fails, in error."""
@@ -159,7 +159,7 @@ class Round:
             to_copy: list[Pair] = []
             for mapped in batch:
                 relation = relations.get(mapped.mapping.source)
-                if relation is not None and not self._is_of_another(mapped, relation):
+                if relation is not None and not self._is_other_table(mapped, relation):
                     alike = to_mark_synced if mapped.state.is_to_mark_synced else to_copy
                     alike.append((mapped, relation))
                     continue
@@ -171,7 +171,7 @@ class Round:
                     await self._prepare_together(source, target, alike[first : first + TOGETHER])
         self._waits.preparing = []
 
-    def _is_of_another(self, mapped: MappedRelation, relation: SourceRelation) -> bool:
+    def _is_other_table(self, mapped: MappedRelation, relation: SourceRelation) -> bool:
         """Whether *relation* has the name of *mapped*, but is not the published table.
 
         Tables may swap names, and the publication identifies tables by OIDs.
@@ -244,12 +244,12 @@ class Round:
                 sync_slot_name(context.source.slot),
                 context.server,
                 temporary=True,
-                report=partial(self._reports.tell_sessions, relations),
+                report=partial(self._reports.show_sessions, relations),
                 passed=partial(context.events.snapshot_passes, relations),
             )
             sessions.push_async_callback(exported.close)
         await self._lock(exported)  # at once, before the tables are rewritten again
-        await self._reports.tell_waiting(relations, None)
+        await self._reports.show_wait(relations, None)
         failpoint("sync.slot_created")
         snapshot = await HeldSnapshot.take_over(context.source, context.server, exported)
         sessions.push_async_callback(snapshot.close)
@@ -385,7 +385,7 @@ class Round:
                     copy.is_done = True
                     refused = SyncError(f'copying "{copy.name}": {error}')
                     async with self._context.bookkeeping.connection() as target:
-                        refused.remedy = await way_for_values(
+                        refused.remedy = await remedy_for_values(
                             target, copy.mapped, copy.relation, copy.target
                         )
                     fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))

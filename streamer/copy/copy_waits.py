@@ -167,10 +167,10 @@ class CopyWaits:
             if self._told.get(mapped) != reason:
                 new.setdefault(reason, []).append(mapped)
         for reason, waiting in new.items():
-            await self._reports.tell_waiting(waiting, reason)
+            await self._reports.show_wait(waiting, reason)
             self._told |= dict.fromkeys(waiting, reason)
         if ended := [mapped for mapped in self._told if mapped not in reasons]:
-            await self._reports.tell_waiting(ended, None)
+            await self._reports.show_wait(ended, None)
             for mapped in ended:
                 del self._told[mapped]
 

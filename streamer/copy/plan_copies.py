@@ -129,7 +129,7 @@ class CopyPlanner:
                     self._context.server,
                     plain,
                     self._read_table(copy, plain),
-                    partial(self._reports.tell_sessions, [copy.mapped]),
+                    partial(self._reports.show_sessions, [copy.mapped]),
                 )
             except SourceContentionError as exc:
                 await self._finisher.retry_later(copy, f'"{copy.name}" is locked: {exc.message}')
@@ -141,7 +141,7 @@ class CopyPlanner:
                 await self._use_definition(copy, table, publications.values())
             if not plain.closed:  # the locks since the savepoint are let go
                 await plain.execute("rollback to savepoint look")
-        await self._reports.tell_waiting([copy.mapped for copy in copies], None)
+        await self._reports.show_wait([copy.mapped for copy in copies], None)
 
     async def _read_many(self, copies: Sequence[TableCopy]) -> dict[RelationName, TableSeen]:
         """Read many ordinary tables at a time; omitted tables need a separate `_read_table`."""

@@ -15,7 +15,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection
 
 
-async def way_for_values(
+async def remedy_for_values(
     target: TargetConnection,
     mapped: MappedRelation,
     relation: SourceRelation,

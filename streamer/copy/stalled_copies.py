@@ -24,9 +24,7 @@ class CopyReports:
         """Copies under way that show an error, with the number of their parts that were done."""
         self._done: Counter[int] = Counter()
 
-    async def tell_waiting(
-        self, relations: Iterable[MappedRelation], wait: TableWait | None
-    ) -> None:
+    async def show_wait(self, relations: Iterable[MappedRelation], wait: TableWait | None) -> None:
         """Show the lock or transaction that copies wait for; None ends the wait."""
         relations = list(relations)
         tables = [str(mapped.mapping.source) for mapped in relations]
@@ -35,9 +33,9 @@ class CopyReports:
             log.warning("copies wait", source=label, tables=tables, waiting_for=str(wait))
         await self._context.events.copies_wait(relations, wait)
 
-    async def tell_sessions(self, relations: Iterable[MappedRelation], sessions: str) -> None:
+    async def show_sessions(self, relations: Iterable[MappedRelation], sessions: str) -> None:
         """Show the *sessions* of the source that copies wait for."""
-        await self.tell_waiting(relations, TableWait(sessions))
+        await self.show_wait(relations, TableWait(sessions))
 
     async def show_error(
         self, relations: Iterable[MappedRelation], error: ErrorReport | None

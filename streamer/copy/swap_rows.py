@@ -87,7 +87,7 @@ class RowSwap:
         return f"{self._row('t')} <> {self._row('s')}"
 
     @property
-    def _own(self) -> str:
+    def _owned(self) -> str:
         """The condition for rows of this source, in all versions."""
         if self.sid is None:
             return "true"
@@ -96,7 +96,7 @@ class RowSwap:
     @property
     def _current(self) -> str:
         """The condition for rows of this source that take part."""
-        return f"{self._own} and t.kvsz_end = {HISTORY_OPEN}" if self.is_history else self._own
+        return f"{self._owned} and t.kvsz_end = {HISTORY_OPEN}" if self.is_history else self._owned
 
     @property
     def _same_key(self) -> str:
@@ -143,7 +143,7 @@ class RowSwap:
         if self.fills is not None:
             return list(self._fill())
         if mode is WriteMode.REPLACE and self.mark is None:
-            delete = f"delete from {self.rows} t where {self._own} and {self.scope}"
+            delete = f"delete from {self.rows} t where {self._owned} and {self.scope}"
             return [delete, self._insert("true")]
         deletes = mode is not WriteMode.KEEP
         if self.is_history:
@@ -254,7 +254,7 @@ class RowSwap:
         since = (
             f"(select case when max(t.kvsz_end) is null then {HISTORY_BEGIN} "
             f"else greatest({self._at}, max(t.kvsz_end)) end "
-            f"from {self.rows} t where {self._same_key} and {self._own})"
+            f"from {self.rows} t where {self._same_key} and {self._owned})"
         )
         rows = (
             f"from {self.stage} s where not exists "

@@ -49,14 +49,14 @@ class TableMessages:
                 yield self._message(bytes(payload), start)
                 continue
             if kind == pgoutput.RELATION:
-                self._see_relation(bytes(payload), start)
+                self._check_relation(bytes(payload), start)
             elif kind == pgoutput.STREAM_START:
                 self._in_stream = True
             elif kind == pgoutput.STREAM_STOP:
                 self._in_stream = False
             yield payload
 
-    def _see_relation(self, payload: bytes, start: int) -> None:
+    def _check_relation(self, payload: bytes, start: int) -> None:
         relid = payload[start : start + 4]
         if payload.startswith(self._names, start + 4):
             self._relids.add(relid)

@@ -370,7 +370,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
         for number, (table, sql) in enumerate(missing.statements):
             remaining = missing.statements[number:]
             is_concurrent = table != missing.target or missing.partitions is None
-            if is_concurrent and await _is_there(target, table, missing.columns):
+            if is_concurrent and await _has_index(target, table, missing.columns):
                 continue  # an earlier attempt created this index
             # Other sessions queue behind a session that waits for a stronger lock.
             seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
@@ -394,7 +394,7 @@ async def _begin(target: TargetConnection) -> None:
     await target.fetch(_ENOUGH_MEMORY_SQL)
 
 
-async def _is_there(
+async def _has_index(
     target: TargetConnection, table: RelationName, columns: tuple[str, ...]
 ) -> bool:
     relation = await read_relation(target, table)

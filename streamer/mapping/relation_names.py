@@ -153,7 +153,7 @@ def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
         former = next((old for old, new in pending.items() if new not in pending), None)
         if former is None:
             former, new = next(iter(pending.items()))
-            aside = _aside(former, {*pending, *renames.values()})
+            aside = _temporary_name(former, {*pending, *renames.values()})
             steps.append((former, aside))
             del pending[former]
             pending[aside] = new
@@ -162,7 +162,7 @@ def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
     return steps
 
 
-def _aside(name: str, used_names: Collection[str]) -> str:
+def _temporary_name(name: str, used_names: Collection[str]) -> str:
     """Return a temporary name for the object *name*."""
     marks = (f"_moves{number}" for number in itertools.count(1))
     names = (name.encode()[: NAME_BYTES_MAX - len(m)].decode(errors="ignore") + m for m in marks)

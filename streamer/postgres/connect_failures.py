@@ -47,7 +47,7 @@ POOLER_HINT: Final = (
 )
 
 
-def _of_hosts(text: str) -> list[str]:
+def _host_errors(text: str) -> list[str]:
     first, *of_hosts = _OF_HOST.split(text)
     return of_hosts or [first]
 
@@ -61,18 +61,18 @@ def is_refused(text: str) -> bool:
 
     A host that is down, or a standby, may soon be the right host again.
     """
-    return all(_has(message, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for message in _of_hosts(text))
+    return all(_has(message, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for message in _host_errors(text))
 
 
 def may_not_replicate(text: str) -> bool:
     """Return whether every host has refused a walsender, which needs the attribute REPLICATION."""
-    return all(_has(message, _MAY_NOT_REPLICATE) for message in _of_hosts(text))
+    return all(_has(message, _MAY_NOT_REPLICATE) for message in _host_errors(text))
 
 
 def connect_hint(text: str) -> str | None:
     """Return the operator's next step for the hosts that have answered; None if none did."""
     hints: dict[str, None] = {}
-    for message in _of_hosts(text):
+    for message in _host_errors(text):
         if _has(message, _REFUSALS):
             hints[ROLE_HINT] = None
         elif _has(message, _IS_STANDBY):

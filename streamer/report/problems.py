@@ -235,7 +235,7 @@ def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
 def of_source(source: ReportedSource) -> list[Problem]:
     """Return the problems of a source, then of the tables, tables in need first."""
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
-    listed = [*_of_state(source), *_of_wal(source)]
+    listed = [*_state_problems(source), *_wal_problems(source)]
     for table in tables:
         listed += _TableRules(source, table).problems()
     for sequence in source.sequences:
@@ -264,7 +264,7 @@ _NOT_STREAMING: Final = {
 }
 
 
-def _of_state(source: ReportedSource) -> Iterator[Problem]:
+def _state_problems(source: ReportedSource) -> Iterator[Problem]:
     subject, state, error = Subject(source.database, source.sid), source.state, source.error
     if error is not None:
         severity = Severity.WARNING if state == "starting" else Severity.ERROR
@@ -301,7 +301,7 @@ _LEVELS: Final = {
 }
 
 
-def _of_wal(source: ReportedSource) -> Iterator[Problem]:
+def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
     subject, backlog = Subject(source.database, source.sid), source.backlog
     if (level := _LEVELS.get(backlog.level)) is not None:
         severity, words = level
@@ -351,7 +351,7 @@ class _TableRules:
         self._resync = run("resync", table.name, **self._ids)
 
     def problems(self) -> Iterator[Problem]:
-        yield from self._of_state()
+        yield from self._state_problems()
         yield from self._of_rows()
         yield from self._of_definitions()
 
@@ -370,7 +370,7 @@ class _TableRules:
             error=error, code=code, state=self._table.state, actions=actions,
         )  # fmt: skip
 
-    def _of_state(self) -> Iterator[Problem]:
+    def _state_problems(self) -> Iterator[Problem]:
         table, error, wait = self._table, self._table.error, self._table.wait
         if table.state == "error":
             yield self._stopped()

@@ -87,9 +87,9 @@ class Heartbeat:
                 return
             except SourceError as exc:
                 if exc.retry is not Retry.TIMED:
-                    self._say_off(str(exc))
+                    self._log_off(str(exc))
                     return
-                self._say_off(f"{exc}; streamer tries again")
+                self._log_off(f"{exc}; streamer tries again")
             await asyncio.sleep(max(self._interval, PRIMARY_RETRY_SECONDS))
 
     async def _run_over(
@@ -99,7 +99,7 @@ class Heartbeat:
         with translating(self._source.label):
             obstacle = await heartbeat_obstacle(plain)
         if obstacle is not None:
-            self._say_off(obstacle)
+            self._log_off(obstacle)
             return
         beats = self._by_server.setdefault(server.place, ServerBeats())
         beats.receivers[self] = tracker
@@ -108,7 +108,7 @@ class Heartbeat:
         except SourceError as exc:
             if isinstance(exc, SourceConnectionError) or exc.retry is Retry.TIMED:
                 raise
-            self._say_off(str(exc))
+            self._log_off(str(exc))
         finally:
             del beats.receivers[self]
             if not beats.receivers:
@@ -123,7 +123,7 @@ class Heartbeat:
                 self._told.discard(self._source.label)
             await asyncio.sleep(wait if wait > 0 else self._interval)
 
-    def _say_off(self, obstacle: str) -> None:
+    def _log_off(self, obstacle: str) -> None:
         if self._source.label in self._told:
             return
         self._told.add(self._source.label)

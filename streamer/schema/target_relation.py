@@ -8,7 +8,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.postgres.quoting import quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedObject, IndexDefinition
 
-_BYTES_TELL: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
+_BYTEWISE_TYPES: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
 """OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid.
 Numeric is absent, because 1.0 equals 1.00.
 """
@@ -41,9 +41,9 @@ class TargetColumn:
     """The quoted name of a collation that is not deterministic: different texts may be equal."""
 
     @property
-    def bytes_tell(self) -> bool:
+    def equality_is_bytewise(self) -> bool:
         """Whether two values are equal only if the bytes are equal, in text and in binary."""
-        return self.base_oid in _BYTES_TELL and not self.collation
+        return self.base_oid in _BYTEWISE_TYPES and not self.collation
 
     @property
     def staged_type(self) -> str:

@@ -27,7 +27,7 @@ def undecided(
     return TargetSchemaError(tried or "; ".join([*listed, *doubts]))
 
 
-async def way_past(
+async def copy_remedy(
     table: ChangedTable, command: SourceCommand, refusal: StreamerError
 ) -> Remedy | None:
     """Return the command of a copy for a source that is behind its peers, if a copy would help.
@@ -67,7 +67,7 @@ async def stop_error(
     refusal: StreamerError,
 ) -> DefinitionStopError:
     """Return the error for the operator."""
-    cause, way = refusal.remedy, await way_past(table, command, refusal)
+    cause, way = refusal.remedy, await copy_remedy(table, command, refusal)
     name, source = str(table.mapped.mapping.source), table.source
     apply, skip, edit = (
         run(f"ddl {action}", name, *options, database=source.database, sid=source.sid)

@@ -97,7 +97,7 @@ class TableChange:
         if self._after is not None:
             await self._after()
 
-    async def _make_in_front(self, statements: Sequence[str]) -> None:
+    async def _run_before(self, statements: Sequence[str]) -> None:
         for sql in statements:
             await self._target.execute(sql)
             source = self._table.source.label
@@ -163,7 +163,7 @@ class TableChange:
         if not decision.is_decided and (doubts or (stops and translation.sql)):
             raise undecided(stops, doubts, decision.reason)
         if translation.before:
-            self._after = partial(self._make_in_front, translation.before)
+            self._after = partial(self._run_before, translation.before)
             listed = "; ".join(translation.before)
             raise TargetContentionError(f"to be committed before the change: {listed}")
         return translation

@@ -124,7 +124,7 @@ class WriteFacts:
             )
             problems.append((text, fix))
         problems += self.of_hidden()
-        return problems + self._of_stopping() if stops else problems
+        return problems + self._stopping_problems() if stops else problems
 
     def of_hidden(self) -> list[Problem]:
         """Return the obstacle that the role does not see who writes. Pure."""
@@ -154,7 +154,7 @@ class WriteFacts:
         grant = f"grant {granted} to {quote_identifier(self.role)}"
         return Remedy.of("run at the source: ", at_source(grant))
 
-    def _of_stopping(self) -> list[Problem]:
+    def _stopping_problems(self) -> list[Problem]:
         problems: list[Problem] = []
         role, database = quote_identifier(self.role), quote_identifier(self.database)
         if not self.may_alter:

@@ -408,7 +408,7 @@ class TargetConnection:
             row = await self._connection.fetchrow(replication_origin.RESULT_SQL)
         self._has_origin = bool(row["tagged"])
         if not self._has_origin:
-            _say_untagged(row["reason"])
+            _log_untagged(row["reason"])
 
     def begin(self, sql: str) -> None:
         """Begin a transaction by *sql*, which the server gets together with the next statement."""
@@ -619,7 +619,7 @@ def _row_count(status: str) -> int:
 
 
 @cache
-def _say_untagged(reason: str) -> None:
+def _log_untagged(reason: str) -> None:
     log.info("transactions at the target carry no replication origin", reason=reason)
 
 

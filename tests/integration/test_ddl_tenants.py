@@ -197,7 +197,7 @@ async def test_a_source_that_comes_second_takes_a_new_type_as_the_first_has_it_b
     await tenants.are_alike()
 
 
-@pytest.mark.follows("schema_changes.definition_stop:way_past")
+@pytest.mark.follows("schema_changes.definition_stop:copy_remedy")
 async def test_a_source_that_others_have_left_behind_is_copied_by_the_command_of_its_error(
     tenants: Tenants,
 ) -> None:

@@ -189,7 +189,7 @@ def _add_row(router: APIRouter, frame: Frame, kind: str, values_of: Callable[[An
             given=typed,
             failure=failure,
             faulty=_faulty(failure, fields, "url", "sid"),
-            is_unfolded=failure is not None or _says_much(kind, fields, row),
+            is_unfolded=failure is not None or _has_extra_settings(kind, fields, row),
         )
 
     @router.get(f"/{kind}s/{{number}}", name=f"page_{kind}")
@@ -224,7 +224,7 @@ def as_given(fields: list[settings_forms.Field], row: Row) -> Row:
     }
 
 
-def _says_much(kind: str, fields: list[settings_forms.Field], row: Row) -> bool:
+def _has_extra_settings(kind: str, fields: list[settings_forms.Field], row: Row) -> bool:
     """Whether a row has settings outside the settings that a form shows at once."""
     usual = api_models.default_settings(kind)
     return any(field.is_seldom and row.get(field.name) != usual.get(field.name) for field in fields)

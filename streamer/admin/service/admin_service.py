@@ -289,7 +289,7 @@ class AdminService:
             number = await self.store.add_revision(content, actor)
             warning = None
             try:
-                await self._go_over(mapping)
+                await self._switch_to(mapping)
             except ConfigurationError:
                 await self.store.drop_revision(number, actor)
                 raise
@@ -302,7 +302,7 @@ class AdminService:
         log.info("mapping applied", revision=number, actor=actor, sources=len(mapping.sources))
         return {"revision": number, "warning": warning, "plan": plan.to_json()}
 
-    async def _go_over(self, mapping: Mapping) -> None:
+    async def _switch_to(self, mapping: Mapping) -> None:
         if self.engine is not None:
             await self.engine.apply(self.select_sources(mapping))
 
@@ -314,7 +314,7 @@ class AdminService:
             if not self.is_static:
                 mapping = await applied_mapping(self.store, self.settings)
             try:
-                await self._go_over(mapping)
+                await self._switch_to(mapping)
             except ConfigurationError:
                 raise
             except StreamerError:

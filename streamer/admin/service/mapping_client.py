@@ -136,7 +136,7 @@ class RemoteClient:
                     elif field == "data":
                         yield name, json.loads(value)
         except httpx.ConnectError as exc:
-            raise self._away(exc) from None
+            raise self._unreachable(exc) from None
         except httpx.HTTPError:
             return
 
@@ -158,12 +158,12 @@ class RemoteClient:
         try:
             response = await self._http.request(method, path, **options)
         except (httpx.HTTPError, httpx.InvalidURL) as exc:
-            raise self._away(exc) from None
+            raise self._unreachable(exc) from None
         if not response.is_success:
             raise _refusal(response.status_code, response.content, self._url)
         return response
 
-    def _away(self, error: BaseException) -> AdminConnectionError:
+    def _unreachable(self, error: BaseException) -> AdminConnectionError:
         reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else error
         # The library names the system's error in the causes only.
         while isinstance(reason, BaseException) and reason.__cause__ is not None:

@@ -60,7 +60,7 @@ class KeyColumns:
 def _kind(plan: ApplyPlan, column: PlanColumn) -> str:
     target = column.target
     is_same = plan.relation.columns[column.position].type_oid == target.base_oid
-    return "" if is_same and target.bytes_tell else target.staged_type
+    return "" if is_same and target.equality_is_bytewise else target.staged_type
 
 
 @dataclass(slots=True)

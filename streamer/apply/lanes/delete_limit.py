@@ -76,7 +76,7 @@ class DeleteLimit:
 
     def waiting(self, share: "LaneTransaction") -> "tuple[MappedRelation, MassDelete] | None":
         """Return the table for which *share* waits until an operator decides, if any."""
-        for mapped, mass_delete in self._of(share).items():
+        for mapped, mass_delete in self._mass_deletes(share).items():
             is_decided = _decision(mapped, mass_delete) is not None
             if not is_decided and mass_delete.exceeds(mapped.mapping.rule.max_deleted_rows):
                 return mapped, mass_delete
@@ -99,7 +99,7 @@ class DeleteLimit:
         self._found.pop(share.transaction.final_lsn, None)
         return skipped
 
-    def _of(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
+    def _mass_deletes(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
         mass_deletes = self._found.get(share.transaction.final_lsn, {})
         return {
             m: mass_delete
@@ -108,7 +108,7 @@ class DeleteLimit:
         }
 
     def _skipped(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        mass_deletes = self._of(share)
+        mass_deletes = self._mass_deletes(share)
         return {
             mapped: mass_delete
             for mapped, mass_delete in mass_deletes.items()

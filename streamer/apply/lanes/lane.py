@@ -113,6 +113,7 @@ class MappedRelation:
         "_confirmed_through",
         "_statements",
         "conflict_watch",
+        "copy_remedy",
         "decided",
         "end_lsn",
         "former_labels",
@@ -129,7 +130,6 @@ class MappedRelation:
         "skip_through_lsn",
         "source",
         "state",
-        "way_past_changes",
     )
 
     def __init__(
@@ -170,7 +170,7 @@ class MappedRelation:
         """RELATION messages with lower numbers that repeat the definition of ``plan`` fit ``plan``.
         """
         self.quarantine = Quarantine()
-        self.way_past_changes: Remedy | None = None
+        self.copy_remedy: Remedy | None = None
         """How the copy that an operator requested leaves out changes that the target refuses."""
         self.conflict_watch = 0
         """Number of next windows in which a writer checks for missing rows before each change."""
@@ -246,7 +246,7 @@ class MappedRelation:
         if chunks is not None:
             return
         self.plan = None  # the copy may have changed the target's indexes
-        self.way_past_changes = None
+        self.copy_remedy = None
         if self.state.need is not Need.PART:
             self.outlives = False
 

@@ -80,7 +80,7 @@ class SlowLanes:
         usual.add(seconds, change_count)
         if not others_wait:
             return Move.NONE
-        takes_long = usual.seconds >= max(LONG_SECONDS_MIN, LONG_TIMES * self._others(lane))
+        takes_long = usual.seconds >= max(LONG_SECONDS_MIN, LONG_TIMES * self._other_lanes(lane))
         usual.long_windows = usual.long_windows + 1 if takes_long else 0
         if usual.long_windows < WINDOWS:
             return Move.NONE
@@ -92,6 +92,6 @@ class SlowLanes:
         usual = self._usual.get(lane)
         return usual is not None and usual.seconds < COOL_SECONDS
 
-    def _others(self, lane: "Lane") -> float:
+    def _other_lanes(self, lane: "Lane") -> float:
         times = [usual.seconds for owner, usual in self._usual.items() if owner is not lane]
         return median_low(times) if times else 0.0

@@ -159,7 +159,7 @@ class SegmentWriter:
                 if number is None or number >= len(chunk):
                     raise
                 exc.share_number = items[chunk[number]].place[0]
-                if not is_diverted or fault is not None or not _is_of_a_row(exc):
+                if not is_diverted or fault is not None or not _concerns_row(exc):
                     raise
                 # Once more, up to there.
                 blocked.undo(key_count)
@@ -247,6 +247,6 @@ def _sqlstate(error: StreamerError) -> str | None:
     return getattr(raised_by, "sqlstate", None)
 
 
-def _is_of_a_row(error: StreamerError) -> bool:
+def _concerns_row(error: StreamerError) -> bool:
     state = _sqlstate(error)
     return state is not None and is_row_specific(state)

@@ -117,7 +117,7 @@ class Fold:
             is_fixed = any(column.target.identity_always for column in plan.key)
             if is_fixed or plan.has_expressions or not self.moves.keys().isdisjoint(self._origins):
                 return True
-        if self.clears_keys and not all(column.target.bytes_tell for column in plan.key):
+        if self.clears_keys and not all(column.target.equality_is_bytewise for column in plan.key):
             return True  # different keys may be equal at the target, where no index refuses them
         if not plan.has_expressions:
             return not plan.fits_stage and self.must_stage

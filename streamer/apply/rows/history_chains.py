@@ -95,7 +95,7 @@ class Versions:
         return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending
 
 
-def comes_again(chain: Chain) -> bool:
+def is_reinserted(chain: Chain) -> bool:
     """Return whether an insert of the row follows an earlier change of the row."""
     return len(chain) > ITEMS and INSERT in chain[ITEMS + 1 :: ITEMS]
 

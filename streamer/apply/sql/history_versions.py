@@ -25,7 +25,7 @@ from streamer.apply.rows.history_chains import (
     OPEN_TIME,
     Chain,
     Versions,
-    comes_again,
+    is_reinserted,
     new_versions,
 )
 from streamer.apply.sql.ordered_statements import Statements
@@ -75,7 +75,7 @@ class VersionStatements:
         plan, statements, stage = self.plan, self.statements, self.statements.stage
         same_key = self.statements.matches_new_key
         doubles = "0"
-        if not all(column.target.bytes_tell for column in plan.key):
+        if not all(column.target.equality_is_bytewise for column in plan.key):
             keys = ", ".join(self.statements.value(column) for column in plan.key)
             grouped = f"select from pg_temp.{stage} s group by {keys} having count(*) > 1"
             doubles = f"(select count(*) from ({grouped}) d)"
@@ -154,7 +154,7 @@ where s.mask is not null group by s.seq"""
             return leads
         made = []
         for n, (key, chain) in enumerate(chains[start:stop], start):
-            matters = chain[1] == INSERT or comes_again(chain)
+            matters = chain[1] == INSERT or is_reinserted(chain)
             head = _integer(n, 4, binary) + self._heads[chain[1]][matters] + times[chain[0]]
             values = (key,) if isinstance(key, bytes) else key
             if binary:

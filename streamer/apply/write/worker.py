@@ -484,12 +484,12 @@ class Worker:
 
     def _check_time(self) -> None:
         window, lanes = self._writing
-        if any(self._is_in_the_way(window, lane) for lane in lanes):
+        if any(self._blocks_lanes(window, lane) for lane in lanes):
             self._alarm.end()
             self._is_late = True
             self._transaction.disconnect()
 
-    def _is_in_the_way(self, window: Window, lane: Lane) -> bool:
+    def _blocks_lanes(self, window: Window, lane: Lane) -> bool:
         waiting = {*window.lanes, *self._filling.lanes, *(queued for queued, _ in self._queue)}
         if waiting - {lane}:
             return True
@@ -549,7 +549,7 @@ class Worker:
                 lane,
                 self._write_seconds[lane],
                 lane_window.change_count,
-                others_wait=self._is_in_the_way(window, lane),
+                others_wait=self._blocks_lanes(window, lane),
             )
             for lane, lane_window in window.lanes.items()
             if lane in self._write_seconds

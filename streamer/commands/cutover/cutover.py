@@ -317,15 +317,15 @@ class Cutover:
             self._report(step.value, outcome)
         except TimeoutError as exc:
             reason = str(exc) or f"the step took longer than {self._limit(step):g} s"
-            await self._go_back(f"{step.value}: {reason}")
+            await self._undo_after(f"{step.value}: {reason}")
         except StreamerError as exc:
-            go_on = f"run `{self._again} --yes` again, or `{self._again} --undo` to go back"
+            go_on = f"run `{self._command} --yes` again, or `{self._command} --undo` to go back"
             exc.remedy = Remedy.of(exc.remedy or "fix that", "; then ", go_on)
             exc.add_note(f"step {step.value}")
             raise
 
     @property
-    def _again(self) -> str:
+    def _command(self) -> str:
         return command("cutover", database=self._source.database, sid=self._source.sid)
 
     def _limit(self, step: Step) -> float:
@@ -338,7 +338,7 @@ class Cutover:
             seconds += COMPARE_FACTOR * self._details.get("compared_seconds", 0.0)
         return seconds
 
-    async def _go_back(self, failure: str) -> NoReturn:
+    async def _undo_after(self, failure: str) -> NoReturn:
         """Go back to the state before the cut-over, and raise CutoverError."""
         try:
             async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
@@ -346,12 +346,12 @@ class Cutover:
                 await self._undo()
         except (StreamerError, TimeoutError) as exc:
             why = str(exc) or "that took too long"
-            undo = Remedy.of(f"go back with `{self._again} --undo`")
+            undo = Remedy.of(f"go back with `{self._command} --undo`")
             raise CutoverError(f"{failure}; going back failed: {why}", hint=undo) from exc
         raise CutoverError(
             f"{failure}; the command restored the state before the cut-over, so programs may "
             f"write to {self._source.label}",
-            hint=f"correct the cause, then begin again with `{self._again} --yes`",
+            hint=f"correct the cause, then begin again with `{self._command} --yes`",
         )
 
     @property

@@ -98,7 +98,7 @@ async def _show(view: View, seconds: float, *, keep: bool) -> DemoReport:
         report = await _play(stage, view, seconds)
         if keep:
             is_kept = True
-            _tell_what_runs(stage, view)
+            _print_addresses(stage, view)
         return report
     finally:
         if not is_kept:
@@ -236,7 +236,7 @@ async def _show_stream(
     report.commit_to_visible_seconds = last.commit_to_visible_seconds(first)
 
 
-def _tell_what_runs(stage: Stage, view: View) -> None:
+def _print_addresses(stage: Stage, view: View) -> None:
     stop = stage.write_stop_script()
     psql = stage.target.program("psql")
     lines = [

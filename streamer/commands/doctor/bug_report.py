@@ -60,10 +60,10 @@ SECONDS_MAX: Final = 30.0
 async def check_new(path: Path) -> None:
     """Refuse an existing *path*, before the slow diagnosis. Raises SettingsError."""
     if await asyncio.to_thread(path.exists):
-        raise _there_already(path)
+        raise _file_exists_error(path)
 
 
-def _there_already(path: Path) -> SettingsError:
+def _file_exists_error(path: Path) -> SettingsError:
     return SettingsError(f"{path} already exists", hint="name a new file")
 
 
@@ -102,7 +102,7 @@ def _write_new(path: Path, data: bytes) -> None:
         finally:
             os.unlink(name)
     except FileExistsError:
-        raise _there_already(path) from None
+        raise _file_exists_error(path) from None
     except OSError as exc:
         raise SettingsError(
             f"cannot write {path}: {exc.strerror}",

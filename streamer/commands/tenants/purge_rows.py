@@ -128,7 +128,7 @@ async def purge(
         ):
             await _write_as_workers_do(target)
             await _purge_all(bookkeeping, target, fence, database, sid, report)
-            records = await _of(bookkeeping, database, sid)
+            records = await _read_purges(bookkeeping, database, sid)
             async with _under(fence, target):
                 await remove_source(target, fence.source_id)
         return records
@@ -141,14 +141,14 @@ async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> Non
     """Refuse a database without known target tables, perhaps a typing error."""
     async with bookkeeping.connection() as connection:
         targets = await read_targets(connection, database)
-    if not targets and not await _of(bookkeeping, database, sid):
+    if not targets and not await _read_purges(bookkeeping, database, sid):
         raise MappingError(
             f'streamer knows no target table of "{SourceLabel(database, sid)}"',
             hint=f"`{command('tenants list')}` shows the tenants that it knows",
         )
 
 
-async def _of(bookkeeping: Bookkeeping, database: str, sid: str) -> list[PurgeRecord]:
+async def _read_purges(bookkeeping: Bookkeeping, database: str, sid: str) -> list[PurgeRecord]:
     records = await read_purges(bookkeeping)
     return [record for record in records if (record.database, record.sid) == (database, sid)]
 
@@ -178,7 +178,7 @@ async def _purge_all(
     sid: str,
     report: Report,
 ) -> None:
-    records = await _of(bookkeeping, database, sid)
+    records = await _read_purges(bookkeeping, database, sid)
     names = {record.target for record in records} | await read_targets(target, database)
     existing = await read_relations(target, [parse_name(name) for name in names])
     relations = {str(name): relation for name, relation in existing.items() if relation.has_sid}
@@ -196,7 +196,7 @@ async def _purge_all(
         for record in records:  # tables that were dropped meanwhile
             if record.target not in relations:
                 await finish_purge(target, record)
-    for record in await _of(bookkeeping, database, sid):
+    for record in await _read_purges(bookkeeping, database, sid):
         if record.is_finished:
             continue
         await _purge_table(bookkeeping, target, fence, record, relations[record.target], report)
@@ -229,7 +229,7 @@ async def _purge_table(
                     await move_purge(target, record, deleted, position, blocks)
                 count += deleted
                 failpoint("purge.stored")
-                report(await _of(bookkeeping, record.database, record.sid))
+                report(await _read_purges(bookkeeping, record.database, record.sid))
                 if is_last:
                     break
         async with _under(fence, target):
@@ -243,7 +243,7 @@ async def _purge_table(
                 hint="check row security, rules and triggers of the table",
             )
         first, is_whole = 0, True
-    report(await _of(bookkeeping, record.database, record.sid))
+    report(await _read_purges(bookkeeping, record.database, record.sid))
 
 
 def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: int) -> list[Chunk]:

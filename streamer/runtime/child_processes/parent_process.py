@@ -66,7 +66,7 @@ class Parent:
             began = time.monotonic()
             self._processes[number], self._started_at[number] = process, began
             if self._stopping.is_set():
-                self._tell(number, STOP)
+                self._send(number, STOP)
             self._name_server()
             code = await process.wait()
             del self._processes[number], self._started_at[number]
@@ -103,10 +103,10 @@ class Parent:
         """Let a live process accept the connections of the port."""
         chosen = self._serving if self._serving in self._processes else None
         if chosen is None and (chosen := choose_server(self._started_at)) is not None:
-            self._tell(chosen, SERVE)
+            self._send(chosen, SERVE)
         self._serving = chosen
 
-    def _tell(self, number: int, command: str) -> None:
+    def _send(self, number: int, command: str) -> None:
         stdin = self._processes[number].stdin
         assert stdin is not None
         with contextlib.suppress(OSError, RuntimeError):  # the process ends at this moment
@@ -116,12 +116,12 @@ class Parent:
         """End all processes in order."""
         self._stopping.set()
         for number in self._processes:
-            self._tell(number, STOP)
+            self._send(number, STOP)
 
     def reload(self) -> None:
         """Reload the configuration in all processes."""
         for number in self._processes:
-            self._tell(number, RELOAD)
+            self._send(number, RELOAD)
 
 
 def _describe(code: int) -> str:

@@ -220,7 +220,7 @@ def reconcile(
     """
     tables = list(tables)
     _require_publications(state, tables, source)
-    away = _find_away(state, tables)
+    away = _find_departed(state, tables)
     staying = tuple(table for table in tables if table.name not in away)
     names = [table.name for table in staying if table.name in state.identities]
     identities = {name: state.identities[name] for name in names}
@@ -310,7 +310,7 @@ def _require_publications(
         )
 
 
-def _find_away(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
+def _find_departed(state: SourceState, tables: Sequence[MappedTable]) -> dict[RelationName, Case]:
     """Return the cases of tables that were dropped or renamed."""
     fingerprints = {table.name: table.last.fingerprint for table in tables}
     moves = renamed(fingerprints, state.publications.values()) if state.captures else {}
@@ -498,7 +498,7 @@ def foresee(plan: PublicationPlan, source: SourceMapping) -> PublicationPlan:
 
 def planned_changes(plan: PublicationPlan, source: SourceMapping) -> PublicationChanges:
     """Return the statements without which the tables of *plan* are not published."""
-    members, state = plan.wanted.as_they_are(), plan.state
+    members, state = plan.wanted.with_settings_kept(), plan.state
     return publication_changes(source, members, state.publications, state.version)
 
 

@@ -83,7 +83,7 @@ class SourceMonitor:
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.saw_end(seen.flush_lsn, began)
-                    await self._tell_standby_wait(plain)
+                    await self._show_standby_wait(plain)
                     await cases.copy_replaced(plain)
                     cases.expect_missing()
                     if seen.digest != digest or cases.is_incomplete:
@@ -99,7 +99,7 @@ class SourceMonitor:
         assert seen.slot is not None
         self.report_slot(seen.slot)
 
-    async def _tell_standby_wait(self, plain: Connection) -> None:
+    async def _show_standby_wait(self, plain: Connection) -> None:
         """Show that the source holds changes back until its standbys have them."""
         source, since = self._tables.source, self._tables.lag.undelivered_since
         error = None

@@ -82,7 +82,7 @@ class TableCases:
     @property
     def has_renamed(self) -> bool:
         """Whether tables were renamed at the source; a new attempt lets their relations follow."""
-        return bool(self._of(Fate.RENAMED))
+        return bool(self._open_cases(Fate.RENAMED))
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
         """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
@@ -90,7 +90,7 @@ class TableCases:
         if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
             return False
         # A pattern added the new name of a renamed table whose relation is to follow.
-        moves = self._of(Fate.RENAMED).values()
+        moves = self._open_cases(Fate.RENAMED).values()
         return all(waiting.case.name != mapped.mapping.source for waiting in moves)
 
     def follow(
@@ -134,29 +134,29 @@ class TableCases:
         if waiting is None or (is_over and mapped.skip_through_lsn == EVERYTHING):
             self._open[mapped] = _Open(Case(Fate.BLOCK))
 
-    def _of(self, fate: Fate) -> dict[MappedRelation, _Open]:
+    def _open_cases(self, fate: Fate) -> dict[MappedRelation, _Open]:
         return {m: waiting for m, waiting in self._open.items() if waiting.case.fate is fate}
 
     # ---- tables that are gone ------------------------------------------------------------------
 
     async def copy_replaced(self, plain: Connection) -> None:
         """Copy, or stop, relations of replaced tables once the target has all former changes."""
-        for mapped, waiting in self._of(Fate.REPLACED).items():
+        for mapped, waiting in self._open_cases(Fate.REPLACED).items():
             if mapped not in self._relations:
                 del self._open[mapped]
                 continue
-            dropped = [relation.mapping.source for relation in self._of(Fate.DROPPED)]
+            dropped = [relation.mapping.source for relation in self._open_cases(Fate.DROPPED)]
             if not await self._has_all(mapped, waiting, plain) or waiting.case.successor in dropped:
                 continue
             self.is_incomplete = True
             is_in_sync = mapped.skip_through_lsn != EVERYTHING
             if is_in_sync:  # not stopped, and no copy is requested
-                await self._go_over_to_successor(mapped)
+                await self._switch_to_successor(mapped)
             self._open.pop(mapped, None)
             if is_in_sync and not mapped.state.is_lost:
                 self._expect(mapped)
 
-    async def _go_over_to_successor(self, mapped: MappedRelation) -> None:
+    async def _switch_to_successor(self, mapped: MappedRelation) -> None:
         if mapped.mapping.rule.on_table_dropped is OnTableDropped.STOP:
             error = stop_replaced(mapped.mapping, self._tables.source).error
             assert error is not None
@@ -180,7 +180,7 @@ class TableCases:
 
     async def delete_dropped(self, plain: Connection) -> None:
         """Delete the relations of dropped tables as soon as the target has all their changes."""
-        for mapped, waiting in self._of(Fate.DROPPED).items():
+        for mapped, waiting in self._open_cases(Fate.DROPPED).items():
             if not await self._has_all(mapped, waiting, plain):
                 continue
             assert self._coordinator is not None
@@ -256,7 +256,7 @@ class TableCases:
                         self._expect(mapped)
         for mapped, case in cases.items():
             if case.fate in (Fate.RENAMED, Fate.DROPPED, Fate.REPLACED):
-                if mapped not in self._of(case.fate):
+                if mapped not in self._open_cases(case.fate):
                     self._open[mapped] = _Open(case)
                 self._open[mapped].case = case
         return named
@@ -273,7 +273,7 @@ class TableCases:
                 await self._obstacles.remove(mapped)
         moves = {
             Renamed(mapped.relation_id, mapped.mapping.source, mapped.mapping.target, name): mapped
-            for mapped, waiting in self._of(Fate.RENAMED).items()
+            for mapped, waiting in self._open_cases(Fate.RENAMED).items()
             if (name := waiting.case.name) is not None
         }
         names = [mapped.mapping.source for mapped in self._relations]
@@ -317,7 +317,7 @@ class TableCases:
 
     async def _block(self, cases: Mapping[MappedRelation, Case]) -> None:
         """Report the tables that cannot be copied yet, and copy tables whose obstacle is gone."""
-        former, blocked = dict(self._open), self._of(Fate.BLOCK)
+        former, blocked = dict(self._open), self._open_cases(Fate.BLOCK)
         for mapped in blocked:
             del self._open[mapped]
         for mapped, case in cases.items():

@@ -77,7 +77,7 @@ class _Opening:
             await self._waits.acquire_turn()
         reconciled = await self._reconcile(server, branch, record)
         # A process that died may have left these waits behind.
-        await self._tables.relations.tell_waiting(self._tables.relations, None)
+        await self._tables.relations.show_wait(self._tables.relations, None)
         await self._waits.show()
         return await self._start(server, branch, reconciled, replication)
 

@@ -126,7 +126,7 @@ class _StatusReport:
             elif waiting := waiting & self._waiting:
                 self._waiting -= waiting
             if waiting:
-                await self._relations.tell_waiting(waiting, wait)
+                await self._relations.show_wait(waiting, wait)
 
 
 def _visible(relations: Relations, tracker: ProgressTracker) -> dict[int, Lsn | None]:

@@ -191,9 +191,7 @@ class Relations:
         if reasons:
             lane.release(reasons)
 
-    async def tell_waiting(
-        self, relations: Iterable[MappedRelation], wait: TableWait | None
-    ) -> None:
+    async def show_wait(self, relations: Iterable[MappedRelation], wait: TableWait | None) -> None:
         """Show and store why *relations* wait; None if the wait is over."""
         relations = list(relations)
         for mapped in relations:

@@ -160,7 +160,7 @@ class TableEvents:
                     **error.log_fields,
                     **({} if error.lsn is None else {"lsn": error.lsn}),
                 )
-            if (way := mapped.way_past_changes) is not None:
+            if (way := mapped.copy_remedy) is not None:
                 error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", way)
             report = ErrorReport.with_notes(error)
             await self._store_streaming_state(mapped, mapped.state.failing(report))
@@ -183,7 +183,7 @@ class TableEvents:
         text = f"the target to accept changes again: {reason}"
         wait = None if reason is None else TableWait(text)
         with contextlib.suppress(TargetError):  # a full disk may refuse this statement, too
-            await self.relations.tell_waiting(self.relations.in_lane(lane), wait)
+            await self.relations.show_wait(self.relations.in_lane(lane), wait)
 
     def has_delete_limit(self, lane: Lane) -> bool:
         relations = self.relations.in_lane(lane)
@@ -213,7 +213,7 @@ class TableEvents:
 
     async def lane_recovered(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
-            mapped.way_past_changes = None
+            mapped.copy_remedy = None
             if mapped.state.follows:
                 await self.lane_waits(lane, None)
             if mapped.state.shown is State.ERROR:
@@ -339,12 +339,12 @@ class TableEvents:
         lost = ", with a gap in its past" if has_own_past(kind) else ""
         waiting = f"{count} changes{since}"
         self._unreached.add(mapped)
-        mapped.way_past_changes = Remedy.of(
+        mapped.copy_remedy = Remedy.of(
             f"to copy the table without its {waiting}{lost}, run: ", again
         )
         return SyncError(
             f"{waiting} from before the copy cannot be applied: {lane.error}",
-            hint=Remedy.of("remove the cause; ", mapped.way_past_changes),
+            hint=Remedy.of("remove the cause; ", mapped.copy_remedy),
         )
 
     def may_copy_in_chunks(self, mapped: MappedRelation) -> bool:
@@ -381,7 +381,7 @@ class TableEvents:
     async def copies_wait(
         self, relations: Iterable[MappedRelation], wait: TableWait | None
     ) -> None:
-        await self.relations.tell_waiting(relations, wait)
+        await self.relations.show_wait(relations, wait)
 
     def table_missing(self, mapped: MappedRelation) -> None:
         self.relations.become(mapped, mapped.state.without_table())

@@ -308,7 +308,7 @@ class BacklogGuard:
         journal, runner = self.journaling.journal, self.runner
         if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
             if self._finish_by is not None:
-                self._go_on_writing()
+                self._resume_writing()
             return
         if self._finish_by is None:
             most = min(FINISH_BYTES_MAX, (limit or 1 << 40) // 4)
@@ -318,7 +318,7 @@ class BacklogGuard:
             self._finish_by = asyncio.get_running_loop().time() + FINISH_SECONDS
         while runner.stored_lsn < journal.end_lsn and runner.is_streaming:
             if asyncio.get_running_loop().time() > self._finish_by:
-                self._go_on_writing()
+                self._resume_writing()
                 return
             await asyncio.sleep(0.1)
         self._finish_by = None
@@ -326,7 +326,7 @@ class BacklogGuard:
         if runner.is_streaming:
             runner.begin_anew()
 
-    def _go_on_writing(self) -> None:
+    def _resume_writing(self) -> None:
         self._finish_by = None
         self.journaling.begin()
 

@@ -338,14 +338,14 @@ class DefinitionTranslator:
             return []
         return self._retype(name, column)
 
-    def _of(self, sources: Sequence[SourceDefinition], name: str) -> list[DefinedColumn]:
+    def _columns_of(self, sources: Sequence[SourceDefinition], name: str) -> list[DefinedColumn]:
         """Return the columns of peer sources that write a column of the target."""
         columns = (column for source in sources for column in source.columns)
         return [c for c in columns if self._mapping.target_column(c.name) == name]
 
     def _has_others(self, name: str) -> bool:
         """Whether a peer still writes a column of the target."""
-        return bool(self._of(self._peers, name))
+        return bool(self._columns_of(self._peers, name))
 
     def _drop(self, column: DefinedColumn) -> list[str]:
         name = self._name(column)
@@ -463,7 +463,7 @@ class DefinitionTranslator:
 
     def _sorts_alike(self, name: str, column: DefinedColumn, result: Translation) -> bool:
         """Whether each peer has a column with the collation of *column*."""
-        peers = self._of(self._peers, name) if self._is_shared else []
+        peers = self._columns_of(self._peers, name) if self._is_shared else []
         is_alike = all(peer.collation == column.collation for peer in peers)
         if not is_alike:
             reason = f'collation of "{name}" waits until every source of the table has it'
@@ -486,7 +486,7 @@ class DefinitionTranslator:
         the target lacks the cast or refuses a value, the values are null until the backfill.
         """
         present = self._columns[name]
-        for peer in self._of(self._unchanged, name) if self._is_shared else ():
+        for peer in self._columns_of(self._unchanged, name) if self._is_shared else ():
             if not widens(peer.type, column.type):
                 raise SharedTargetError(
                     f'column "{name}" of target table "{self._target.name}" would get type '
@@ -599,7 +599,7 @@ class DefinitionTranslator:
 
     def _still_draws(self, name: str, old: DefinedColumn) -> bool:
         """Whether a peer has the sequence of *old*, a column before its change."""
-        peers = self._of(self._peers, name)
+        peers = self._columns_of(self._peers, name)
         return any(_like(peer.sequence, old.sequence) for peer in peers)
 
     def _follow_sequence(

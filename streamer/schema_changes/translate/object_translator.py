@@ -157,10 +157,10 @@ class ObjectTranslator:
                 result.planned += self._renderer.primary_key()
             return
         planned = self.planned(KINDS[new.kind][0], new.name)
-        if planned is not None and not self._is_there(planned, new):
+        if planned is not None and not self._has_planned(planned, new):
             result.planned.append(planned)
 
-    def _is_there(self, planned: Planned, new: DefinedObject) -> bool:
+    def _has_planned(self, planned: Planned, new: DefinedObject) -> bool:
         for present in self._present:
             if present.name == planned.name and not present.is_index:
                 return present.is_valid or not new.is_valid

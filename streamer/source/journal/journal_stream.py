@@ -56,7 +56,7 @@ class JournalStream:
         size = 0
         while size < BURST_BYTES_MAX and burst.wal_end_lsn is None and not self._is_at_end:
             if self._offset >= self._segment.size and self._segment.number < self._journal.end[0]:
-                self._go_on()
+                self._open_next_segment()
             start_offset = self._offset
             self._read_record(burst)
             size += self._offset - start_offset
@@ -64,7 +64,7 @@ class JournalStream:
         failpoint("journal.read")
         return burst
 
-    def _go_on(self) -> None:
+    def _open_next_segment(self) -> None:
         segment = self._journal.segment_after(self._segment)
         if is_continued(self._branch, segment.branch):
             raise _another_branch(segment.branch)

@@ -398,7 +398,7 @@ class WantedMembers:
     kept: frozenset[str] = frozenset()
     """The fingerprints of members that stay under any name."""
 
-    def as_they_are(self) -> "WantedMembers":
+    def with_settings_kept(self) -> "WantedMembers":
         """Return the same tables, whose members keep their filters and column lists."""
         return replace(self, fresh=frozenset(), relisted=frozenset())
 
@@ -572,7 +572,7 @@ async def _ensure_needed(
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
     """Run the permitted statements, relation by relation; return the rest as errors."""
-    membership = membership.as_they_are()
+    membership = membership.with_settings_kept()
     changes = publication_changes(source, membership, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
         try:
