@@ -362,7 +362,7 @@ async def test_warn_only_says_and_an_operator_drops_the_slot(
     assert journal_files(tmp_path) == []
 
 
-@pytest.mark.follows("report.problems:_of_wal")
+@pytest.mark.follows("report.problems:_wal_problems")
 @pytest.mark.follows("runbooks:source-disk-fills#2")
 async def test_the_command_for_retained_wal_names_the_table_that_keeps_the_wal(
     source: Database, target: Database, stream: MakeStreamer

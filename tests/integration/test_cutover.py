@@ -380,7 +380,7 @@ def forward_roles(source: Database, target: Database) -> Iterator[None]:
 @pytest.mark.follows("commands.cutover.reverse_stream:_remedy")
 @pytest.mark.follows("commands.cutover.cutover:Cutover._check_sequences")
 @pytest.mark.follows("source.stop_writes:WriteFacts._grant")
-@pytest.mark.follows("source.stop_writes:WriteFacts._of_stopping")
+@pytest.mark.follows("source.stop_writes:WriteFacts._stopping_problems")
 @pytest.mark.follows("source.stop_writes:WriteFacts.of_superusers")
 @pytest.mark.follows("target.allow_writes:find_obstacles")
 async def test_the_check_lists_every_right_of_a_later_step_and_its_statements_suffice(
