@@ -126,7 +126,7 @@ async def read_installation(bookkeeping: Bookkeeping) -> str:
 async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
     """Drop the bookkeeping and our replication origins if no source is left.
 
-    Also drop the schema, unless another program has objects in it.
+    Also drop the schema, unless a foreign program has objects in it.
     """
     async with bookkeeping.transaction() as connection:
         if not await read_source_labels(connection):

@@ -132,7 +132,7 @@ def fields_of(record: Any, *left_out: str) -> dict[str, Any]:
 class BookkeepingTable(Generic[R]):
     """A table of the schema `streamer`, whose rows are read as *record*.
 
-    *alias*: its name in statements. *joined*: the tables from which records have other fields.
+    *alias*: its name in statements. *joined*: the tables from which records have additional fields.
     """
 
     def __init__(self, name: str, alias: str, record: type[R], joined: str = "") -> None:
@@ -267,7 +267,7 @@ class BookkeepingTable(Generic[R]):
     ) -> int:
         """Set columns of the row with the ``id`` of each of *rows*, which are called ``v``.
 
-        *clause*: another condition. *computed*: expressions of the server, by column.
+        *clause*: an additional condition. *computed*: expressions of the server, by column.
         """
         stored = [self._stored(row) for row in rows]
         if not stored:

@@ -166,7 +166,7 @@ async def read_reference(session: Executor, record: DefinitionRecord) -> Referen
 
 
 async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
-    """Return whether another plan creates an object of *record*'s name on the same target."""
+    """Return whether a different plan creates an object of *record*'s name on the same target."""
     return bool(await session.fetch_value(_REMADE_SQL, record.id))
 
 

@@ -218,7 +218,7 @@ async def read_other_users(
     names: Sequence[RelationName],
     changes: Sequence[str],
 ) -> list[SourceDefinition]:
-    """Return the definitions of other sources' tables, of any target, with types by *names*.
+    """Return the definitions of peer sources' tables, of any target, with types by *names*.
 
     Tables that wait with one of *changes*, made at *place*, do not count.
     """

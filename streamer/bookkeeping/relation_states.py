@@ -82,7 +82,7 @@ async def change_states(
     """Store the values that *change* returns for the rows of *which*; return the former rows.
 
     *change* returns None to skip a row. All rows stay locked until the caller's transaction ends.
-    *computed*: other columns, as expressions.
+    *computed*: additional columns, as expressions.
     """
     locked = f"{which} order by r.id for no key update of r"
     changes = [(copy, change(copy)) for copy in await COPIES.read(connection, locked, *parameters)]
@@ -172,7 +172,7 @@ async def fail_copy(
 
     The rows of former chunks stay, and follow the stream. A relation that was in sync stays in
     sync. *attempt*: the attempt of the copy, if begun. Return False if the bookkeeping has a newer
-    attempt, or another request.
+    attempt, or a new request.
     """
 
     def change(record: CopyRecord) -> Values | None:
@@ -234,7 +234,7 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
-    """Show the gap of a ready relation without another error; return whether the gap is new."""
+    """Show the gap of a ready relation without a different error; return whether the gap is new."""
     change = _unless_same(lambda state: state.lacks_rows(error))
     return await _change(bookkeeping, change, relation_id)
 

@@ -127,7 +127,7 @@ class LockSession:
         return await work(await self._connected())
 
     def report_moved_server(self) -> None:
-        """Record that another connection did not reach the server of the session.
+        """Record that a new connection did not reach the server of the session.
 
         The next `acquire` checks the server, and if need be opens the session again.
         """

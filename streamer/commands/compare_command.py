@@ -106,7 +106,7 @@ async def _show_progress(comparison: Comparison, console: Console) -> None:
             with contextlib.suppress(StreamerError):  # the comparison reports this error
                 if (counts := await comparison.count_ranges()) is not None:
                     done, ranges = counts
-                    # Meanwhile the comparison reads, splits and judges other ranges.
+                    # Meanwhile the comparison reads, splits and judges the remaining ranges.
                     shown.update(task, description="equal ranges", completed=done, total=ranges)
             await asyncio.sleep(PROGRESS_SECONDS)
 

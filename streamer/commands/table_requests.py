@@ -84,7 +84,7 @@ async def request(
 ) -> Requested:
     """Request *action* for the tables that *table*, a name or a pattern, matches.
 
-    *unless*: names of other tables that *table* may match, too. *actor*: the operator; by default
+    *unless*: names of tables that *table* may match, too. *actor*: the operator; by default
     the user of the command line. Raises MappingError without a match.
     """
     pattern = parse_relation(table, "public")

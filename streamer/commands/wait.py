@@ -162,7 +162,7 @@ class _Waiting:
                 raise
             except StreamerError as exc:  # the target may restart; there is time
                 obstacles = [str(exc)]
-                self._is_installed = False  # the next connection may reach another server
+                self._is_installed = False  # the next connection may reach a different server
             if not obstacles:
                 return
             self.missing = "; ".join(obstacles)

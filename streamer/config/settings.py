@@ -538,7 +538,7 @@ class SourceSettings(Strict):
         default=False,
         title="Follow sequences",
         description="Keep sequences of the target ahead of those of the source. That concerns "
-        "identity and serial columns of mapped tables, and other sequences of the same name in "
+        "identity and serial columns of mapped tables, and any sequences of the same name in "
         "`target.schema`. streamer reads the sequences every 3 seconds, and leaves a margin of at "
         "least 1,000 values.",
     )

@@ -40,7 +40,7 @@ class CopyTurn:
         self.source = source
 
     def end(self) -> None:
-        """End the turn and serve the next source; another call has no effect."""
+        """End the turn and serve the next source; a repeated call has no effect."""
         turns, self._turns = self._turns, None
         if turns is not None:
             turns.ended(self)

@@ -1,7 +1,7 @@
 """The errors that streamer raises on purpose, with the reaction that each needs.
 
 The class names the failure. ``code`` is the name in bookkeeping, log, status, metrics and the API,
-and decides the runbook. ``retry`` says whether another attempt of the supervisor can succeed.
+and decides the runbook. ``retry`` says whether a new attempt of the supervisor can succeed.
 ``remedy`` of an instance has the commands and SQL to run. Callers add the place with ``add_note``.
 Messages never contain connection strings or passwords.
 
@@ -157,7 +157,7 @@ class StandbyWaitError(SourceError):
 
 
 class SourceElsewhereError(SourceConnectionError):
-    """A command reached a server other than that of `run`."""
+    """A command reached a server that `run` does not use."""
 
     code = "source_elsewhere"
     advice = "Stop an old primary, or correct the hosts of the url."
@@ -176,7 +176,7 @@ class SourceOldPrimaryError(SourceConnectionError):
 
 
 class SourceDatabaseError(SourceError):
-    """The url of a source leads to another database of the server.
+    """The url of a source leads to the wrong database of the server.
 
     Neither a copy nor a new slot helps, so the hint names the url alone.
     """
@@ -245,7 +245,7 @@ class SlotInUseError(SourceError):
     code = "slot_in_use"
     runbook = "second-installation"
     retry = Retry.TIMED
-    advice = "Stop the other process."
+    advice = "Stop that process."
 
 
 class NoReplicaError(SourceError):
@@ -389,8 +389,8 @@ class TargetConnectionError(TargetError):
 
 
 class TargetMovedError(TargetConnectionError):
-    """A connection reached a server other than the one that holds the source's lock, as during a
-    failover of the target.
+    """A connection reached a server that does not hold the source's lock, as during a failover of
+    the target.
 
     ``fences``: the fencing tokens that are invalid there, if known.
     """
@@ -481,7 +481,7 @@ class TargetSchemaError(TargetError):
 
 
 class SharedTargetError(TargetSchemaError):
-    """A change of a source would alter a type that other sources of the target still use."""
+    """A change of a source would alter a type that peer sources still use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
@@ -668,7 +668,7 @@ class SpoolError(StreamerError):
 
 
 class JournalError(StreamerError):
-    """The journal of a source is damaged, or belongs to another source."""
+    """The journal of a source is damaged, or does not belong to the source."""
 
     code = "journal"
     retry = Retry.MANUAL
@@ -746,7 +746,7 @@ class TakenError(AdminError):
 
     code = "taken"
     status = 409
-    advice = "Choose another name, or change the existing object."
+    advice = "Choose a free name, or change the existing object."
 
 
 class ReadOnlyError(AdminError):

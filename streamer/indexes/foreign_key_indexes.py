@@ -372,7 +372,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
             is_concurrent = table != missing.target or missing.partitions is None
             if is_concurrent and await _has_index(target, table, missing.columns):
                 continue  # an earlier attempt created this index
-            # Other sessions queue behind a session that waits for a stronger lock.
+            # Sessions queue behind a session that waits for a stronger lock.
             seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
             await target.execute(f"set lock_timeout = '{seconds}s'")
             await target.execute(sql)

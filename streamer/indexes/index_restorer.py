@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 5
-"""How long the restorer waits for a lock at the target: other statements queue behind it."""
+"""How long the restorer waits for a lock at the target: statements on the table queue behind it."""
 
 
 class IndexRestorer:

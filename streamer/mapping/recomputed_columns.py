@@ -40,8 +40,7 @@ def recomputed(
         name
         for name, expression in new["set"].items()
         # For a value that the source does not send, the stream reads the target's column. While
-        # that column holds the result of the old expression, every other expression may read the
-        # result.
+        # that column holds the result of the old expression, all expressions may read the result.
         if plain or old["set"].get(name) != expression
     ]
     return Recomputed((*changed, *plain), tuple(plain.values()))

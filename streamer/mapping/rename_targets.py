@@ -67,7 +67,7 @@ class RenameTargets:
     is_taken: bool
     """The new table exists."""
     is_shared: bool
-    """Other relations write to the former table."""
+    """Several relations write to the former table."""
     is_bare: bool
     """The former table has no rows of the relation."""
     gives_way: bool
@@ -222,7 +222,7 @@ def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[s
     formers = {former for former, _ in pairs}
     first, last = [], []
     for number, (former, now) in enumerate(pairs):
-        if now in formers:  # its new name becomes free only when another table moves
+        if now in formers:  # its new name becomes free only when its present table moves
             aside = RelationName(former.namespace, f"streamer renames {number}")
             first += rename_sql(former, aside)
             last += rename_sql(aside, now)

@@ -413,7 +413,7 @@ def former_names(
 ) -> set[RelationName]:
     """Return the tables of exact rules that *source* lacks, and whose target a *present* table has.
 
-    A session has renamed such a table, and other tenants may still have the former name.
+    A session has renamed such a table, and some tenants may still have the former name.
     """
     rules = find_rules(source, present := list(present))
     targets = {target_of(source, rule, name, target_namespace) for name, rule in rules.items()}

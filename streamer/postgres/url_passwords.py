@@ -197,7 +197,7 @@ def names_outside_secrets(text: str) -> list[str]:
 
 
 def _place(text: str) -> dict[str, str]:
-    # References stay distinct: another variable may be another host.
+    # References stay distinct: two variables may be two hosts.
     numbered = _REFERENCE.sub(lambda match: str(int.from_bytes(match[1].encode())), text)
     try:
         parameters = parse_conninfo(numbered)

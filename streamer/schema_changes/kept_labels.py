@@ -63,8 +63,8 @@ async def missing_labels(
 ) -> list[str]:
     """Return the statements that give enums of the target the labels that versions need.
 
-    *created*: enums that other statements create with these labels. No statement of the same
-    transaction could use a label that is new in an existing enum.
+    *created*: enums that statements of the change create with these labels. No statement of the
+    same transaction could use a label that is new in an existing enum.
     """
     statements = []
     for name, labels in needed.items():

@@ -96,7 +96,7 @@ select (select i.indisvalid and i.indisready
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
 """
-# The stream sets all other defaults in order.
+# The stream sets the remaining defaults in order.
 _MADE_DEFAULT_SQL: Final = """
 select case when a.attidentity <> '' then 'identity'
             when pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%' then 'default' end
@@ -321,7 +321,7 @@ async def mark_made(target: TargetConnection) -> None:
 async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
     """Remove an object that was dropped at the source while a session may have made it.
 
-    The lock of the caller keeps that session away; an object of another plan stays.
+    The lock of the caller keeps that session away; an object of a different plan stays.
     """
     place = record.target
     if await is_remade(target, record):

@@ -28,9 +28,9 @@ _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 
 
 async def lock_types(target: TargetConnection) -> None:
-    """Lock the types of the target, and their use, against all other lanes until the commit.
+    """Lock the types of the target, and their use, against concurrent lanes until the commit.
 
-    Another lane with the same change then makes the change, or finds it made.
+    A concurrent lane with the same change then makes the change, or finds it made.
     """
     await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
 
@@ -47,8 +47,8 @@ async def translate_types(
 
     Another source may have created and changed a new type before this stream creates it. The
     target's type may therefore already match the source's current definition. Raises
-    TargetSchemaError, and TargetContentionError while another table still has unapplied changes
-    that use the old definition.
+    TargetSchemaError, and TargetContentionError while a table still has unapplied changes that use
+    the old definition.
     """
     if not changes:
         return TypeTranslation()
@@ -103,7 +103,7 @@ async def _translate(
         if change.before is not None and (type_ := of_columns.get(change.after.quoted)) is not None
     }
     names = [t.full_name for t in named]
-    # Tables of peer sources share a type with this table, also in other target tables.
+    # Tables of peer sources share a type with this table, also across target tables.
     words = [str(change) for change in changes]
     peers = await read_other_users(session, command.place, names, words)
     return TypeTranslator(
@@ -122,7 +122,7 @@ async def _wait_for_users(
     changes: Sequence[TypeChange],
     translation: TypeTranslation,
 ) -> None:
-    """Raise TargetContentionError while another table has unapplied changes of the old types."""
+    """Raise TargetContentionError while a table has unapplied changes that use an old type."""
     oids = set(translation.awaited)
     if translation.statements:
         oids |= {c.after.oid for c in changes if c.kind not in _KEEPS_VALUES}

@@ -74,7 +74,7 @@ async def widen_shared_table(
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise
-        # Another role may be permitted; the message names every other cause.
+        # Another role may be permitted; the message names all causes.
         is_forbidden = isinstance(exc, TargetRejectedError)
         by_hand = Remedy.of("have its owner run there: ", at_target(*statements))
         raise TargetSchemaError(

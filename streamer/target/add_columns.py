@@ -34,7 +34,7 @@ from streamer.target.missing_types import ReadTypes, refuse_types_of_extensions
 log = structlog.get_logger()
 
 LOCK_SECONDS: Final = 3
-"""Seconds that adding a column waits for its lock; other statements on the table queue behind it.
+"""Seconds that adding a column waits for its lock; statements on the table queue behind it.
 """
 
 TypeKey = tuple[int, int]

@@ -97,7 +97,7 @@ class TargetAddress:
     socket_options: dict[str, int] = field(default_factory=dict)
     fence: FencingToken | None = None
     further_dsns: tuple[Secret, ...] = ()
-    """The connection strings of the other hosts, in the order of the url."""
+    """The connection strings of the hosts after the first, in the order of the url."""
 
     @classmethod
     def parse(cls, url: Secret) -> "TargetAddress":
@@ -564,7 +564,8 @@ class TargetConnection:
         copy = copy_sql(table, columns, namespace=namespace, binary=binary)
         sql = self._pop_before() + "; ".join(filter(None, [copy, then]))
         with translating(), self._watch.waiting():
-            # asyncpg's copy_to_table calls this with one statement, and skips other answers.
+            # asyncpg's copy_to_table calls this with one statement, and skips the remaining
+            # answers.
             status: str = await self._connection._copy_in(sql, watched(), None)
         return _row_count(status)
 

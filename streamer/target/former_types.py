@@ -13,7 +13,7 @@ from streamer.postgres.quoting import quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedType, TypeUse
 from streamer.target.connection import TargetConnection
 
-# A type is part of other types, which have separate uses.
+# A type can be part of a type, which has separate uses.
 _USES_SQL: Final = """
 with recursive own (oid) as (
     select pg_catalog.to_regclass(pg_catalog.format('%I.%I', w.namespace, w.name))::oid

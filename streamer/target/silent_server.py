@@ -35,7 +35,7 @@ class Activity:
 class ReadActivity(Protocol):
     """Returns the activity of the session; None if the session is gone.
 
-    Raises Unreachable, or another StreamerError if the activity is not known now.
+    Raises Unreachable, or a StreamerError if the activity is not known now.
     """
 
     def __call__(self) -> Awaitable[Activity | None]: ...

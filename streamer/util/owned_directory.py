@@ -2,8 +2,8 @@
 
 In a temporary directory or on a shared disk, any user can create a directory before this process.
 The owner of a directory can replace each file there. So this process uses a directory only if it
-belongs to this user alone, and reads jobs and secrets only from such files. Nor may another
-user be able to rename a parent directory, and so substitute the directory. So paths below a checked
+belongs to this user alone, and reads jobs and secrets only from such files. Nor may foreign users
+be able to rename a parent directory, and so substitute the directory. Paths below a checked
 directory stay valid, and no descriptor has to be held open.
 
 The directory of a process is removed at the end of the process, or at the next start. A file there
@@ -38,7 +38,7 @@ class NotPrivateError(OSError):
 def make_private(directory: Path) -> None:
     """Create *directory* with mode 0700, or check that it belongs to this user alone.
 
-    Raises OSError: a NotPrivateError for a directory of another user or mode.
+    Raises OSError: a NotPrivateError for a directory with the wrong owner or mode.
     """
     for path in (*reversed(directory.parents), directory):
         if not path.exists():

@@ -107,7 +107,7 @@ class Ring:
     def known(self, source: str, field: int, since: float) -> list[tuple[int, float]]:
         """Return times and known values of a field after *since*.
 
-        The fleet overview reads many sources, so this reads no other field.
+        The fleet overview reads many sources, so this reads only *field*.
         """
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None:

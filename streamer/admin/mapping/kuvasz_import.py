@@ -32,7 +32,7 @@ def is_database(path: Path) -> bool:
 def read_database(path: Path) -> str:
     """Return the mapping in an SQLite database of kuvasz-streamer as a map.yaml.
 
-    Raises SettingsError for another kind of database.
+    Raises SettingsError for a different kind of database.
     """
     uri = f"{path.resolve().as_uri()}?mode=ro"
     try:

@@ -87,7 +87,7 @@ class Estimate:
 
 @dataclass(slots=True)
 class Plan:
-    """All effects. ``findings``: the findings of `streamer check`; ``notes``: other information."""
+    """All effects. ``findings``: the findings of `streamer check`; ``notes``: remarks."""
 
     sources: list[SourcePlan]
     estimate: Estimate

@@ -61,7 +61,7 @@ def to_html(text: str, name: str = INDEX, names: Container[str] = ()) -> str:
     """Return the Markdown of page *name* as HTML. Pure.
 
     The renderer escapes raw HTML. A link to a page of *names* leads to the address of that page
-    under ``/help``. Links to other files become text.
+    under ``/help``. Links to files outside the manual become text.
     """
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = parser.parse(text)

@@ -138,7 +138,7 @@ def _number(field: Field, text: str) -> Any:
         return None if field.is_optional else 0
     if re.fullmatch(r"-?\d{1,30}", text, re.ASCII):
         return int(text)
-    # The model knows other forms of a number: a size may have a unit.
+    # The model accepts more forms of a number: a size may have a unit.
     return float(text) if re.fullmatch(r"-?\d{1,30}\.\d{1,30}", text, re.ASCII) else text
 
 

@@ -56,7 +56,7 @@ LONG_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of a source's server, and other facts that the role can read there."""
+    """Usage of a source's server, and facts that the role can read there."""
 
     encoding: str
     may_create: bool

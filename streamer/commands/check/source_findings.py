@@ -77,7 +77,7 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
         try:
             require_same_database(facts.source, record.known_place, *reached)
         except SourceDatabaseError as exc:
-            return [from_error(place, exc)]  # other findings would be about a wrong database
+            return [from_error(place, exc)]  # more findings would be about a wrong database
     findings += check_server(place, facts.server, facts.source)
     findings += check_settings(place, facts.server, streams=facts.source.streaming)
     findings += check_backlog(place, facts.server, facts.source)
@@ -269,7 +269,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         problem = obstacle(facts.found, source, target.installation, is_known=is_known)
         if problem:
             hint = takeover_remedy(source)
-            # Another installation is responsible for its own readers.
+            # Each installation is responsible for its own readers.
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             end = at_source(sql, words=str(hint), is_choice=True) if sql else None

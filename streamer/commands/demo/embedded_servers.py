@@ -183,7 +183,7 @@ class Server:
                 return
             except ServerError as exc:
                 said = self.log.read_text(errors="replace")[size:]
-                # Another process took the free port meanwhile.
+                # A process took the free port meanwhile.
                 if "could not bind" not in said or attempt == _START_ATTEMPTS_MAX - 1:
                     words = said.strip().splitlines()[-3:]
                     raise ServerError(f"PostgreSQL does not start: {' '.join(words)}") from exc

@@ -182,7 +182,7 @@ def _run_and_report(context: "SparkContext", path: str) -> None:
 
 
 def _exit_without_java(context: "SparkContext") -> None:
-    """End this process if the JVM or the context has ended: no other job can run."""
+    """End this process if the JVM or the context has ended: no job can run any more."""
     try:
         is_over = context._jsc.sc().isStopped()
     except Exception:  # noqa: BLE001  # after any failure, no job can run

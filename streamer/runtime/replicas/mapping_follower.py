@@ -28,8 +28,8 @@ log = structlog.get_logger()
 FIRST_SECONDS: Final = 2.0
 MOST_SECONDS: Final = 60.0
 JOIN_SECONDS: Final = 3.0
-"""A replica that joins waits this long before it takes sources or sets the mapping: other replicas
-may have lost their sessions in the same outage.
+"""A replica that joins waits this long before it takes sources or sets the mapping. In the same
+outage, replicas may have lost their sessions.
 """
 DIFFERS: Final = (
     "this replica has a different mapping than the running replicas, so it runs no source"

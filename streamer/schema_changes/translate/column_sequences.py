@@ -1,8 +1,7 @@
 """The sequence of a target's column, which follows that of the source's column. Pure.
 
-The target's sequence keeps its value. So streamer alters in place a sequence that moves to another
-column, or gets a new type or name. A new sequence is planned
-(`streamer.schema.render_definitions`).
+The target's sequence keeps its value. So streamer alters in place a sequence whose column, type or
+name changes. A new sequence is planned (`streamer.schema.render_definitions`).
 """
 
 from dataclasses import replace

@@ -398,7 +398,7 @@ class DefinitionTranslator:
     def _move(
         self, old: DefinedColumn, after: DefinedColumn, former: str, name: str, *, is_last: bool
     ) -> list[str]:
-        """Return the statements that move this tenant's values to another column.
+        """Return the statements that move this tenant's values to the renamed column.
 
         *is_last*: no peer has the former column.
         """

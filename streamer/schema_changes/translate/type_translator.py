@@ -191,12 +191,12 @@ class TypeTranslator:
         present = None if was is None else self._names.get(was.oid)
         meant = None if present is None else self._there.get(present)
         if meant is None or meant is namesake:
-            return  # made for another table
+            return  # an earlier table made the change
         if namesake is not None:
             is_made = namesake.content == new.content
             if is_made and meant.content != old.content:
                 return
-            if is_made and self._use(namesake).is_used:  # made for another table, with a new type
+            if is_made and self._use(namesake).is_used:  # an earlier table made it, as a new type
                 self._make_room(meant, result)
                 result.merged.add(new.quoted)
                 return

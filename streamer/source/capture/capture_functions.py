@@ -92,7 +92,7 @@ def _pins(settings: Mapping[str, str]) -> str:
 _PATH: Final = "set search_path = pg_catalog, pg_temp"
 
 
-# The text that the client sent may hold other statements, with values or passwords. It may also
+# The text that the client sent may hold more statements, with values or passwords. It may also
 # call the function that runs the command. The context then shows the command, unless the language
 # of the function is SQL. The word USING stays: a command with USING may compute values.
 _RAN_SQL: Final = r"""
@@ -202,7 +202,7 @@ _LOCK_MESSAGES_SQL: Final = """
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
 # the message names its subtransaction; otherwise a rollback to a savepoint would not revoke the
 # message. A row of an unlogged table tells the xid. No block with an EXCEPTION clause writes: each
-# block would use another xid, and a backend keeps 64 of these in shared memory. Such a block
+# block would use an additional xid, and a backend keeps 64 of these in shared memory. Such a block
 # takes the lock. No session can drop the table after that, so the insert can fail only as the rows
 # of the command can.
 _LOCK_SQL: Final = "lock table {schema}.{place} in row exclusive mode;"

@@ -1,7 +1,7 @@
 """SQL that describes the tables of a command at a source, inside the session of the application.
 
 This transaction wrote a catalog row if the row is visible and its ``xmin`` is in progress. So the
-snapshot of the transaction may be old, and other transactions may be open. Pure.
+snapshot of the transaction may be old, and concurrent transactions may be open. Pure.
 """
 
 from typing import Final

@@ -151,7 +151,7 @@ class Header:
 
     @classmethod
     def decode(cls, body: bytes) -> Self | None:
-        """Read the body of a HEADER; None if another version wrote the header."""
+        """Read the body of a HEADER; None if a different version wrote the header."""
         fields = json.loads(body)
         if fields["format"] != FORMAT:
             return None

@@ -50,7 +50,7 @@ class JournalStream:
 
     def read(self) -> Burst:
         """Return the flushed records, without waiting; the burst may be empty. Raises JournalError,
-        and SourceConnectionError for records of another branch.
+        and SourceConnectionError for records of a different branch.
         """
         burst = Burst()
         size = 0

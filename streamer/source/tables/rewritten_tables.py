@@ -71,7 +71,7 @@ class Storage:
         return not former.is_lost and self.file != former.file and self.columns != former.columns
 
     def has_new_toast(self, former: "Storage") -> bool:
-        """Whether the table had another TOAST table in *former*."""
+        """Whether the table had a different TOAST table in *former*."""
         return bool(self.toast and former.toast) and self.toast != former.toast
 
 
