@@ -356,7 +356,7 @@ where w.datname = pg_catalog.current_database() and w.usename = current_user
                     where d.datname = pg_catalog.current_database())
   and n.nspname not in ('pg_catalog', 'pg_toast')
 """
-# By name of the table; parts of several sources differ by their sessions.
+# The progress by name of the table; parts of several sources differ by their sessions.
 _RUNNING_SQL: Final = r"""
 select regexp_replace(a.application_name, ' round \d+$', '') as application_name,
        n.nspname as namespace, c.relname as name,

@@ -74,7 +74,7 @@ select exists (select from streamer.definition d
                 where r.target = ur.target and d.id <> u.id and d.name = u.name
                   and d.state in ('pending', 'made'))
 """
-# Of a foreign key: whether its referenced table, or the index of that table, does not exist yet.
+# Whether the referenced table of a foreign key, or the index of that table, does not exist yet.
 # The positions are those of both tables, if their streams have applied all read changes.
 _REFERENCED_SQL: Final = """
 select pg_catalog.to_regclass($3) is null or exists (

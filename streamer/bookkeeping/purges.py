@@ -76,7 +76,7 @@ class RemainingRows:
 
     @property
     def error(self) -> GapError:
-        """Why the table is not in sync, although `initial: none` says so."""
+        """The error of a table that is not in sync, although `initial: none` says so."""
         return remaining_rows_error(
             self.source,
             self.target,

@@ -176,7 +176,7 @@ class TableState:
 
     @property
     def drains_to(self) -> Lsn | None:
-        """Where the lane of a table that a copy reads at a point has to stop; None: at once."""
+        """The position at which the lane stops for a copy that reads at a point; None: at once."""
         if self.point is None:
             return None if self.is_read else EVERYTHING
         return self.point
@@ -197,7 +197,7 @@ class TableState:
         return replace(self, shown=State.PAUSED if self.is_paused else shown, error=error)
 
     def _without_part(self) -> Self:
-        """Only a copy of all rows helps now."""
+        """Replace a copy of some rows by a copy of all rows."""
         resync = ALL_ROWS if self.need is Need.PART else self.resync
         return replace(self, resync=resync, chunks=None, chunks_obstacle=None, point=None)
 
@@ -248,7 +248,7 @@ class TableState:
         return replace(self._without_part().cut_off(error), need=Need.REQUEST)
 
     def to_copy_again(self) -> Self:
-        """Only a copy of all rows helps, and streamer begins that copy by itself."""
+        """The table needs a copy of all rows, which streamer begins by itself."""
         return replace(self._without_part()._unless_paused(State.INIT), need=Need.ROWS)
 
     def blocked(self, error: ErrorReport) -> Self:

@@ -535,7 +535,7 @@ class TransactionAssembler:
         streamed = self._streamed.get(message.xid)
         if streamed is None:
             # PostgreSQL 18 also sends this for an aborted transaction of which it has sent no part.
-            # Then no message is to be removed.
+            # There is no message to remove.
             return
         if message.subxid == message.xid:
             streamed.spool.close()

@@ -25,7 +25,8 @@ class ExactOrder:
         count, error = len(window.shares), None
         by_keys = writer.orders_by_keys(window)
         if by_keys:
-            # In order of tables, several shares can violate a key that each share alone keeps.
+            # If shares are written table by table, several can violate a key that each alone
+            # satisfies.
             count, error = await self._find_refused(window, count, by_keys=True)
         while count and not by_keys:
             await writer.savepoint()

@@ -141,7 +141,7 @@ class Turn:
         if lane.owner.lane_of(request.mapped) is lane:
             await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
-        # Else a copy is under way, on a separate lane, which handles the request afterwards.
+        # Otherwise a copy is under way on a separate lane, which handles the request afterwards.
         if lane.requests:
             lane.requests.popleft()
 
@@ -164,7 +164,7 @@ class Turn:
                 await self._writer.rollback()
             raise
         finally:
-            # Also when cancelled: changes that are not durable stay in the lane.
+            # This also runs after a cancellation: changes that are not durable stay in the lane.
             self._lane.drained(done)
             if done:
                 self._durable(window, done)
@@ -190,7 +190,7 @@ class Turn:
                 diverted = Refused()
                 diverted.add(window.shares)
                 await self._explain(diverted)
-            # With the present plans: an earlier definition may have caused the rejection.
+            # Plan the shares again: an earlier definition may have caused the rejection.
             for share in shares:
                 self._planner.invalidate(share)
             window, error = await self._window(shares)

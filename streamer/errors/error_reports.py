@@ -37,7 +37,7 @@ class ErrorReport:
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """As `StreamerError.log_fields`."""
+        """The fields of `StreamerError.log_fields`."""
         return {"code": self.code, "runbook": runbook_address(self.code) or ""}
 
     @property

@@ -24,7 +24,7 @@ EXPRESSION_BYTES_MAX: Final = 10_000
 
 
 class ExpressionError(ValueError):
-    """Not an expression with the same meaning in the copy and in the stream."""
+    """The text is not an expression with the same meaning in the copy and in the stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ pg_catalog.format(
 """
 """The options of CREATE SEQUENCE, of ``pg_sequence s``."""
 
-# Of column a with default d: the sequence that the default uses, or that the column owns.
+# The sequence that default d of column a uses, or that the column owns.
 SEQUENCE: Final = f"""
 select pg_catalog.json_build_object(
     'oid', s.seqrelid::int8, 'namespace', ({_table("s.seqrelid")})[1],

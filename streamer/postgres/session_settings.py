@@ -59,8 +59,8 @@ KEEPALIVES: Final = {
 The settings detect a peer that vanished within about a minute. Connection strings have priority.
 """
 
-# For the server's end. By default a server keeps the session of a client that vanished, and its
-# locks, for two hours.
+# The settings of the server's end. By default a server keeps the session of a client that vanished,
+# and its locks, for two hours.
 LIVENESS: Final[dict[str, str]] = {
     name if name.startswith("tcp_") else f"tcp_{name}": str(value)
     for name, value in KEEPALIVES.items()
@@ -96,8 +96,8 @@ _SINCE: Final = {
 }
 """The server_version_num that introduced a pinned setting."""
 
-# For an unknown server or role. The view pg_settings would tell, but computes all of some 400
-# settings, which takes longer than the remaining steps of a connection.
+# Pins settings on an unknown server, for an unknown role. The view pg_settings also has this
+# information, but it computes some 400 settings, which takes longer than the rest of a login.
 _PIN_IF_POSSIBLE_SQL: Final = """
 select pg_catalog.set_config(p.name, p.value, false)
 from unnest(array[{names}], array[{values}]) as p (name, value)

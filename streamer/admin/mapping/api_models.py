@@ -333,7 +333,7 @@ class BulkResyncBody(BulkBody):
 
 
 class BulkOutcome(BaseModel):
-    """What became of the request to one source. ``error``: why not all of its tables are asked."""
+    """The outcome of the request to a source. ``error``: why some tables are left out."""
 
     database: str
     sid: str | None

@@ -38,7 +38,7 @@ ASIDE_SECONDS: Final = 60.0
 
 
 class Move(enum.Enum):
-    """Where a lane moves."""
+    """The destination of a lane that leaves its worker."""
 
     NONE = enum.auto()
     TO_OWN_CONNECTION = enum.auto()

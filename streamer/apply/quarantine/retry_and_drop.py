@@ -129,7 +129,7 @@ class _Attempt:
 
     @property
     def rest(self) -> ErrorReport | None:
-        """What the target refuses again."""
+        """The error about changes that the target rejects again; None without such a change."""
         if not self.left_count:
             return None
         text = f"changes that the target rejects again stay in quarantine: {self.left_count}"

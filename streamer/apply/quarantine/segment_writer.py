@@ -236,7 +236,7 @@ class SegmentWriter:
 
 
 def _message(message: str, detail: str | None) -> str:
-    # As in all errors: only a detail about a key names the row without showing all values.
+    # Only a detail about a key names the row without showing all values.
     if detail and detail.startswith("Key ("):
         return f"{message}: {detail.rstrip('.')}"
     return message

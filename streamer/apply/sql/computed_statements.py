@@ -152,7 +152,9 @@ class ComputedStatements(Statements):
         )
 
     def _refuse_partial_old(self) -> str:
-        """With a filter, a missing row may be a row that did not pass the filter."""
+        """Refuse no row of a plan with a filter: a missing row may be a row that the filter
+        excluded.
+        """
         return "" if self.plan.filter is not None else super()._refuse_partial_old()
 
     def _ordered_update(self, partial: bool) -> str:

@@ -380,8 +380,7 @@ class SetStatements:
 
     @property
     def _is_unmarked(self) -> str:
-        """With a filter, the condition that the row t has no mark.
-
+        """The condition that row t has no mark; empty unless rows that leave the filter are marked.
         A marked row then counts as missing. The row lacks changes from outside the filter, so a row
         that enters the filter gets no value of the marked row. No later change alters the mark.
         """

@@ -43,7 +43,7 @@ class PlanStatements:
 
     @cached_property
     def plain(self) -> Statements:
-        """For rows that need no expression."""
+        """The statements for rows that need no expression."""
         return Statements(self.plan)
 
     @cached_property
@@ -52,7 +52,7 @@ class PlanStatements:
 
     @cached_property
     def versions(self) -> VersionStatements:
-        """For the versions of a history table as sets."""
+        """The statements that write the versions of a history table as sets."""
         return VersionStatements(self.plain)
 
     @cached_property

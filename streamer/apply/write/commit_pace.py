@@ -78,7 +78,7 @@ class CommitPace:
         if is_growing and _is_backlog(now - opened_at, window.change_count, window.size):
             if not gains_by_waiting(window):
                 return 0.0
-            # In proportion to a commit's time, which is longer where all processes are slow.
+            # The pause is proportional to a commit's time: a slow machine needs a longer pause.
             pause = min(max(GROWTH_SECONDS_MIN, self.commit_seconds), GROWTH_SECONDS_MAX)
             return max(0.0, min(pause, latest - now))
         return max(0.0, min(self.began_at + self.interval_min, latest) - now)

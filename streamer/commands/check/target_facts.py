@@ -399,7 +399,7 @@ async def _read_occupied(
     mapping: RelationMapping,
     relation: SourceRelation,
 ) -> None:
-    """See whether rows are in the way of a copy."""
+    """Read whether the target has rows that prevent a copy."""
     table, record = facts.tables.get(mapping.target), facts.record(source, mapping)
     is_ours = record is not None and (record.target_created or record.owns_rows)
     rule = mapping.rule

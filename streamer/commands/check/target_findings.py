@@ -127,7 +127,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     place = Place(None, 'schema "streamer"')
     if not server.may_create:
-        # Also for an existing schema: CREATE SCHEMA IF NOT EXISTS checks the privilege first.
+        # An existing schema needs the privilege, too: CREATE SCHEMA IF NOT EXISTS checks it first.
         problem = f'role "{server.role}" may not create schemas in database "{server.database}"'
         yield error(place, problem, at_target(f"grant create on database {database} to {role}"))
     if not bookkeeping.exists:

@@ -152,7 +152,8 @@ def run_job(context: "SparkContext", path: Path) -> Any:
     """Run the job described in a file; return its result, such as the relations that failed."""
     job = json.loads(read_private(path))
     program = importlib.import_module(PROGRAMS[job.get("program", "copy")])
-    # Of this thread. Interrupting a task ends the Python worker, and so the connections.
+    # The group applies to jobs of this thread. Interrupting a task ends the Python worker, and so
+    # its connections.
     context.setJobGroup(str(path), "streamer", interruptOnCancel=True)
     if not is_local(context.master):
         return program.run(context, job, job["ends"])

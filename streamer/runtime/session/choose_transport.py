@@ -33,10 +33,10 @@ _READ_TABLES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class ChosenTransport:
-    """How a source sends values, and why.
+    """The format in which a source sends values, and the reason.
 
     ``types``: OIDs of types that come in binary; none when all values are text. ``obstacle``: the
-    reason for text. ``of_tables``: the tables that cause text themselves.
+    reason for text. ``of_tables``: the reasons of the tables that need text themselves.
     """
 
     types: frozenset[int]

@@ -47,7 +47,7 @@ log = structlog.get_logger()
 REPORT_SECONDS: Final = 2.0
 """How long a script waits for a table before status shows the wait."""
 
-# As strong as for all changes: a script may weaken the setting.
+# Restores the durability of all changes: a script may weaken the setting.
 _DURABLE_SQL: Final = """
 select pg_catalog.set_config('synchronous_commit', 'on', true)
 where pg_catalog.current_setting('synchronous_commit') not in ('on', 'remote_apply')

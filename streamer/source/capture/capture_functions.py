@@ -567,7 +567,8 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             create.strip(),
             f"drop event trigger if exists {trigger}",
             f"create event trigger {trigger} on {event}{when} execute function {schema}.{name}()",
-            # Also for a session that sets session_replication_role, as tools that load tables do.
+            # The trigger also fires in sessions that set session_replication_role, as loading tools
+            # do.
             f"alter event trigger {trigger} enable always",
         ]
     statements.append(f"comment on schema {schema} is {quote_literal(version_comment(statements))}")

@@ -207,7 +207,7 @@ class Journal:
 
     @property
     def changes_end_lsn(self) -> Lsn:
-        """Where the changes end. Behind that are only positions that the source has reached."""
+        """The end of the changes; only positions that the source has reached follow."""
         last_lsn = NOTHING if self.last is None else self.last.end_lsn
         return max(last_lsn, self._segments[-1].start_lsn)
 

@@ -1,4 +1,4 @@
-"""How much WAL a source keeps for us."""
+"""The amount of WAL that a source retains for streamer."""
 
 from dataclasses import dataclass
 from typing import Final
