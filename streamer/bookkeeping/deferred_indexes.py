@@ -21,7 +21,7 @@ from streamer.postgres.session_settings import INDEX_MEMORY_MB, memory_sql
 from streamer.target.connection import TargetConnection, transaction
 from streamer.util.failpoints import failpoint
 
-# On a half-filled table, autovacuum works in vain, and the indexes wait for its lock.
+# Autovacuum of a half-filled table is wasted work, and the indexes wait for its lock.
 _AUTOVACUUM_SQL: Final = """
 select pg_catalog.format('alter table %s reset (autovacuum_enabled)', $1::text) as make,
        pg_catalog.format('alter table %s set (autovacuum_enabled = false)', $1::text) as drop,

@@ -73,7 +73,7 @@ def follow_requests(
                 return await request_outcomes.await_outcomes(bookkeeping, list(asked))
             except asyncio.CancelledError:
                 numbers = ", ".join(map(str, asked))
-                typer.echo(f"streamer: requests that go on without you: {numbers}", err=True)
+                typer.echo(f"streamer: requests that continue: {numbers}", err=True)
                 raise
 
     ended = request_outcomes.Outcomes([])

@@ -486,14 +486,14 @@ async def _add_positions(
         if isinstance(exc, SourceConnectionError) and remedy is None:
             remedy = reach_hint(source.url.reveal())
         # The process that has the source's lock knows more, and may reach the source.
-        is_told = status.process is not None and status.state in ("streaming", "error")
-        is_told = is_told or is_vacant
-        if is_told and status.state == "streaming":
+        is_reported = status.process is not None and status.state in ("streaming", "error")
+        is_reported = is_reported or is_vacant
+        if is_reported and status.state == "streaming":
             failure = error_fields(replace(ErrorReport.of(exc), remedy=remedy))
             is_elsewhere = isinstance(exc, SourceElsewhereError)
             state = "at another server" if is_elsewhere else "cut off from the source"
             status.own = {"state": state, **failure}
-        elif not is_told:
+        elif not is_reported:
             if status.error is None or status.state == UNKNOWN:
                 status.error, status.error_code, status.remedy = str(exc), exc.code, remedy
             status.state = "unreachable"

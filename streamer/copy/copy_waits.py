@@ -98,7 +98,7 @@ class CopyWaits:
         """The relations whose target tables the round prepares."""
         self.copies: list[TableCopy] = []
         self.source_locks: dict[TableCopy, str] = {}
-        self._told: dict[MappedRelation, TableWait] = {}
+        self._reported: dict[MappedRelation, TableWait] = {}
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -159,20 +159,20 @@ class CopyWaits:
         """Keep showing why a swap of rows failed that the round will soon try again."""
         now = time.monotonic()
         again = {copy.mapped for copy in self.copies if not copy.is_done and copy.not_before > now}
-        return {m: reason for m, reason in self._told.items() if m in again} | reasons
+        return {m: reason for m, reason in self._reported.items() if m in again} | reasons
 
     async def _report(self, reasons: dict[MappedRelation, TableWait]) -> None:
         new: dict[TableWait, list[MappedRelation]] = {}
         for mapped, reason in reasons.items():
-            if self._told.get(mapped) != reason:
+            if self._reported.get(mapped) != reason:
                 new.setdefault(reason, []).append(mapped)
         for reason, waiting in new.items():
             await self._reports.show_wait(waiting, reason)
-            self._told |= dict.fromkeys(waiting, reason)
-        if ended := [mapped for mapped in self._told if mapped not in reasons]:
+            self._reported |= dict.fromkeys(waiting, reason)
+        if ended := [mapped for mapped in self._reported if mapped not in reasons]:
             await self._reports.show_wait(ended, None)
             for mapped in ended:
-                del self._told[mapped]
+                del self._reported[mapped]
 
 
 def _is_user(session: OwnSession) -> bool:

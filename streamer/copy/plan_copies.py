@@ -139,7 +139,7 @@ class CopyPlanner:
                 await self._finisher.refuse_copy(copy, exc)
             else:
                 await self._use_definition(copy, table, publications.values())
-            if not plain.closed:  # the locks since the savepoint are let go
+            if not plain.closed:  # releases the locks since the savepoint
                 await plain.execute("rollback to savepoint look")
         await self._reports.show_wait([copy.mapped for copy in copies], None)
 
@@ -312,7 +312,7 @@ class CopyPlanner:
             raise translate(exc, self._context.label) from exc
         except (RewrittenError, psycopg.ProgrammingError, psycopg.DataError):
             # The statements name columns and types of the snapshot.
-            await self._finisher.retry_changed(copy, "as its chunk began")
+            await self._finisher.retry_changed(copy, "when its chunk began")
             return True
         versions = self._context.server.version, target.server_version
         copy.parts = cut_into_parts(copy, copy.chunk, chunk_size, *versions)

@@ -1,6 +1,6 @@
 """The functions that `filter` and `set` may call: an allow list.
 
-Each function computes its value from its arguments alone. For no arguments does it read a table, a
+Each function computes its value from its arguments alone. No arguments make it read a table, a
 file or a large object, run SQL, wait, or change data. A name stands for all functions of PostgreSQL
 with that name. A test compares the list with ``pg_proc`` of every version. Pure.
 """

@@ -61,7 +61,7 @@ class Heartbeat:
         self._source = source
         interval = source.heartbeat_interval
         self._interval = services.heartbeat_interval if interval is None else interval
-        self._told = services.without_heartbeat
+        self._logged = services.without_heartbeat
         self._by_server = services.heartbeats
         self._target = services.target
         self.confirmed_at: float | None = None
@@ -120,13 +120,13 @@ class Heartbeat:
             wait = beats.began_at + self._interval - time.monotonic()
             if wait <= 0 and self._sent_at is None:
                 await self._beat(plain, beats)
-                self._told.discard(self._source.label)
+                self._logged.discard(self._source.label)
             await asyncio.sleep(wait if wait > 0 else self._interval)
 
     def _log_off(self, obstacle: str) -> None:
-        if self._source.label in self._told:
+        if self._source.label in self._logged:
             return
-        self._told.add(self._source.label)
+        self._logged.add(self._source.label)
         log.warning("heartbeats are off", source=self._source.label, reason=obstacle)
 
     async def _beat(self, plain: Connection, beats: ServerBeats) -> None:

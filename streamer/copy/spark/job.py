@@ -258,7 +258,7 @@ def serve(spark: StartedSpark) -> None:
             threading.Thread(
                 target=_cancel, args=(context, path, running[path]), daemon=True
             ).start()
-    # The parent process has ended, so the tasks copy in vain.
+    # The parent process has ended, so no process needs the copied rows.
     os._exit(0)
 
 

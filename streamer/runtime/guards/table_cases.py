@@ -326,9 +326,9 @@ class TableCases:
             if self._coordinator is not None and self._coordinator.is_at(mapped):
                 continue  # the copy, or the next check after the copy, reports the error
             waiting = self._open.setdefault(mapped, _Open(Case(Fate.BLOCK)))
-            is_told = mapped in former and former[mapped].reported == case.error
+            is_reported = mapped in former and former[mapped].reported == case.error
             waiting.reported = case.error
-            if is_told:
+            if is_reported:
                 continue
             log.error(
                 "table cannot be copied",

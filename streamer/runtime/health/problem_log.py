@@ -26,7 +26,7 @@ class ProblemLog:
     def __init__(self, read_problems: Callable[[], Sequence[Problem]]) -> None:
         self.stored: dict[str, StoredFacts] = {}
         self._read_problems = read_problems
-        self._told: dict[tuple[ProblemKind, Subject], Problem] = {}
+        self._logged: dict[tuple[ProblemKind, Subject], Problem] = {}
 
     async def run(self, bookkeeping: Bookkeeping, target: TargetHealth) -> None:
         """Check until cancelled."""
@@ -47,14 +47,14 @@ class ProblemLog:
         """Log new problems, and the end of problems."""
         current = {problem.key: problem for problem in needs_operator(problems)}
         for key, problem in current.items():
-            former = self._told.get(key)
+            former = self._logged.get(key)
             if former is None or former.code != problem.code:
                 write = log.error if problem.severity is Severity.ERROR else log.warning
                 write("problem", **log_fields(problem))
-        for key in self._told.keys() - current.keys():
-            problem = self._told[key]
+        for key in self._logged.keys() - current.keys():
+            problem = self._logged[key]
             log.info("problem gone", subject=str(problem.subject), kind=problem.kind.value)
-        self._told = current
+        self._logged = current
 
 
 def log_fields(problem: Problem) -> dict[str, str]:

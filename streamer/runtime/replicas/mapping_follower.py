@@ -10,7 +10,7 @@ the fleet streams. Its age is no evidence: a process that starts late may have t
 its mapping becomes the newest only if an operator says so (SIGHUP), or if no replica runs the
 newest mapping any more.
 
-A file may reach another machine later, so a replica tries again, ever more rarely. Meanwhile log
+A file may reach another machine later, so a replica tries again at growing intervals. Meanwhile log
 and status name the replica that differs.
 """
 
@@ -76,7 +76,7 @@ class MappingFollower:
         """The fingerprint that this process tries to reach."""
         self._next_at = 0.0
         self._seconds = FIRST_SECONDS
-        self._is_told = False
+        self._is_logged = False
 
     def confirm(self) -> None:
         """Make this process's mapping the newest after an operator's change or confirmation."""
@@ -101,7 +101,7 @@ class MappingFollower:
         """
         current = record.mappings[0] if record.mappings else None
         if current == self._fingerprint:
-            self._is_confirmed = self.is_waiting = self._is_told = False
+            self._is_confirmed = self.is_waiting = self._is_logged = False
             self._awaited = ""
             return None
         if current is None or self._is_confirmed or self._is_alone(record, number, joined_seconds):
@@ -136,10 +136,10 @@ class MappingFollower:
         names = [
             replica.name for replica in replicas if replica.is_alive and replica.mapping == current
         ]
-        if self._seconds > FIRST_SECONDS and not self._is_told:  # the first reading was in vain
-            self._is_told = True
+        if self._seconds > FIRST_SECONDS and not self._is_logged:  # one reading brought no change
+            self._is_logged = True
             log.warning(DIFFERS, run_by=names, hint=MAPPING_HINT)
-        elif not self._is_told:
+        elif not self._is_logged:
             log.info(
                 "the replicas run a different mapping: reading the configuration", run_by=names
             )

@@ -516,9 +516,9 @@ class DefinitionTranslator:
     def _defaults(self, name: str, column: DefinedColumn) -> tuple[list[str], list[str]]:
         """Return the actions before and after a new type, which has no cast for the default."""
         has_own = self._columns[name].has_default and name not in self._generated.identities
-        is_told = column.default is not None or column.default_mark is None
+        is_reported = column.default is not None or column.default_mark is None
         draws = column.default is not None and column.own_default is None
-        if not has_own or draws or not is_told:
+        if not has_own or draws or not is_reported:
             return [], []
         default = column.own_default
         return ["drop default"], [] if default is None else [f"set default {default}"]
