@@ -93,7 +93,7 @@ def _column(hint: Any) -> Codec:
 
 
 def _decoder(kind: Any) -> Callable[[Any], Any] | None:
-    if kind in (tuple, frozenset):  # of an array, or of an array in JSON
+    if kind in (tuple, frozenset):  # from an array, or from an array in JSON
         return lambda stored: kind(json.loads(stored) if isinstance(stored, str) else stored)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind

@@ -60,7 +60,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
             traceback.print_exc()
         notes = "".join(f" ({note})" for note in getattr(exc, "__notes__", []))
         fail(f"{exc}{notes}", exc.exit_code)
-    except typer.Exit:  # of `fail` in the coroutine
+    except typer.Exit:  # `fail` in the coroutine raises this
         raise
     except NotPrivateError as exc:
         step = exc.remedy or "set TMPDIR to a directory of streamer's own user"

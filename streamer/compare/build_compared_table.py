@@ -24,7 +24,7 @@ from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID, STABLE_O
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 
-if TYPE_CHECKING:  # this module decides, and those read servers
+if TYPE_CHECKING:  # this module decides; the imported modules read servers
     from streamer.schema.source_definition import DefinedColumn
     from streamer.source.catalog import SourceRelation
 

@@ -503,9 +503,9 @@ def make_job(
         "ends": ends.to_json(),
         "jobs": jobs,
         "rows_per_second": rows_per_second,
-        "size_bytes": 0,  # of the tables
+        "size_bytes": 0,  # the size of all tables
         "page_readers": jobs,  # statements at a time that read a table page by page
-        "comparison_id": None,  # of the ledger of equal ranges
+        "comparison_id": None,  # the id in the ledger of equal ranges
         "finds_only": False,  # the result has the ranges that differ, and no row is judged
         "seconds": 0.0,  # the time to read keys again
         "values": False,  # samples and files have the values of rows

@@ -181,7 +181,7 @@ class _Builder:
                 self._open.discard(id(node))
         try:
             value = self._constructor.construct_object(node)
-        except (ValueError, KeyError, AttributeError, yaml.YAMLError):  # of the value's own type
+        except (ValueError, KeyError, AttributeError, yaml.YAMLError):  # errors of the value's type
             kind = node.tag.rpartition(":")[2]
             raise self._error(node, location, f"this value cannot be read as {kind}") from None
         if not isinstance(value, str) or not self._replaces:

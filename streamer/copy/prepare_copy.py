@@ -573,7 +573,7 @@ def _may_remove(copy: TableCopy) -> bool:
 def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     mapping = copy.mapped.mapping
     if copy.filled is not None:
-        return WriteMode.DIFFERENCE  # of columns; no row is inserted or deleted
+        return WriteMode.DIFFERENCE  # updates columns only
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP

@@ -200,7 +200,7 @@ class TransactionAssembler:
         self._size = 0
         self._streamed: dict[int, _Streamed] = {}
         self._in_stream: _Streamed | None = None
-        self._kept: list[bytes] = []  # of that transaction, not in the spool yet
+        self._kept: list[bytes] = []  # messages that are not in the spool yet
 
     @property
     def is_between_transactions(self) -> bool:

@@ -508,5 +508,5 @@ def over_row(expression: str, columns: Iterable[tuple[str, str]], *, cast: str =
     """
     listed = ", ".join(f"{value} as {quote_identifier(name)}" for name, value in columns)
     listed = f" {listed}" if listed else ""
-    row = f"(select{listed}) streamer_row"  # names are quoted, values ours
+    row = f"(select{listed}) streamer_row"  # names are quoted; streamer makes the values
     return f"(select ({expression}){cast} from {row})"  # noqa: S608  # parsed before

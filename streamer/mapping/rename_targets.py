@@ -202,7 +202,7 @@ def groups(verdicts: Verdicts) -> list[dict[Renamed, Following]]:
     made = []
     while remaining:
         group = [remaining.pop(0)]
-        for first in group:  # which grows meanwhile
+        for first in group:  # the loop extends the group
             joined = [candidate for candidate in remaining if _touch(first, candidate)]
             remaining = [candidate for candidate in remaining if candidate not in joined]
             group += joined

@@ -134,7 +134,7 @@ class NewTable:
         if not self.mapping.rule.partitioned or not tree:
             return "", []
         if obstacle_to_partitions(tree, self.mapping, columns, key) is not None:
-            return "", []  # named by `streamer check` and in the bookkeeping
+            return "", []  # `check` and the bookkeeping name the obstacle
         return create_partitions_sql(tree, self.mapping, columns, key)
 
     def check(self) -> None:

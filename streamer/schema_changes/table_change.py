@@ -147,7 +147,7 @@ class TableChange:
             plain = await _unless_refused(self._translate(target, changes), plain)
             self._shown = plain.sql
         if decision.statements is not None:
-            if not decision.is_edited:  # else the operator has edited the statements
+            if not decision.is_edited:
                 raise TargetSchemaError(decision.reason or "")
             self._shown = self._shown or list(decision.statements)
             parts = [c for c in of_class(changes, PartitionChange) if c not in ignored]

@@ -293,7 +293,7 @@ class AdminService:
             except ConfigurationError:
                 await self.store.drop_revision(number, actor)
                 raise
-            except StreamerError as exc:  # of a source, whose state shows the error
+            except StreamerError as exc:  # the state of the source shows the error
                 warning = redact(str(exc))
             self.mapping = mapping
             if self.engine is not None:

@@ -45,7 +45,7 @@ class DeleteLimit:
             if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
                 continue
             if mapped.state.chunks is not None:
-                continue  # as in any copy
+                continue  # the limit does not apply during a copy
             for transaction, payloads in share.by_transaction(changes):
                 self._count(mapped, transaction, payloads)
         if share.end_lsn is None or not self._counts:

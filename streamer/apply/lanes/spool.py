@@ -237,7 +237,7 @@ class LaneSpool:
         self._reader = _ShareReader(self._relations)
         self._discarded = False
         self._held = Held()
-        self._open_held = Held()  # of the unfinished share
+        self._open_held = Held()  # the counts of the unfinished share
         self._piece_held = Held()  # pieces of the share that is read in part
 
     # ---- writing -------------------------------------------------------------------------------

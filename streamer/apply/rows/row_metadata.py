@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from streamer.apply.rows.fold import OrderedChange
     from streamer.decode.transactions import Transaction
 
-_TUPLES_AT: Final = 5  # behind kind and relid
+_TUPLES_AT: Final = 5  # the offset behind kind and relid
 _NULL: Final = b"n"
 _OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete", TRUNCATE: "truncate"}
 

@@ -171,7 +171,7 @@ class Worker:
         if self._connects_ahead:
             self._filled.set()
         elif is_first and len(shares) == 1 and not self._filling.is_full and self._fold_first():
-            return  # without a turn of the task that fills windows
+            return  # saves a turn of the task that fills windows
         self._arrived.set()
 
     def hurry(self) -> None:

@@ -170,7 +170,7 @@ async def _confirm_expressions(
                 plan = make_pair_plan(Pair(source, target, mapping, relation), table.relation)
                 await confirm_expressions(connection, plan, described.types)
             except TargetSchemaError:
-                continue  # said where plans are judged
+                continue  # `target_table_findings` reports this error
             except MappingError as exc:
                 source.expression_errors[mapping.source] = exc
 

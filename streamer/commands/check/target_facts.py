@@ -204,7 +204,7 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
         try:
             await rehearse(connection)
         except TargetContentionError:
-            pass  # a process makes it now
+            pass  # a process is creating the schema
         except StreamerError as exc:
             if connection.is_closed:
                 raise

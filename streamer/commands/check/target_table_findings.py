@@ -369,7 +369,7 @@ def _check_generated(
     if stored is None:
         problem = f'column "{column.name}" is generated, and the target has no column of that name'
         yield info(pair.place, problem, fix)
-    elif not stored.not_null or stored.has_default:  # otherwise the plan has said so
+    elif not stored.not_null or stored.has_default:  # otherwise the plan reports the column
         problem = (
             f'column "{column.name}" is generated, so the source does not send it: at the target '
             "it stays empty"

@@ -585,7 +585,7 @@ class DefinitionTranslator:
         is_all = self._mapping.rule.create is Create.ALL
         draws = name in self._generated.drawing
         if column.draws and draws and (sequence is not None or not is_all):
-            return statements  # an operator's own, where `create` asks for none
+            return statements  # the operator owns the default: `create` demands none
         if column.draws and sequence is not None:
             return [*statements, f"{alter} {draws_from(sequence.quoted)}"]
         default = column.own_default
