@@ -209,10 +209,8 @@ async def create_tables(
 
 
 async def _name_primary_key(connection: TargetConnection, table: NewTable) -> None:
-    """Give the primary key the source's name, where `create` asks for the name and no relation has
-    it.
-
-    Tables of several schemas may have equal names there, and meet in one schema here.
+    """Give the primary key the source's name, if `create` asks for names and the name is free.
+    Tables of several source schemas may share a target schema, where their names can clash.
     """
     name = table.key_name
     if name is None:

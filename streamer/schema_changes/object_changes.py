@@ -89,7 +89,7 @@ class Objects:
             await self.store(translator.plan_lost(objects, lost))
 
     async def renew_plans(self, relation: TargetRelation) -> None:
-        """Have the plans that are still to be made fit the columns that the target has now."""
+        """Adapt the pending plans to the columns that the target has now."""
         relation_id = self._mapped.relation_id
         records = await read_plans(self._target, relation_id)
         if not records:

@@ -85,7 +85,7 @@ class Definitions:
         return concerned
 
     def forget_plans(self) -> None:
-        """Discard the plans of relations whose definitions have changed, or not after all."""
+        """Discard the plans of relations whose definitions were to change, whatever the outcome."""
         for mapped in self._counts:
             mapped.plan = None
 

@@ -70,7 +70,7 @@ class TimelineMonitor:
         """The message about a new timeline that a check has found."""
 
     async def run(self) -> None:
-        """Check until cancelled, and a last time then: copies store positions beside the reader.
+        """Check until cancelled, and once more then: copies store positions without the reader.
 
         Raises SourceConnectionError when the timeline has changed.
         """

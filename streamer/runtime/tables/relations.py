@@ -37,7 +37,7 @@ from streamer.util.lsn import EVERYTHING, Lsn
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
-    """Return the worker of a lane: the same in every process, as the seed of `hash` is not."""
+    """Return the worker of a lane, the same in every process: the seed of `hash` differs."""
     return zlib.crc32(f"{source_label}\0{lane_name}".encode()) % worker_count
 
 

@@ -36,8 +36,8 @@ def follow_sequence(
     column: DefinedColumn,
     facts: GeneratedFacts,
 ) -> list[str]:
-    """Return the statements that make the sequence of column *name* of the target that of *column*,
-    as far as the target has one.
+    """Return the statements that adapt the sequence of the target's column *name* to the sequence
+    of the source's *column*, if the target has a sequence.
     """
     new, former = column.sequence, old.sequence
     present = find_sequence(table, name, new, facts)
@@ -68,7 +68,7 @@ def lost_sequence(
     column: DefinedColumn,
     facts: GeneratedFacts,
 ) -> DefinedSequence | None:
-    """Return the sequence that column *name* of the target owns, and the source's no longer."""
+    """Return the sequence that the target's column *name* owns and the source's no longer owns."""
     former, present = old.sequence, facts.sequences.get(name)
     is_serial = former is not None and former.is_owned and not old.identity
     is_gone = column.sequence is None or bool(column.identity)

@@ -187,7 +187,7 @@ class DefinitionTranslator:
     def translate(self, changes: Sequence[ColumnChange]) -> Translation:
         """Return the statements for *changes*, in order.
 
-        Raises TargetSchemaError where the target, or the rule of the table, stands in the way.
+        Raises TargetSchemaError if the target or the rule of the table does not allow a change.
         """
         result = Translation()
         columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
@@ -635,7 +635,7 @@ class DefinitionTranslator:
         column: DefinedColumn,
         result: Translation,
     ) -> list[str]:
-        """Return the statements for the identity of a column that is there; an addition waits."""
+        """Return the statements for the identity of an existing column; an addition waits."""
         if old.identity == column.identity or self._mapping.rule.create is not Create.ALL:
             return []
         present = self._generated.identities.get(name)

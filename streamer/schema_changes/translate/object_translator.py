@@ -74,8 +74,8 @@ class ObjectTranslation:
 class ObjectTranslator:
     """Translates changes for the target of one relation.
 
-    *definition*: the source's table after them. *there*: the target's table. *peers*: the
-    definitions of peer sources. *acts*: foreign keys would act on changes there.
+    *definition*: the source's table after the changes. *there*: the target's table. *peers*: the
+    definitions of peer sources. *acts*: foreign keys would act on changes at the target.
     """
 
     def __init__(
