@@ -34,7 +34,7 @@ _MORE_ROOM: Final = "start another process with the same configuration, or raise
 
 
 def _with_locks(sql: str, parameter: str = "$1") -> str:
-    """Let ``LOCKS`` in a statement be the locks of the class in *parameter*."""
+    """Replace ``LOCKS`` in a statement by the locks of the class in *parameter*."""
     return sql.replace("LOCKS", f"(select * from {LOCKS_SQL} l where l.class = {parameter}::int8)")
 
 

@@ -99,7 +99,7 @@ class LockSession:
 
     @_alone
     async def reserve(self, source: SourceMapping) -> str | None:
-        """Take the lock of *source* until `give_up`; return None, or the holder of the lock.
+        """Acquire the lock of *source* until `give_up`; return None, or the holder of the lock.
 
         Raises TargetConnectionError, TargetRejectedError.
         """

@@ -156,7 +156,7 @@ async def execute(
 async def change(
     address: TargetAddress, sources: Sequence[SourceMapping], script_id: str, text: str | None
 ) -> None:
-    """Have the target run *text* in place of a stored script; None: skip the script.
+    """Make the target run *text* in place of a stored script; None: skip the script.
 
     Raises ScriptError if the script has run, or was never stored.
     """

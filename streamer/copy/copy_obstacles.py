@@ -39,7 +39,7 @@ def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
 
 
 def occupied_error(target: RelationName, hint: Remedy | None = None) -> SyncError:
-    """Say that a copy may not replace the rows of *target*."""
+    """Return the error that a copy may not replace the rows of *target*."""
     return SyncError(f'target table "{target}" already holds rows of this source', hint=hint)
 
 

@@ -76,7 +76,7 @@ PREPARE_LOCK_SECONDS: Final = 10
 
 
 class Round:
-    """See the module. Used once."""
+    """See the module. An object serves one round."""
 
     def __init__(
         self,

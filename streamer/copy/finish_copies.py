@@ -81,7 +81,7 @@ class Finisher:
         self._request = request
 
     async def retry_later(self, copy: TableCopy, reason: str) -> None:
-        """Have the next round copy the table of *copy*, for *reason*."""
+        """Leave the table of *copy* to the next round, for *reason*."""
         await self._end(copy)
         self.removal.remove(copy.mapped, reason)
 

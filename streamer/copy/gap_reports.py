@@ -50,7 +50,7 @@ log = structlog.get_logger()
 async def store_present_partitions(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
-    """Take the partitions of *relations* that the transaction of *plain* sees as known."""
+    """Store the partitions of *relations* that the transaction of *plain* sees as known."""
     for mapped, leaves in (await read_present(plain, relations)).items():
         await set_leaves(bookkeeping, mapped.relation_id, leaves)
 

@@ -82,7 +82,7 @@ def find_unfinished(queue: CopyQueue, copies: Sequence[TableCopy]) -> list[Table
 
 
 class CopyPlanner:
-    """See the module. For one round, from the snapshot on."""
+    """See the module. An object serves one round, from the snapshot on."""
 
     def __init__(
         self,

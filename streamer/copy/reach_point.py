@@ -19,7 +19,7 @@ CHECK_SECONDS: Final = 0.5
 
 
 async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
-    """Have the target at the point of *copy*, which reads by the snapshot behind that.
+    """Bring the target to the point of *copy*, which reads by the snapshot behind the point.
 
     Raises SyncAgainError, and SyncError if the point cannot be reached.
     """

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class RoundRemoval:
-    """See the module. For all rounds of a source."""
+    """See the module. An object serves all rounds of a source."""
 
     def __init__(
         self,

@@ -227,7 +227,7 @@ class TransactionAssembler:
         self._streamed.clear()
 
     def feed(self, payloads: list[bytes]) -> Iterator[TransactionPiece | TransactionBlock]:
-        """Take a burst of messages in order; yield the completed transactions.
+        """Read a burst of messages in order; yield the completed transactions.
 
         A burst bounds a block, and how far a piece may exceed ``piece_bytes_max``. Raises
         ProtocolError for an unknown, truncated or misplaced message.
@@ -568,7 +568,7 @@ class TransactionAssembler:
         self._keep_newer(*former)
 
     def _keep_newer(self, arrivals: dict[bytes, int], relations: dict[bytes, Relation]) -> None:
-        """Go back to definitions that arrived after the definitions of a streamed transaction.
+        """Restore definitions that arrived after the definitions of a streamed transaction.
 
         Later transactions use these, and pgoutput may not send the messages again (`schema_sent` in
         pgoutput.c). The definition of a table that is written to can change nevertheless: no lock

@@ -22,7 +22,7 @@ from streamer.target.catalog import read_relation
 def undecided(
     stops: Sequence[AnyChange], doubts: Sequence[str], tried: str | None
 ) -> TargetSchemaError:
-    """Say why a change waits. *tried*: the stored reason, as of a decision that failed."""
+    """Return the reason why a change waits. *tried*: the stored reason of a failed decision."""
     listed = [f"on_ddl is stop for {', '.join(map(str, stops))}"] if stops else []
     return TargetSchemaError(tried or "; ".join([*listed, *doubts]))
 

@@ -90,7 +90,7 @@ class Definitions:
             mapped.plan = None
 
     async def after_rollback(self) -> None:
-        """Take the steps of the last change that come before the next attempt."""
+        """Run the steps of the last change that precede the next attempt."""
         if self._change is not None:
             await self._change.after_rollback()
 

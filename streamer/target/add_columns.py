@@ -78,11 +78,10 @@ async def add_columns(
     columns: Sequence[DefinedColumn],
     read: ReadTypes,
 ) -> None:
-    """Add *columns* to *target*; a column that exists by now is fine. *read*: about their types.
-
-    It uses its own connection and has committed when it returns, because other tasks may fill the
-    table at this moment. Raises TargetContentionError if the table stays locked, TargetSchemaError
-    and TargetRejectedError with the statement to run.
+    """Add *columns* to *target*; a column that exists by now is fine. *read* asks the source about
+    their types. The function uses a separate connection and has committed when it returns, because
+    other tasks may fill the table at this moment. Raises TargetContentionError if the table stays
+    locked, TargetSchemaError and TargetRejectedError with the statement to run.
     """
     quoted = quote_qualified(target.namespace, target.name)
     statements = add_columns_sql(quoted, columns, if_not_exists=True)

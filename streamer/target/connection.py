@@ -333,7 +333,7 @@ class TargetConnection:
             peer.terminate()
 
     async def verify_fence(self, fence: FencingToken, *, again: bool = False) -> None:
-        """Make sure that this session is on the server of *fence*.
+        """Check that this session is on the server of *fence*.
 
         A session never changes its server, so a single check suffices. *again*: check also that the
         token is still valid. Raises TargetMovedError.

@@ -20,7 +20,7 @@ select name from unnest($1::text[]) name where pg_catalog.to_regtype(name) is nu
 
 
 def missing_type(name: RelationName, hint: str | Remedy | None) -> TargetSchemaError:
-    """Say that the target has no type of that name, which streamer cannot create."""
+    """Return the error for a type that the target lacks and streamer cannot create."""
     return TargetSchemaError(f'the target has no type "{name}"', hint=hint)
 
 

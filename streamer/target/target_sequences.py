@@ -106,7 +106,7 @@ async def find_sequences(
 
 
 async def set_ahead(connection: TargetConnection, sequence: TargetSequence, value: int) -> None:
-    """Set *sequence* to *value*, unless the sequence is further already. Raises TargetError."""
+    """Set *sequence* to *value*, unless it is already past *value*. Raises TargetError."""
     assert sequence.range is not None
     await connection.fetch_value(_SET_SQL, sequence.oid, value, sequence.range.increment > 0)
 

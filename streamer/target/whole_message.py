@@ -27,7 +27,7 @@ def copy_data(chunks: Iterable[bytes]) -> bytes:
 
 
 class WholeMessage(asyncio.Protocol):
-    """The answer to a message. ``tags``: of the statements that have ended.
+    """The answer to a message. ``tags``: the command tags of the statements that have ended.
 
     ``error``: the fields of an error. ``is_answered``: the server has sent its whole answer. If the
     connection is lost before, nobody can tell here whether the server has committed.

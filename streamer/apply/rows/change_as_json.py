@@ -135,7 +135,7 @@ def quarantined(
     error: str,
     code: str | None,
 ) -> Quarantined:
-    """Take down a change of text transport."""
+    """Record a change of text transport."""
     positions = _stored_positions(plan)
     key = key_positions(plan)
     is_whole = plan.relation.replica_identity == "f"

@@ -59,7 +59,7 @@ class TransactionConflicts:
     async def find_missing_rows(
         self, window: LaneWindow, mapped: MappedRelation, change: Change
     ) -> None:
-        """Note rows that *change* needs and the target lacks, if the table is watched."""
+        """Record rows that *change* needs and the target lacks, if the table is watched."""
         if not (change.is_recorded and mapped.conflict_watch):
             return
         mapped.conflict_watch -= 1

@@ -159,7 +159,7 @@ async def _read_target(
 async def _confirm_expressions(
     connection: TargetConnection, target: TargetFacts, sources: list[SourceFacts]
 ) -> None:
-    """Have the target read expressions that the source takes."""
+    """Check at the target the expressions that the source accepts."""
     for source in sources:
         for mapping, relation in source.mapped():
             table = target.tables.get(mapping.target)

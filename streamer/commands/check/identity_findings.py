@@ -77,7 +77,7 @@ def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[st
 
 
 def key_fix(relation: SourceRelation, details: Details) -> Fix:
-    """Give a table a key in place of whole rows."""
+    """Return the fix that gives a table a key in place of whole rows."""
     words = "add a primary key at the source, or a unique index on NOT NULL columns here"
     return _key_fix(relation, details) or in_words(words)
 

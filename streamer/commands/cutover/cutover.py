@@ -257,7 +257,7 @@ class Cutover:
                 await self._do(step)
 
     async def undo(self) -> None:
-        """Go back to the state before the cut-over. Raises CutoverError after the last step."""
+        """Restore the state before the cut-over. Raises CutoverError after the last step."""
         async with self._acting("undo"):
             await self._undo()
 
@@ -339,7 +339,7 @@ class Cutover:
         return seconds
 
     async def _undo_after(self, failure: str) -> NoReturn:
-        """Go back to the state before the cut-over, and raise CutoverError."""
+        """Restore the state before the cut-over, and raise CutoverError."""
         try:
             async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
                 self._record = await read_cutover(self._bookkeeping, self._source_id)

@@ -110,7 +110,7 @@ def add_to_file(config: Path, database: str, urls: list[tuple[str, str]]) -> Cha
 
 
 def remove_from_file(config: Path, database: str, sid: str) -> Changed:
-    """Take a tenant out of the configuration file. Raises SettingsError for a faulty result."""
+    """Remove a tenant from the configuration file. Raises SettingsError for a faulty result."""
     text = remove_url(read_text(config), database, sid)
     step = f"send SIGHUP to the running process, which then reads {config} again"
     if text is not None and _write(config, text):

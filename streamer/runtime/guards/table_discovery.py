@@ -26,7 +26,7 @@ PAUSE_SECONDS: Final = 1.0
 
 
 class Discovery:
-    """See the module. For one attempt to stream a source."""
+    """See the module. An object serves one attempt to stream a source."""
 
     def __init__(
         self, tables: TableEvents, interval: float, appeared: Callable[[str], None]

@@ -142,7 +142,7 @@ class Pipeline:
             return await open_session(attempt, tables)
 
     async def _wait_for_lock(self) -> FencingToken | None:
-        """Take the source's lock; return None if asked to stop before."""
+        """Acquire the source's lock; return None if asked to stop before."""
         is_logged = False
         while not self.stop.is_set():
             holder = await self._services.locks.acquire(self._source)
@@ -311,7 +311,7 @@ class Pipeline:
         await asyncio.Event().wait()  # until cancelled
 
     async def _dispatch(self, session: Session, payloads: list[bytes]) -> None:
-        """Give each lane its parts of the transactions that *payloads* complete."""
+        """Pass each lane its parts of the transactions that *payloads* complete."""
         for dispatched in session.dispatcher.feed(payloads):
             if isinstance(dispatched, ScriptsReached):
                 await session.scripts.run(dispatched)

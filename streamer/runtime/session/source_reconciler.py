@@ -63,7 +63,7 @@ class SourceReconciler:
     """Closes the snapshot if the opening of the session fails."""
 
     async def reconcile(self, plain: Connection) -> ReconciledSource:
-        """Take the steps by way of *plain*. Raises StreamerError."""
+        """Run the steps over *plain*. Raises StreamerError."""
         source, services, guard = self.attempt.source, self.attempt.services, self.attempt.guard
         bookkeeping, relations = services.bookkeeping, self.tables.relations
         installation = await read_installation(bookkeeping)

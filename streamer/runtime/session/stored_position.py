@@ -126,7 +126,7 @@ class StoredPosition:
         return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
 
     def moved(self) -> None:
-        """Have a position stored that has moved without changes of mapped tables."""
+        """Request that a position is stored that moved without changes of mapped tables."""
         seconds = self.tried_at + QUIET_SECONDS - time.monotonic()
         moved_bytes = self._tracker.flush_lsn - self.stored_lsn
         if seconds <= 0 or moved_bytes >= FAR_BYTES or self.is_due_soon:

@@ -331,7 +331,7 @@ class Relations:
                 lane.release(Hold.QUARANTINE)
 
     def move_to_home_lanes(self, lane: Lane) -> None:
-        """Put the relations of the empty *lane* into the lanes where they belong."""
+        """Move the relations of the empty *lane* to the lanes where they belong."""
         for mapped in self.in_lane(lane):
             self._lanes[mapped] = self._home_lane(mapped)
 

@@ -434,7 +434,7 @@ class DefinitionTranslator:
     def _record_new_values(
         self, change: ColumnChange, column: DefinedColumn, result: Translation
     ) -> None:
-        """Note the columns and conditions that depend on the values of a column with a new type."""
+        """Record the columns and conditions that depend on values of a column with a new type."""
         self._fill_computed(column, f'column "{column.name}" got another type', result)
         condition = self._mapping.rule.filter
         if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):

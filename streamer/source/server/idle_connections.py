@@ -61,7 +61,7 @@ class IdleConnections:
 
     @asynccontextmanager
     async def connection(self, source: SourceMapping) -> AsyncIterator[Connection]:
-        """Have a connection for a block, outside a transaction before and after.
+        """Provide a connection for a block, outside a transaction before and after.
 
         Raises what `connect` raises, and translates errors inside the block.
         """

@@ -94,7 +94,7 @@ def choose(primaries: Sequence[Primary], stored: KnownPlace) -> Primary | None:
 
 
 async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Primary]:
-    """Have connections to *source* try the newest primary first; return all primaries."""
+    """Make connections to *source* try the newest primary first; return all primaries."""
     primaries = await read_primaries(source)
     chosen = choose(primaries, stored)
     if chosen is not None:

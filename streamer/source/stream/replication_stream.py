@@ -244,7 +244,7 @@ class ReplicationStream:
         self.last_message_at = time.monotonic()
 
     def read(self) -> Burst:
-        """Take the data that has arrived, without waiting; the burst is empty if there is none.
+        """Read the data that has arrived, without waiting; the burst is empty if there is none.
 
         Raises SourceConnectionError when the stream has ended, and ProtocolError for an unknown
         frame.
@@ -335,7 +335,7 @@ class ReplicationStream:
         self.received_lsn = max(self.received_lsn, Lsn(lsn))
 
     def _read_large(self, frame: memoryview, burst: Burst) -> bytes:
-        """Take a large frame without a copy; return the first bytes."""
+        """Read a large frame without a copy; return the first bytes."""
         head = frame[: _XLOG_DATA_HEADER + 1].tobytes()
         if head[0] != _XLOG_DATA:
             raise ProtocolError(f"unknown replication frame {chr(head[0])!r} at offset 0")
