@@ -143,9 +143,7 @@ def _parse(path: Path, text: str, replace: bool, list_key: str | None) -> Docume
 
 
 class _Builder:
-    """Builds values from nodes. An alias is an additional way to a node, and each way costs as
-    much.
-    """
+    """Builds values from nodes. An alias is a second way to a node, which costs as much."""
 
     def __init__(self, document: Document, replace: bool, text: str) -> None:
         self._left = len(text) + _ALIAS_VALUES_MAX

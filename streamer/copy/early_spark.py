@@ -44,9 +44,7 @@ async def begin_spark(settings: Settings, sources: Iterable[SourceMapping]) -> S
 
 
 def make_launcher(settings: Settings, directory: Path) -> SparkLauncher:
-    """Return a launcher with the settings of copies. *directory*: the directory for the files of
-    jobs.
-    """
+    """Return a launcher with the settings of copies. *directory* gets the files of jobs."""
     return SparkLauncher(
         settings.sync.spark_master,
         settings.sync.jobs,

@@ -80,9 +80,7 @@ class Dropped:
         )
 
     def concerns(self, relid: int | None, parts: Collection[Part]) -> bool:
-        """Whether a part of a table was dropped, but not the table. *parts*: the parts of the
-        table.
-        """
+        """Whether a part of a table was dropped, but not the table. *parts*: its parts."""
         if relid in self.objects:
             return False
         if any(table == relid for table, _ in (*self.columns, *self.defaults)):

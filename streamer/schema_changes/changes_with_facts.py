@@ -114,9 +114,7 @@ def _add_types(
 def needed_types(
     changes: Sequence[AnyChange], definition: SourceDefinition, mapping: RelationMapping
 ) -> set[str]:
-    """Return the types that *changes* need and do not create. *definition*: the definition after
-    the changes. Pure.
-    """
+    """Return the types that *changes* need and do not create. *definition* is as changed. Pure."""
     needed: set[str] = set()
     for change in changes:
         if isinstance(change, TypeChange):

@@ -405,9 +405,7 @@ async def _operator_steps(target: TargetConnection, record: DefinitionRecord) ->
 
 
 async def _clear(target: TargetConnection, record: DefinitionRecord) -> DefinitionFacts | None:
-    """Drop an invalid index of *record*; return the facts about *record*, or None without the
-    table.
-    """
+    """Drop an invalid index of *record*; return the facts; None without the table."""
     facts = await _read_facts(target, record)
     if facts is not None and facts.index_is_valid is False and record.index is not None:
         quoted = quote_qualified(record.target.namespace, record.index)

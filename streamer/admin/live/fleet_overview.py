@@ -76,7 +76,7 @@ class FleetOverview:
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """The lines to show. ``text``: a part of the label or of a table's name. Empty fields choose
+    """The lines to show. ``text``: a part of the label or of a table's name. Empty fields match
     all.
     """
 

@@ -21,8 +21,8 @@ from streamer.target.connection import TargetConnection
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A new column. ``text``: the value in existing rows; ``type_oid``: the OID of the type in the
-    target.
+    """A new column. ``text``: the value in existing rows; ``type_oid``: the target's OID of its
+    type.
     """
 
     text: str | None

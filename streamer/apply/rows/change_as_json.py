@@ -88,9 +88,7 @@ def key_positions(plan: ApplyPlan) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A change that goes into quarantine. ``place``: the place in the window: the numbers of share
-    and change.
-    """
+    """A change that goes into quarantine. ``place``: the numbers of share and change."""
 
     place: tuple[int, int]
     transaction: Transaction

@@ -160,7 +160,7 @@ class ComputedStatements(Statements):
     def _ordered_update(self, partial: bool) -> str:
         if self.plan.identity is Identity.NONE:
             return self._missing_identity()
-        complain = self._refuse_unknown() if partial else ""
+        complain = self._raise_unknown() if partial else ""
         write = (
             f"{self._refuse_partial_old()}{complain}{self._clear_new_key()}"
             f"if streamer_ctid is null then {self._write_missing(partial)} "
@@ -235,7 +235,7 @@ class ComputedStatements(Statements):
             f"else {self._unknown_value('filter')} end if;"
         )
 
-    def _refuse_unknown(self) -> str:
+    def _raise_unknown(self) -> str:
         """Refuse to compute from a mixture of sent and unknown values."""
         tests = []
         for column in self.plan.computed_columns:

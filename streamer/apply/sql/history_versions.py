@@ -48,9 +48,7 @@ _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
 @dataclass(frozen=True)
 class VersionStatements:
-    """The statements for the versions of a plan. *statements*: the statements for the plan's plain
-    rows.
-    """
+    """The statements for the versions of a plan. *statements* serve the plan's plain rows."""
 
     statements: Statements
 

@@ -272,10 +272,10 @@ end loop;"""
         return (
             f"\nif streamer_ctid is not null and exists (select from {self.rows} t "
             f"where {self._matches_old_key}{condition} and not ({FOUND.condition})) "
-            f"then {self._refuse_several(self.old)} end if;"
+            f"then {self._raise_several(self.old)} end if;"
         )
 
-    def _refuse_several(self, name: Callable[[PlanColumn], str]) -> str:
+    def _raise_several(self, name: Callable[[PlanColumn], str]) -> str:
         return (
             "raise exception using errcode = 'too_many_rows', "
             f"message = {quote_literal(SEVERAL_ROWS)}, "
@@ -289,7 +289,7 @@ end loop;"""
         if self.plan.key_is_indexed:
             return f"{delete};"
         # No index refuses the new row if a session has inserted the old row again meanwhile.
-        complain = self._refuse_several(self.new)
+        complain = self._raise_several(self.new)
         return f"""loop
     {delete};
     get diagnostics streamer_count = row_count;

@@ -31,9 +31,7 @@ class Discovery:
     def __init__(
         self, tables: TableEvents, interval: float, appeared: Callable[[str], None]
     ) -> None:
-        """*interval*: the seconds between two checks; 0 for none. *appeared* is called with the
-        label of a source.
-        """
+        """*interval*: seconds between checks; 0: none. *appeared* is called with a source's label."""
         self._tables = tables
         self._interval = interval or None
         self._appeared = appeared
