@@ -59,9 +59,7 @@ class CopyReports:
                 self._delayed[mapped] = 0
 
     async def show_progress(self, done: Counter[int]) -> None:
-        """Clear the error of each copy that has finished another part. *done*: part counts by
-        relation id.
-        """
+        """Clear the error of each copy that has finished another part. *done*: by relation id."""
         self._done.update({number: count - self._done[number] for number, count in done.items()})
         again = [m for m, parts in self._delayed.items() if done[m.relation_id] > parts]
         if again:

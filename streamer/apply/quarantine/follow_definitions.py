@@ -21,9 +21,7 @@ from streamer.target.connection import TargetConnection
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A new column. ``text``: the value in existing rows; ``type_oid``: the target's OID of its
-    type.
-    """
+    """A new column. ``text``: the value in existing rows; ``type_oid``: its type at the target."""
 
     text: str | None
     type_oid: int

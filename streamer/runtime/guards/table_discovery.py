@@ -31,7 +31,7 @@ class Discovery:
     def __init__(
         self, tables: TableEvents, interval: float, appeared: Callable[[str], None]
     ) -> None:
-        """*interval*: seconds between checks; 0: none. *appeared* is called with a source's label."""
+        """*interval*: seconds between checks; 0: none. *appeared* is called with a label."""
         self._tables = tables
         self._interval = interval or None
         self._appeared = appeared
