@@ -76,7 +76,7 @@ class FleetOverview:
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """The lines to show. ``text``: a part of the label or a table's name. Empty fields match all."""
+    """The lines to show. ``text``: a part of the label or a table name. Empty fields match all."""
 
     text: str = ""
     health: str = ""
