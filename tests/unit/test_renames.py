@@ -155,7 +155,7 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
         ["other sources write to its target"],
     ),
     "a taken target": ({A_B: TAKEN}, [A], ["the target has such a table"]),
-    "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has a different table"]),
+    "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has another table"]),
     "a name whose relation gives way": ({A_B: replace(PLAIN, gives_way=True)}, [A, B], [FOLLOWS]),
     # -- nothing is at the target yet
     "no rows": ({A_B: BARE}, [A], [FOLLOWS]),
