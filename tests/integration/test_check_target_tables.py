@@ -199,7 +199,7 @@ async def test_unlogged_and_hidden_target_tables(role: str, checker: Checker) ->
     checker.source.execute(ITEMS)
     checker.target.execute("create unlogged table items (id int primary key, name text)")
     checker.configure("items:")
-    await checker.mends(ERROR, "is unlogged: after a crash PostgreSQL empties such a table")
+    await checker.mends(ERROR, "is unlogged; after a crash PostgreSQL empties such a table")
     checker.target.execute(
         "drop table items; create table items (id int primary key, name text)"
         " partition by range (id); create unlogged table few partition of items"

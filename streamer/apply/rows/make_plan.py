@@ -109,7 +109,7 @@ def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> Ta
         f"alter table {quote_qualified(name.namespace, name.name)} set logged" for name in unlogged
     )
     return TargetSchemaError(
-        f'target table "{target}" {which}: after a crash PostgreSQL empties such a table, and the '
+        f'target table "{target}" {which}; after a crash PostgreSQL empties such a table, and the '
         "source does not send acknowledged rows again",
         hint=Remedy.of(
             "run there: ",
