@@ -148,9 +148,10 @@ class ReferenceFacts:
     positions: str | None
 
     def may_become(self, now: Self, error: StreamerError) -> bool:
-        """Whether a key that *error* has refused between these facts and *now* may be valid later.
+        """Whether creating the foreign key may succeed later, although *error* refused it.
 
-        A row may precede its referenced row while the tables stream. Pure.
+        While both tables stream, a row may arrive before the row that it references. *now*: the
+        facts after the error. Pure.
         """
         if isinstance(error, ConflictError):
             return self.positions is None or self.positions != now.positions

@@ -146,7 +146,7 @@ class AcknowledgedPosition:
     stored_lsn: Lsn
     lsn: Lsn
     visible_seconds: float | None
-    """How long ago all changes were visible that the source had committed then."""
+    """Seconds since the latest time whose source commits are all visible at the target."""
     last_transaction: CommittedTransaction | None
     """A transaction up to ``lsn``, newer than the stored transaction."""
     heartbeat_seconds: float | None

@@ -136,7 +136,7 @@ async def _refuse_remaining_rows(
 ) -> None:
     """Make new relations with `initial: none` wait for a resync where rows or changes are missing.
 
-    Their rows in the target are those that streamer wrote before their source was removed.
+    streamer wrote the rows in the target before the source of these relations was removed.
     """
     declared = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
     for rows in await read_remaining_rows(connection, source_id, declared) if declared else ():

@@ -49,10 +49,11 @@ async def request_unfilled(
 async def read_known(
     session: Executor, relation_ids: Sequence[int] | None = None
 ) -> dict[int, dict[str, int]]:
-    """Return the source's columns by their numbers as of the time when each table was last in sync.
+    """Return, by relation id, the number of each source column by its name, as of the time when the
+    table was last in sync.
 
-    By id of the relation, of relations with such a record; *relation_ids*: None for all. The number
-    of a column that the target did not get is negative.
+    The result omits relations without such a record. *relation_ids*: None for all relations. The
+    number of a column that the target did not get is negative.
     """
     rows = await session.fetch(
         "select id, columns::text from streamer.relation"

@@ -38,7 +38,7 @@ class SourceRecord:
     visible_seconds: Annotated[
         float | None, Codec("extract(epoch from clock_timestamp() - s.visible_time)::float8")
     ]
-    """How long ago all changes were visible that the source had committed then."""
+    """Seconds since the latest time whose source commits are all visible at the target."""
     last_transaction: Annotated[
         CommittedTransaction | None, Codec(decode=CommittedTransaction.from_json)
     ]

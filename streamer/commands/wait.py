@@ -160,7 +160,7 @@ class _Waiting:
                     await request_positions(self._bookkeeping, of_tables=of_tables)
             except MappingError:
                 raise
-            except StreamerError as exc:  # the target may restart; there is time
+            except StreamerError as exc:  # the target may restart before the time limit
                 obstacles = [str(exc)]
                 self._is_installed = False  # the next connection may reach a different server
             if not obstacles:

@@ -48,7 +48,7 @@ select pg_catalog.pg_postmaster_start_time()::text as started,
                   join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind = 'c'
                ) k (part)) as types
 """
-"""A type's definition decides about the text of values that no transaction touches."""
+"""A change of a type alters the text of stored values although no transaction writes rows."""
 
 _TABLES_SQL: Final = """
 with recursive leaf (number, oid) as (

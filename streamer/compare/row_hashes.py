@@ -63,7 +63,7 @@ def prepared_sql(kind: HashKind, text: str) -> str:
 
 
 def name_sql(kind: HashKind, text: str) -> str:
-    """Return 128 bits that stand for *text*, as text: for a row that travels, or has no key."""
+    """Return a 128-bit hash of *text*, as text: for a row that is sent, or has no key."""
     return f"pg_catalog.md5({text})" if kind is HashKind.LOOKUP else prepared_sql(kind, text)
 
 

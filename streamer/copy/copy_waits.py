@@ -139,7 +139,7 @@ class CopyWaits:
     def _match(
         self, copies: list[TableCopy], sessions: list[OwnSession], blockers: dict[int, Blockers]
     ) -> dict[MappedRelation, Blockers]:
-        """Return which relations wait for sessions at the target, with these."""
+        """Return the sessions at the target for which relations wait, by relation."""
         tables: dict[tuple[str, str], MappedRelation] = {}
         for copy in copies:
             tables[copy.fills] = tables[copy.target_name] = copy.mapped

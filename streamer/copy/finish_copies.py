@@ -399,7 +399,7 @@ class Finisher:
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)
-        copy.includes_orphans = True  # not before: after a lost connection this code runs again
+        copy.includes_orphans = True  # after the parts: a lost connection repeats `add_parts`
         copy.parts += parts
         return bool(parts)
 
@@ -453,7 +453,7 @@ def _with_resume(mapped: MappedRelation, error: ErrorReport, words: str) -> Erro
     resume = run("resume", table, database=source.database, sid=source.sid)
     again, remedy = Remedy.of(words, resume), error.remedy
     if remedy is not None and error.code == SlotWaitError.code and remedy.sql:
-        remedy = Remedy.of("run: ", resume, "; ", remedy)  # a record at the primary comes later
+        remedy = Remedy.of("run: ", resume, "; ", remedy)  # the SQL writes what the slot waits for
     else:
         remedy = again if remedy is None else Remedy.of(remedy, "; ", again)
     return replace(error, text=f"{error.text}; {again}", remedy=remedy)

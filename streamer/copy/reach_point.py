@@ -12,10 +12,11 @@ from streamer.copy.prepare_copy import TableCopy
 from streamer.errors.error_classes import SyncAgainError
 
 SNAPSHOT_SECONDS: Final = 60.0
-"""How long a snapshot may stay open for that. The next one begins closer to the target's position.
+"""The longest time for which a snapshot stays open while the target catches up. The next snapshot
+begins closer to the target's position.
 """
 CHECK_SECONDS: Final = 0.5
-"""How long a later copy of a round waits."""
+"""The least wait of a copy, when earlier copies of the round have used up that time."""
 
 
 async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:

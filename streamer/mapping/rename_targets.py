@@ -71,8 +71,8 @@ class RenameTargets:
     is_bare: bool
     """The former table has no rows of the relation."""
     gives_way: bool
-    """The relation of the new name is this table. A pattern may match the new name before the guard
-    finds that the table was renamed.
+    """A pattern has already added the new name as a relation of this table, before the guard found
+    the renaming. That relation has no rows yet.
     """
 
 

@@ -2,8 +2,8 @@
 
 A message contains the state of a table, and names the columns, objects and types that the
 transaction changed. A second kind of message names the objects that a command dropped. The
-remaining parts of a state are only a view: a concurrent session may commit before or after. So
-the stored definition has priority, and an absence counts for nothing.
+remaining parts of a state are a snapshot: a concurrent session may commit before or after. So the
+stored definition has priority, and the absence of an object proves nothing.
 
 Where stored and described state differ in such a part, a message may also have been lost. The
 definition is in doubt then: streamer requests a state that counts as a whole, at a later place of

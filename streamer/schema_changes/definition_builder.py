@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 2.0
 LOOKS_AT_OTHERS: Final = 15
-"""Every check of that number also reads the definitions that an operator has to create."""
+"""Every fifteenth check also reads the definitions that an operator has to create."""
 
 
 class DefinitionBuilder:

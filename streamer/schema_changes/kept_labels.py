@@ -16,7 +16,7 @@ from streamer.schema.target_relation import TargetRelation
 from streamer.target.connection import TargetConnection
 
 _LABELS_MAX: Final = 100
-"""A column of text may have any values. More of them are no labels."""
+"""A text column with more distinct values does not hold the labels of an enum."""
 _LABEL_BYTES: Final = 63
 _ENUM_SQL: Final = """
 select e.enumlabel::text as label from pg_catalog.pg_enum e

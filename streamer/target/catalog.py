@@ -192,7 +192,7 @@ def _relation(row: dict[str, Any], columns: list[dict[str, Any]]) -> TargetRelat
 
 
 Unlogged = Mapping[RelationName, tuple[RelationName, ...]]
-"""Tables whose rows a crash of the server removes, by themselves or by the roots of partitions."""
+"""Tables whose rows a crash of the server removes, by their own name and by that of their root."""
 
 _UNLOGGED_SQL: Final = """
 select n.nspname as namespace, c.relname as relation,

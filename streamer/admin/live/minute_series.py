@@ -27,7 +27,7 @@ HEIGHT: Final = 32
 DOT: Final = 3
 """The width of a value without a neighbour."""
 DRAWN_POINTS: Final = 120
-"""Points of a drawn line; more than these no small picture shows."""
+"""The most points that a small chart can show."""
 
 
 class Ring:

@@ -354,7 +354,7 @@ class Fold:
         """Store a row under a new key; without an *origin*, the target lacks the row."""
         if origin is None:
             self.inserts[key] = row
-        elif origin == key:  # the first key again
+        elif origin == key:  # the row has its first key again
             del self.deletes[key]
             self.updates[key] = row
         else:

@@ -56,7 +56,7 @@ WINDOW_BYTES_MAX: Final = 8 * 1024 * 1024
 WHOLE_BYTES_MAX: Final = 128 * 1024
 """A smaller window goes to the target in one message."""
 APART_WINDOWS: Final = 100
-"""So many windows go in parts after the target has refused one that came in one message."""
+"""After the target rejects a window in one message, a worker sends this many windows in parts."""
 HOT_PART: Final = 0.75
 """A lane with this part of a window's changes is hot: the window stays open only for that lane."""
 LOCK_SECONDS: Final = 3.0
@@ -148,10 +148,10 @@ class Worker:
         self._writing: tuple[Window, list[Lane]] = Window(), []
         """The present write: a window, and lanes of the window."""
         self._is_late = False
-        """The time of the present write, for which lanes wait, is over."""
+        """The current write has exceeded its time limit while other lanes wait."""
         self._alarm = Alarm(self._check_time)
         self._parts_left = 0
-        """So many windows still go in parts."""
+        """The number of windows that the worker still sends in parts."""
         self._slow_lanes = SlowLanes()
         self._hot_lanes = hot_lanes or HotLanes()
         self._write_seconds: dict[Lane, float] = {}

@@ -263,7 +263,7 @@ class Publishing:
         ]
 
     def _has_past(self, mapped: "MappedRelation") -> bool:
-        """Whether the target has a past of *mapped* that a copy of all rows would interrupt."""
+        """Whether the target holds earlier row versions that a copy of all rows would interrupt."""
         is_first = self.is_being_copied(mapped) and (mapped.state.need is not Need.PART)
         return mapped.mapping.rule.keeps_past and _is_in_sync(mapped) and not is_first
 

@@ -102,7 +102,7 @@ class MappedTable:
     is_renewed: bool = False
     """The table is not in sync, and streamer has published the table for its next copy."""
     has_past: bool = False
-    """The target has a past of the table that a copy of all rows would interrupt."""
+    """The target holds earlier row versions that a copy of all rows would interrupt."""
     has_returned: bool = False
     """The mapping has the table again: streamer itself removed the table from the publication."""
     is_bare: bool = False
@@ -139,7 +139,7 @@ class Case:
     name: RelationName | None = None
     """The new name of a renamed table."""
     successor: RelationName | None = None
-    """The relation under which the table streamed that replaced this table."""
+    """The former name of the table that replaced this table."""
     fault: PublicationFault | None = None
     """The reason of `error`, if a publication omits changes of the table."""
 
@@ -571,7 +571,7 @@ def _judge_identity(
 
 
 def _is_followed(table: MappedTable, case: Case | None) -> bool:
-    """Whether the stream has the changes of *table* from now on, or a copy comes first."""
+    """Whether *table* streams from now on, at once or after a copy."""
     if case is not None and case.fate is Fate.STOP:
         return False
     return not table.is_set_aside or (case is not None and case.fate is Fate.COPY)

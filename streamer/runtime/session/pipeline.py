@@ -64,7 +64,7 @@ IDLE_SECONDS: Final = 5.0
 wake-up and a status update.
 """
 STOPPING_SECONDS: Final = 1.0
-"""How often, if the pipeline is to stop at a position."""
+"""`IDLE_SECONDS` for a pipeline that stops at a position."""
 REST_SECONDS_MAX: Final = 0.005
 """The longest pause between two reads.
 

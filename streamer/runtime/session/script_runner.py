@@ -5,8 +5,8 @@ durable; then a single transaction at the target runs and records the script. Af
 dispatches the transaction and continues. A crash before the COMMIT of the script leaves no trace,
 and the source sends the message again. After the COMMIT, the record shows that the script has run.
 
-A lane that waits for its copy does not count: the rows of that table are not those of one position.
-A table that is paused or in error does count, because its changes come before the script.
+The script does not wait for a lane that awaits a copy: its table matches no single position. The
+script does wait for a table that is paused or in error, whose changes come before the script.
 
 If the target refuses the script, the source stops with a `ScriptError`. Each later attempt runs the
 script again, so a correction of the cause is enough.

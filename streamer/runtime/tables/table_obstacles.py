@@ -65,7 +65,7 @@ class Obstacles:
                     await self.remove(mapped)
         for mapped in list(self._relations):
             names = unlogged.get(mapped.mapping.target)
-            # Until the end of the first copy, the copy itself refuses the target.
+            # Until the first copy ends, the copy reports an unfit target.
             if names is None or mapped.skip_through_lsn == EVERYTHING:
                 continue
             if mapped.obstacle is None or mapped in self._unlogged:

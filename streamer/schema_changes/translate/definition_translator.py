@@ -70,9 +70,9 @@ class Translation:
     leaving: list[PartitionRows] = field(default_factory=list)
     """The rows of partitions that leave the table."""
     substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
-    """Statements for those that the target refuses, and the columns that are unfinished then."""
+    """By rejected statement: its fallback, and the column that then needs a backfill."""
     before: list[str] = field(default_factory=list)
-    """Statements that have to be committed before."""
+    """Statements to commit in a transaction of their own before `statements`."""
     is_for_all: bool = False
     """Whether all peers wait with the same changes."""
 

@@ -85,7 +85,8 @@ def set_expression(
 ) -> tuple[list[str], str | None]:
     """Return the statements that give column *name* of the target the expression *text*.
 
-    Empty, if the column has that expression. The second part: why an operator decides.
+    The list is empty if the column has that expression. The second item is the reason to ask an
+    operator, or None.
     """
     former = facts.expressions.get(name)
     if former is not None and without_needless_quotes(former) == without_needless_quotes(text):

@@ -130,8 +130,8 @@ _PATIENCE_SQL: Final = "set local lock_timeout = '100ms'"
 async def read_stored_tables(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, list[StoredTable]]:
-    """Return the tables that have the rows of those of *names* that are there. No lock delays
-    that.
+    """Return the tables that store the rows of the existing relations among *names*. No lock on
+    a table delays the query.
     """
     listed = list(names)
     rows = await fetch_all(
