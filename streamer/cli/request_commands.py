@@ -121,7 +121,7 @@ def _request(
         )
     )
     for name in [] if as_json else asked.left_out:
-        typer.echo(f"left out, because it waits before a mass delete: {name}")
+        typer.echo(f"left out, because it is paused before a mass delete: {name}")
     answer = {"action": action, "tables": asked.names, "left_out": asked.left_out}
     follow_requests(address, asked.requests, answer, waits=not no_wait, as_json=as_json)
 

@@ -130,7 +130,7 @@ def _no_table(table: str, matching: Matching, *, decides: bool) -> MappingError:
     """Return the reason why a request about *table* has no effect. Pure."""
     if decides:
         return MappingError(
-            f'no table "{table}" waits before a mass delete',
+            f'no table "{table}" is paused before a mass delete',
             hint="`streamer status` shows the transaction for which a table is paused",
         )
     if not matching:
@@ -140,7 +140,7 @@ def _no_table(table: str, matching: Matching, *, decides: bool) -> MappingError:
     ((source, relation), *_) = matching
     resume = run("resume", relation.source, database=source.database, sid=source.sid)
     return MappingError(
-        f'table "{relation.source}" waits before a mass delete, which no pattern decides',
+        f'table "{relation.source}" is paused before a mass delete, and a pattern leaves it out',
         hint=Remedy.of("`streamer status` shows the transaction; to apply it, run: ", resume),
     )
 
@@ -299,7 +299,7 @@ def _outcome(key: SourceKey, count: int, left_out: Sequence[str]) -> SourceOutco
         key.database,
         key.sid,
         count,
-        f"{left_out[0]}{more}: waits before a mass delete, so decide on it separately",
+        f"{left_out[0]}{more}: paused before a mass delete, so name the table to resume it",
         command("resume", left_out[0], database=key.database, sid=key.sid),
     )
 

@@ -373,13 +373,13 @@ class Comparison:
         """Raises ComparisonError if no SQL statements can make the table equal."""
         if self._options.sql is not None and table.type == TableType.HISTORY:
             raise ComparisonError(
-                f'history table "{table.target_name}" has no form as statements',
+                f'no SQL statements can repair history table "{table.target_name}"',
                 hint="its versions need the times of the changes; run `streamer repair` without"
                 " --sql",
             )
         if self._options.sql is not None and table.has_char:
             raise ComparisonError(
-                f'table "{table.target_name}" has no form as statements, because of a column'
+                f'no SQL statements can repair table "{table.target_name}", because of a column'
                 ' of type "char"',
                 hint="run `streamer repair` without --sql",
             )

@@ -241,8 +241,7 @@ def _check_words(tokens: Sequence[Token]) -> None:
             raise ExpressionError(f"{token.value} depends on the session, so it is not allowed")
         if token.value in _MOMENT_FUNCTIONS and opens:
             raise ExpressionError(
-                f"{token.value}() does not always give the same, so the copy and the stream would "
-                "differ"
+                f"{token.value}() is not immutable, so the values of copy and stream would differ"
             )
         if token.value in _AFTER_CALL and previous is not None and previous.value == ")":
             raise ExpressionError(f"{_AFTER_CALL[token.value]} is not allowed: it needs other rows")
@@ -497,8 +496,7 @@ def check_functions(expression: Expression, rows: Iterable[Any]) -> None:
             raise ExpressionError(f"{name}() returns a set of rows")
         if row["is_volatile"] or (row["is_stable"] and name not in PINNED_STABLE):
             raise ExpressionError(
-                f"{name}() does not always give the same for the same values, so the copy and the "
-                "stream would differ"
+                f"{name}() is not immutable, so the values of copy and stream would differ"
             )
 
 

@@ -235,7 +235,7 @@ async def test_deletes_that_an_operator_skips_stay_out_and_the_rest_goes_on(
             (11, "in it"),
         ]
         assert target.value("select count(*) from t") == 11
-        with pytest.raises(MappingError, match="waits before a mass delete"):
+        with pytest.raises(MappingError, match="is paused before a mass delete"):
             await resume(streamer, skip=True)
         # Restored rows replace those whose deletes were left out, also after a restart.
         source.execute("update t set v = 'still' where id = 11; insert into t values (2, 'back')")
@@ -266,7 +266,7 @@ async def test_a_pattern_resumes_no_table_that_waits_before_a_mass_delete(
         said = await asyncio.to_thread(command, streamer.path, "resume", "*.*")
         number = target.value("select max(id) from streamer.request")
         assert said.stdout.splitlines() == [
-            "left out, because it waits before a mass delete: shop public.t",
+            "left out, because it is paused before a mass delete: shop public.t",
             f"resume requested: shop public.other, request {number}",
             "resume done: shop public.other",
         ]
