@@ -1,9 +1,9 @@
 """The variables and files that the mapping database, the page and the API may name.
 
-A url leads to a server of its author's choice, and a password goes to that server. So the author of
-a url must not choose among all variables and files of this machine. The configuration file lists
-the variables and files that the mapping may use. A variable stands for a secret only. In the name
-of a host or database, its value would go to a name server, or into a message.
+The author of a url chooses the server that receives the password. So a url must not name arbitrary
+variables and files of this machine. The configuration file lists the variables and files that the
+mapping may use. A variable stands for a secret only. In a host name, its value would go to a name
+server; in a database name, into a message.
 """
 
 import fnmatch

@@ -1,4 +1,4 @@
-"""Settings of a connection, and what all settings have in common."""
+"""Settings of a connection, and the base class of all settings."""
 
 import os
 import shlex

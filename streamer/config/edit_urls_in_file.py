@@ -1,8 +1,8 @@
 """Adds a url to a group in the text of a configuration file, or removes a url. Pure.
 
-Only the lines of the url change: comments, order and layout of the file stay. Where that cannot be
-done, as with an alias in place of the list, the functions return None, and an operator edits the
-file.
+Only the lines of the url change: comments, order and layout of the file stay. Where the layout
+prevents the edit, as with an alias in place of the list, the functions return None, and an operator
+edits the file.
 """
 
 import json
@@ -108,7 +108,7 @@ def _indent_of_item(text: str, item: yaml.Node) -> str | None:
 def _end_of_item(text: str, item: yaml.Node) -> int:
     """Return where the line after the last line of *item* begins; includes its comments."""
     while isinstance(item, yaml.MappingNode) and not item.flow_style and item.value:
-        item = item.value[-1][1]  # the mark of a block is behind the comments that follow
+        item = item.value[-1][1]  # the end mark of a block follows the comments
     end = len(text[: item.end_mark.index].rstrip())
     newline = text.find("\n", end)
     return len(text) if newline < 0 else newline + 1

@@ -1,4 +1,4 @@
-"""Keyed hashes: their settings, and their secret keys, read when the configuration is."""
+"""Keyed hashes: the settings, and the secret keys, which are read with the configuration."""
 
 from collections.abc import Mapping
 from pathlib import Path

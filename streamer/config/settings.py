@@ -2,8 +2,8 @@
 
 Precedence: command line, environment (``STREAMER_TARGET__URL``), file, default. Descriptions live
 here only. ``make reference`` writes them to ``docs/reference/configuration.md`` and
-``config.example.yaml``; the forms of the page and the API show them too. A form shows the first
-sentence of a description alone. ``title`` is the label in a form, ``examples`` the value in
+``config.example.yaml``; the forms of the page and the API show them too. A form shows only the
+first sentence of a description. ``title`` is the label in a form, ``examples`` the value in
 ``config.example.yaml``.
 """
 

@@ -156,7 +156,7 @@ class MappingBuilder:
         for number, group in enumerate(self._groups):
             location: Location = ("sources", number)
             self._report_unread_keys(group, location)
-            # Rules with a missing part would be different rules.
+            # A rule without one of its strings would be a different rule.
             rules = () if self._group_fault(location) else self._rules(group, location)
             for source in self._urls(group, rules, location):
                 for name in (source.slot, source.publication_inserts):

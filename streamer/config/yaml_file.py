@@ -1,8 +1,8 @@
 """The YAML file: values with the line of every key, environment variables replaced.
 
-pydantic names the key at fault; an operator also needs the line. So the reader composes nodes,
-which know their lines, and then builds values from them. The reader rejects duplicate keys, which
-YAML forbids and PyYAML accepts.
+pydantic names only the key at fault, but an operator also needs the line. So the reader composes
+nodes, which know their lines, and builds values from the nodes. The reader rejects duplicate keys,
+which YAML forbids and PyYAML accepts.
 """
 
 import os
@@ -78,7 +78,7 @@ class Document:
     lines: dict[Location, int] = field(default_factory=dict)
     replaced: "Replaced" = field(default_factory=lambda: Replaced())
     is_list: bool = False
-    """The document is a list; its reader asked for it under a key."""
+    """The document is a list, which the reader stored under a key."""
 
     def where(self, location: Location) -> str:
         """Return the file and the line of the value at *location*, or of its nearest parent."""
@@ -143,7 +143,9 @@ def _parse(path: Path, text: str, replace: bool, list_key: str | None) -> Docume
 
 
 class _Builder:
-    """Builds values from nodes. An alias is a second way to a node, which costs as much."""
+    """Builds values from nodes. An alias leads to a node a second time, at the full cost of the
+    node.
+    """
 
     def __init__(self, document: Document, replace: bool, text: str) -> None:
         self._left = len(text) + _ALIAS_VALUES_MAX

@@ -1,8 +1,8 @@
 """The state of a copy in chunks: the range of keys that the target has so far.
 
-Servers may order texts differently. So the borders of chunks are keys of types with the same order
-everywhere (`streamer.postgres.key_values`), and of text that the source orders by bytes. If the key
-has further columns, its leading columns of these types form the borders, and rows with equal values
+Servers may order texts differently. So chunks have borders of types with the same order everywhere
+(`streamer.postgres.key_values`), and of text that the source orders by bytes. If the key has
+further columns, its leading columns of these types form the borders, and rows with equal values
 stay together. The bookkeeping stores the state as JSON. Pure.
 """
 
@@ -15,14 +15,14 @@ from streamer.postgres.key_values import TEXT_TYPES, KeyValue, read_key_value, w
 from streamer.postgres.quoting import quote_literal
 
 CHUNKS_OF_LIMIT: Final = 10
-"""The first chunk has this part of `sync.resumable_above`."""
+"""The first chunk has the size of `sync.resumable_above` divided by this number."""
 GROWTH: Final = 0.1
-"""Each chunk is larger than the former by this share."""
+"""Each chunk is larger than the chunk before by this share."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkedCopy:
-    """The rows that the target has: up to and including ``border``.
+    """The rows that the target has: all rows up to and including ``border``.
 
     ``columns``, ``types``: the source's columns that order the rows. ``border``: their values as
     text. ``definition``: a fingerprint of the table, which has to stay the same. ``count``: the
@@ -43,7 +43,7 @@ class ChunkedCopy:
 
     @property
     def total(self) -> int:
-        """About how many chunks the table has."""
+        """The approximate number of chunks of the table."""
         planned = math.log1p(GROWTH * self.size_bytes / self.chunk_bytes) / math.log1p(GROWTH)
         return max(self.count + 1, math.ceil(planned))
 
@@ -52,7 +52,7 @@ class ChunkedCopy:
         """The approximate size of the next chunk.
 
         A table can grow by more than a chunk during the copy of a chunk, and each chunk waits for
-        the transactions at the source. So the larger the copy, the larger are its chunks.
+        the transactions at the source. So later chunks of a large copy are larger.
         """
         return int(self.chunk_bytes * (1 + GROWTH) ** self.count)
 
@@ -100,8 +100,8 @@ def key_values(key: Sequence[str], types: Sequence[str]) -> tuple[KeyValue, ...]
 def in_bytes(name: str, kind: str) -> str:
     """Return the SQL of a column in the order of the borders, for any collation of the column.
 
-    An index with a different collation does not help. The source needs no collation, because text
-    makes borders only where the source's collation has that order.
+    An index with a different collation does not help. The source needs no such collation: text
+    columns form borders only where the source's collation has this order.
     """
     return f'{name} collate "C"' if without_modifier(kind) in TEXT_TYPES else name
 

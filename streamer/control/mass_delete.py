@@ -1,5 +1,5 @@
-"""A source transaction that deletes more rows of a table than its rule allows, and the decision
-about the transaction.
+"""A source transaction that deletes more rows of a table than the rule allows, and the operator's
+decision.
 
 The bookkeeping stores the decision as JSON, from the pause of the table on. Pure.
 """

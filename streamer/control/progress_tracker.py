@@ -6,8 +6,8 @@ source discards the WAL before that commit and can never send that WAL again. Po
 worker keeps the same list (``lsn_mapping`` in worker.c), for one lane.
 
 Memory is bounded, even if a lane waits for days: past `RUNS_MAX` entries the tracker merges a
-lane's pending transactions into runs. If only part of a run is durable, the tracker allows that
-part only, which is never too far.
+lane's pending transactions into runs. If only part of a run is durable, the tracker assumes a
+position that is never too far.
 
 Pure: no I/O, no clock, no asyncio. The property test states all promises of this module.
 """
@@ -26,7 +26,7 @@ RUNS_MAX: Final = 4096
 class Run:
     """Pending transactions of one lane, from ``first_lsn`` to ``last_lsn`` (their end LSNs)."""
 
-    before_lsn: Lsn  # the commit, of any lane, in front of the first
+    before_lsn: Lsn  # the last commit of any lane before `first_lsn`
     first_lsn: Lsn
     last_lsn: Lsn
     first_time: int

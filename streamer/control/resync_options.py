@@ -11,11 +11,11 @@ from typing import Any, Final, Self
 from streamer.mapping.rule_options import TableType
 
 SKIP_CHANGES: Final = "--skip-changes"
-"""The option of `streamer resync` with which a copy skips changes before its snapshot."""
+"""The option of `streamer resync` that skips changes before the snapshot."""
 
 
 def has_own_past(kind: TableType | str) -> bool:
-    """Whether lost changes of a table of this type leave a gap that no copy closes."""
+    """Whether no copy closes the gap that lost changes leave in a table of this type."""
     return TableType(kind) is not TableType.CLONE
 
 
@@ -67,7 +67,7 @@ class FoundRows:
 
 @dataclass(frozen=True, slots=True)
 class RowScope:
-    """The rows to which a resync is limited: any condition or key may name a row.
+    """The rows to which a resync is limited: a row is in scope if any condition or key matches.
 
     ``conditions``: SQL expressions over the source's columns, which `parse_expression` accepts.
     ``found``: rows that the copy itself has found; the bookkeeping does not store these.
@@ -83,7 +83,7 @@ class RowScope:
         return bool(self.conditions) or (self.found is not None and not self.found.by_index)
 
     def union(self, addition: "RowScope") -> "RowScope":
-        """Return the rows of either scope."""
+        """Return the scope of all rows in *self* or *addition*."""
         return RowScope(
             tuple(dict.fromkeys(self.conditions + addition.conditions)),
             tuple(dict.fromkeys(self.keys + addition.keys)),
@@ -104,7 +104,8 @@ class RowScope:
 class Resync:
     """``force``: leave out columns that the target lacks. ``scope``: copy only these rows.
     ``columns``: fill only these columns, by the target's names, of existing rows.
-    ``skips_changes``: skip changes before the snapshot, also where they are part of the rows.
+    ``skips_changes``: skip changes before the snapshot, even where rows of the target show earlier
+    changes.
     """
 
     mode: Mode = Mode.RELOAD
@@ -124,7 +125,7 @@ class Resync:
         return self.mode is Mode.DIFF or self.is_partial
 
     def union(self, addition: "Resync") -> "Resync":
-        """Return a resync that fulfils both."""
+        """Return a resync that fulfils this resync and *addition*."""
         force = self.force or addition.force
         if self.scope is not None and addition.scope is not None:
             return Resync(Mode.DIFF, force, self.scope.union(addition.scope))

@@ -7,8 +7,8 @@ state is true after a crash. A process that reads a state at its start acts as f
 - ``init``: the target has no rows of this source yet, or rows to replace. Begin.
 - ``copying`` with ``snapshot_lsn``: the table follows the stream, and a copy of some of its rows
   begins again, see `streamer.apply.lanes.lane`.
-- ``copying``: the snapshot ended with the process that exported it. Raise the attempt, so that a
-  task which still runs can no longer commit, clear the rows of finished parts, and begin again.
+- ``copying``: the snapshot ended with the process that exported it. Increase the attempt number, so
+  that an old task can no longer commit. Then clear the rows of finished parts, and begin again.
 - ``catching_up``: the copy is complete, and ``end_lsn`` is its consistent point. The stream, read
   again from the acknowledged position, has all later changes; only the name differs from ``ready``.
 - ``ready``: the table follows the stream.
@@ -59,13 +59,16 @@ class Need(enum.Enum):
     NOTHING = enum.auto()
     """streamer applies the table's changes."""
     ROWS = enum.auto()
-    """A copy of all rows, or a mark as synced. Changes wait; the copy decides which ones count."""
+    """A copy of all rows, or a mark as synced. Changes wait; the copy decides which changes count.
+    """
     PART = enum.auto()
     """A copy of some rows or columns. streamer applies changes up to the copy's point."""
     CHUNKS = enum.auto()
-    """The next chunk of a copy. streamer applies changes of the rows in former chunks."""
+    """The next chunk of a copy. streamer applies changes of rows in earlier chunks."""
     CHUNK = enum.auto()
-    """The chunk of a round. streamer applies changes of rows in former chunks, up to its point."""
+    """The chunk of a copy batch. streamer applies changes of rows in earlier chunks, up to the
+    batch's point.
+    """
     REQUEST = enum.auto()
     """A copy that an operator requests: changes are missing, and streamer drops later changes."""
 
@@ -106,17 +109,18 @@ class TableState:
     need: Need = Need.NOTHING
     error: ErrorReport | None = None
     through_lsn: Lsn = NOTHING
-    """The target has the changes that commit before, by a copy or as stored at the start."""
+    """The target has all changes that commit before this LSN, by a copy or as stored at the start.
+    """
     resync: Resync = ALL_ROWS
     """The options of the next copy."""
     chunks: ChunkedCopy | None = None
     """The rows that a copy in chunks has written."""
     chunks_obstacle: str | None = None
-    """Why that copy cannot continue in chunks."""
+    """Why a copy in chunks cannot continue."""
     is_to_mark_synced: bool = False
     """The table counts as in sync at a position, without a copy."""
     is_read: bool = False
-    """A copy under way has a snapshot of the table, or is about to take a snapshot."""
+    """A copy has a snapshot of the table, or is about to take a snapshot."""
     point: Lsn | None = None
     """The position of the snapshot, or a position before the snapshot; None if not known yet."""
 
@@ -165,7 +169,7 @@ class TableState:
 
     @property
     def skips_through(self) -> Lsn:
-        """streamer drops changes of transactions up to here: the target or a copy has them."""
+        """streamer drops changes up to this position, which the target or a copy has."""
         match self.need:
             case Need.REQUEST:
                 return EVERYTHING
@@ -188,7 +192,7 @@ class TableState:
         return CopyScope(need, self.resync, self.chunks)
 
     def lacks(self, need: Need) -> bool:
-        """Whether a copy of the scope *need* can begin; a copy of all rows replaces any other."""
+        """Whether a copy of the scope *need* can begin; a copy of all rows includes every scope."""
         if need is Need.ROWS:
             return not self.is_lost
         return need in (Need.PART, Need.CHUNKS) and self.scope.need is need
@@ -212,7 +216,7 @@ class TableState:
         return replace(self, shown=State.PAUSED, error=error)
 
     def resumed(self) -> Self:
-        """An operator resumes the table, without a copy of the table under way."""
+        """An operator resumes the table, while no copy of the table runs."""
         if self.follows:
             return replace(self, shown=State.COPYING, error=None)
         if self.shown not in (State.PAUSED, State.ERROR):
@@ -222,7 +226,7 @@ class TableState:
         return replace(self, shown=State.INIT, error=None, need=Need.ROWS, point=None)
 
     def copy_requested(self, resync: Resync | None = None) -> Self:
-        """An operator requests the copy that is under way. *resync*: its options from now on."""
+        """An operator requests the copy that runs already. *resync*: the options from now on."""
         options = self.resync if resync is None else resync
         return replace(self, shown=State.COPYING, error=None, resync=options)
 
@@ -262,15 +266,15 @@ class TableState:
     # ---- copies --------------------------------------------------------------------------------
 
     def chunk_begins(self) -> Self:
-        """A round is to copy the next chunk."""
+        """A copy batch is about to copy the next chunk."""
         return replace(self._unless_paused(State.COPYING), need=Need.CHUNK)
 
     def snapshot_begins(self) -> Self:
-        """A round is about to take a snapshot, whose point is not known yet."""
+        """A copy batch is about to take a snapshot, whose point is not known yet."""
         return replace(self, is_read=True, point=None)
 
     def snapshot_passes(self, lsn: Lsn) -> Self:
-        """The snapshot to come is behind *lsn*."""
+        """The point of the next snapshot will be behind *lsn*."""
         return replace(self, point=lsn) if self.need in TO_POINT else self
 
     def copy_begins(self) -> Self:
@@ -281,7 +285,7 @@ class TableState:
     def copy_began(self, consistent_point: Lsn) -> Self:
         """The snapshot of the copy is at *consistent_point*."""
         if self.need in (Need.NOTHING, Need.REQUEST):
-            return self  # a caller has given up the copy
+            return self  # the copy was given up meanwhile
         return replace(self.copy_begins(), point=consistent_point)
 
     def reached_for(self, point: Lsn) -> Self:
@@ -293,15 +297,15 @@ class TableState:
         return replace(self, is_read=False, point=None)
 
     def delayed(self, error: ErrorReport | None) -> Self:
-        """The copy under way makes no progress, for now; None when the progress continues."""
+        """The running copy makes no progress because of *error*; None when progress continues."""
         return replace(self, error=error) if self.shown in (State.INIT, State.COPYING) else self
 
     def without_table(self) -> Self:
-        """The source has no table of that name, so a round gives up the copy under way."""
+        """The source has no table of that name, so the copy batch gives up the copy."""
         return replace(self, point=None) if self.need is Need.ROWS else self
 
     def unfit_for_chunks(self, reason: str) -> Self:
-        """streamer cannot tell whether a change is of a row in a former chunk."""
+        """streamer cannot tell whether a change concerns a row of an earlier chunk."""
         return replace(self, chunks_obstacle=reason)
 
     def switched_to_stream(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
@@ -317,7 +321,7 @@ class TableState:
         return replace(self, through_lsn=consistent_point)
 
     def copy_failed(self, error: ErrorReport) -> Self:
-        """A round gives up the copy. A table in sync stays in sync."""
+        """A copy batch gives up the copy. A table in sync stays in sync."""
         match self.need:
             case Need.CHUNK | Need.CHUNKS:
                 state = replace(self, need=Need.CHUNKS, point=None)
@@ -335,7 +339,7 @@ class TableState:
 
     @property
     def is_of_stream(self) -> bool:
-        """Whether the stream owns the shown state, and neither a copy nor a pause."""
+        """Whether the stream owns the shown state, rather than a copy or a pause."""
         return self.need is Need.NOTHING and not self.is_paused
 
     def stopped_by_delete_limit(self, error: ErrorReport) -> Self:
@@ -352,7 +356,7 @@ class TableState:
         return self.with_shown(State.ERROR, error)
 
     def lacks_rows(self, gap: ErrorReport) -> Self:
-        """Rows of a table in sync are missing; another error is more urgent."""
+        """Rows of a table in sync are missing; an existing error takes precedence."""
         is_well = self.error is None or self.error.code == gap.code
         return replace(self, error=gap) if self.shown is State.READY and is_well else self
 

@@ -1,18 +1,17 @@
-"""A heartbeat measures the whole way: the delay of a commit until it is visible, even at an idle
-source.
+"""A heartbeat measures how long a commit takes to become visible, even at an idle source.
 
 Every few seconds streamer commits an empty transaction with a logical message at the source. The
 heartbeat comes through slot and stream like any transaction, and counts as arrived when all earlier
 changes are durable in the target. At most one heartbeat is in flight, so streamer writes no WAL for
 a stalled stream. The age of the present heartbeat shows how long the stream has stalled.
 
-The sources of a process that are databases of one server share their heartbeats. One WAL serves all
-databases, so the walsender of each passes the commit of any of them. If each of 200 sources sent
+The sources of a process that are databases of one server share their heartbeats. All databases of a
+server share its WAL, so every walsender passes every heartbeat. If each of 200 sources sent
 heartbeats, each walsender would wake up forty times a second.
 
-Times are those of this machine's clock, because the clocks of the two servers may differ. They
-begin before the request for the commit: on an idle source the heartbeat may arrive before the
-answer to that request.
+All times come from this machine's clock, because the clocks of the two servers may differ.
+Measuring begins before the request for the commit: on an idle source the heartbeat may arrive
+before the answer to that request.
 """
 
 import asyncio
@@ -43,7 +42,7 @@ class ServerBeats:
 
     def __init__(self) -> None:
         self.began_at = -math.inf
-        """When sending the last heartbeat began, in monotonic time."""
+        """The monotonic time at which the process began to send the last heartbeat."""
         self.receivers: dict[Heartbeat, ProgressTracker] = {}
 
     def sent(self, lsn: Lsn, began_at: float) -> None:
@@ -65,7 +64,7 @@ class Heartbeat:
         self._by_server = services.heartbeats
         self._target = services.target
         self.confirmed_at: float | None = None
-        """The time of sending of the last heartbeat that arrived, in monotonic time."""
+        """The monotonic time at which the process sent the last heartbeat that arrived."""
         self._sent_at: float | None = None
         self._lsn = NOTHING
 
@@ -155,10 +154,11 @@ class Heartbeat:
 
     @property
     def seconds(self) -> float | None:
-        """How long a commit takes now: as the last heartbeat, or as the present one if longer.
+        """The present delay of a commit: that of the last heartbeat, or of the heartbeat in flight
+        if longer.
 
-        With no change in flight, a heartbeat arrives without a commit at the target. So the time
-        since the target last confirmed a write counts as well.
+        With no change in flight, a heartbeat arrives without a commit at the target. So the delay
+        is at least the time since the target last confirmed a write.
         """
         waited = max(self.travelling_seconds, self._target.silent_seconds)
         if self.arrived_seconds is None:

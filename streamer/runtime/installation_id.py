@@ -1,9 +1,9 @@
-"""The id of this installation, also while the target is away.
+"""The id of this installation, known even while the target is unreachable.
 
-The target's bookkeeping holds the id. Without the id, a process that starts while the target is
-away could not recognise its publications. The process therefore keeps a copy of the id in
-``spool.directory``, in a file named after the target. A different target means a different
-installation, also in the same directory.
+The target's bookkeeping holds the id. Without the id, a process that starts during an outage of the
+target could not recognise its publications. The process therefore keeps a copy of the id in
+``spool.directory``, in a file named after the target. Processes with different targets are
+different installations, even in the same directory.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _ID_LENGTH_MAX: Final = 200
 
 
 def installation_file(directory: Path, target_url: str) -> Path:
-    """Return the file in *directory* that keeps the id of the installation with this target."""
+    """Return the path of the file in *directory* with the installation id for this target."""
     parameters = parse_conninfo(target_url)
     place = [parameters.get(name) or os.environ.get(f"PG{name.upper()}", "") for name in _PLACE]
     # libpq's variable for the database name does not follow from the parameter's name.

@@ -36,12 +36,12 @@ class Services:
     address: TargetAddress
     bookkeeping: Bookkeeping
     sources: IdleConnections
-    """Connections that the successive steps of a start share with questions of the planner."""
+    """Connections that the steps of a start and the queries of the planner share."""
     locks: LockSession
     positions: AcknowledgedPositions
     workers: list[Worker]
     hot_workers: list[Worker]
-    """The places of hot lanes, see `streamer.apply.lanes.hot_lanes`."""
+    """The workers reserved for hot lanes, see `streamer.apply.lanes.hot_lanes`."""
     drainer: Drainer
     launcher: SparkLauncher
     spools: SpoolDirectory
@@ -54,9 +54,9 @@ class Services:
     target: TargetHealth
     starts: Starts
     copy_turns: CopyTurns
-    """The turns of sources that begin to stream and have tables to copy."""
+    """Copy turns for sources that begin to stream and have tables to copy."""
     later_turns: CopyTurns
-    """The turns of sources that stream already, for tables that join or get a resync."""
+    """Copy turns for sources that already stream, for tables that join or get a resync."""
     conflicts_kept: int
     discovery_interval: float = 0
     """Seconds between two checks for new tables; 0 for none."""
@@ -67,7 +67,7 @@ class Services:
     heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
     """The heartbeats of each source server."""
     take_over: set[str] = field(default_factory=set)
-    """Labels of sources whose slot and publications are ours from the next start on."""
+    """Labels of sources whose slot and publications the next start takes over."""
 
     @property
     def all_workers(self) -> list[Worker]:
@@ -90,7 +90,7 @@ class Health:
     state: str = "starting"
     error: ErrorReport | None = None
     waiting_for: str | None = None
-    """The turn of the source to copy, while its start waits for the turn."""
+    """The copy turn for which the start of the source waits."""
     holder: str | None = None
     """The process that runs this source, if that is another process."""
     wal_end_lsn: Lsn = NOTHING
@@ -99,7 +99,7 @@ class Health:
     table_states: dict[str, str] = field(default_factory=dict)
     table_errors: dict[str, ErrorReport] = field(default_factory=dict)
     table_waits: dict[str, TableWait] = field(default_factory=dict)
-    """The obstacles of tables whose state does not show them: a lock at the target."""
+    """Waits that the state of a table does not show, such as the wait for a lock at the target."""
     quarantined: dict[str, int] = field(default_factory=dict)
     verifications: dict[str, VerificationRecord] = field(default_factory=dict)
     """The last comparison of each table."""

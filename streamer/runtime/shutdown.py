@@ -25,7 +25,7 @@ def stop_on_signals(stop: Callable[[], None], reload: Callable[[], None]) -> Cal
     """Call *stop* at the first SIGTERM or SIGINT, exit at the second; call *reload* at SIGHUP.
 
     The returned function acts like a first signal, for the reason in its argument. The function has
-    no effect on a process that stops already.
+    no effect on a process that is already stopping.
     """
     loop = asyncio.get_running_loop()
     is_stopping = False

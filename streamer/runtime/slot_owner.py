@@ -26,12 +26,14 @@ _UNKNOWN_HINT: Final = (
 
 
 class SlotOwner:
-    """Decides for a source. `check_owner` is the pipeline's, `verify` the backlog guard's."""
+    """The owner check of a source: the pipeline calls `check_owner`, the backlog guard `verify`."""
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self._tolerated: tuple[str, ...] | None = None
-        """Installations whose marks stay although the pipeline uses the slot; None before that."""
+        """Installations whose marks the pipeline found when it claimed the slot; None before the
+        claim.
+        """
 
     async def check_owner(
         self,
@@ -42,12 +44,12 @@ class SlotOwner:
         is_known: bool,
         is_taken_over: bool,
     ) -> Found:
-        """Refuse slot and publications of a foreign installation, without an order to take them
+        """Refuse a foreign installation's slot and publications, unless the operator takes them
         over.
 
         Return the objects found at the source.
 
-        *is_known*: the target has a position of the slot. Raises SourceTakenError.
+        *is_known*: the target has stored a position of the slot. Raises SourceTakenError.
         """
         await self._installation.learn(installation)
         objects = await read_found(plain, source)
@@ -75,7 +77,7 @@ def unproven(
     installation: str | None,
     tolerated: tuple[str, ...] | None,
 ) -> str | None:
-    """Return why the slot is not proven to be ours; None if it is. Pure.
+    """Return why this installation cannot prove that it owns the slot; None with a proof. Pure.
 
     *tolerated*: installations whose marks the pipeline found when it claimed the slot.
     """

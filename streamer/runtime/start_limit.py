@@ -1,9 +1,9 @@
 """Limits how many sources open their sessions at a time.
 
 Opening a session costs connections on both sides, statements over the shared bookkeeping
-connection, and processor time. With hundreds of sources at once, each would take so long that
-servers end their connections. A source that waits for its server does not delay the rest: it
-returns its place after `START_SECONDS`, and continues without a place.
+connection, and processor time. If hundreds of sources started at once, each start would take so
+long that servers end the connections. A source that waits for its server does not delay the rest:
+it returns its place after `START_SECONDS`, and continues without a place.
 """
 
 import asyncio

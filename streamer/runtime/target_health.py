@@ -37,8 +37,8 @@ from streamer.util.waiting import wait_for_event
 
 log = structlog.get_logger()
 
-# An outage is known after both at the latest. The page adds the interval at which it reads states
-# and the time for which it waits for a status. Together that stays below 12 s.
+# The process detects an outage within the sum of these times. The page adds its polling interval
+# and its wait for a status. The total stays below 12 s.
 CHECK_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
@@ -67,7 +67,7 @@ class TargetHealth:
     error_code: str | None = None
     remedy: Remedy | None = None
     since: datetime | None = None
-    """When the state began; None if the state began before this process."""
+    """When the state began; None if the state is older than this process."""
     confirmed_at: float | None = None
     unlogged: Unlogged = field(default_factory=dict)
 

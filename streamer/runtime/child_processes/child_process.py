@@ -33,7 +33,7 @@ class Membership:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the opposite of `str`. Raises ValueError."""
+        """Parse the text that `str` returns. Raises ValueError."""
         number, port, directory = text.split(":", 2)
         return cls(int(number), int(port) if port else None, Path(directory))
 
@@ -45,15 +45,17 @@ class Membership:
         return self.directory / str(self.number)
 
     def siblings(self) -> dict[int, Path]:
-        """Return the sockets of the remaining processes by number; some may have no process now."""
+        """Return the sockets of the remaining processes by number; some of the processes may not
+        run.
+        """
         sockets = {int(path.name): path for path in self.directory.iterdir() if path.name.isdigit()}
         return {number: sockets[number] for number in sorted(sockets) if number != self.number}
 
     def own_settings(self, settings: Settings) -> Settings:
         """Return *settings* with a spool directory of this process.
 
-        The first process has the configured directory, so that it continues the journals of a
-        single process.
+        The first process uses the configured directory, so that it continues the journals of a
+        former single process.
         """
         spool = settings.spool
         if spool.directory is None or self.number == FIRST:

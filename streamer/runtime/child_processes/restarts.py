@@ -11,7 +11,7 @@ from typing import Final
 FIRST_SECONDS: Final = 0.5
 SECONDS_MAX: Final = 30.0
 LASTING_SECONDS: Final = 60.0
-"""A process that lived this long had started well: the next end counts as its first."""
+"""A process that ran this long had started well, so its next end counts as the first."""
 VERDICTS: Final = range(1, 5)
 """Exit codes that a StreamerError gives."""
 WRONG_CONFIGURATION: Final = 2

@@ -1,11 +1,11 @@
 """Lets relations follow tables that a session renamed at the source (`ddl: capture`).
 
 The row of pg_publication_rel stays the same under the new name, and the bookkeeping has its OID. So
-the guard and the next start find the name. Changes of the table come under both names, and
-relations are found by OID (`streamer.runtime.tables.relations`).
+the guard and the next start find the new name. The stream sends changes of the table under both
+names, and finds relations by OID (`streamer.runtime.tables.relations`).
 
-A start lets relations follow before it resolves the rules: no changes reach the target then. One
-transaction renames the target table and moves the relation's record.
+At a start, relations follow before streamer resolves the rules: no change reaches the target before
+that. One transaction renames the target table and moves the relation's record.
 `streamer.mapping.rename_targets` decides which relations follow, and which follow together. A
 relation in sync that cannot follow keeps its name and an obstacle. Its lane then stops, and holds
 all changes in order. Relations that are not in sync follow as well, and then their copy begins

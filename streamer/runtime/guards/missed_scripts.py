@@ -69,13 +69,13 @@ class MissedScripts:
     async def find_missed(self, snapshot: ExportedSnapshot) -> None:
         """Record the scripts that a new slot leaves out, before the slot's position counts.
 
-        An attempt that dies before that creates the slot again.
+        If the attempt dies before that, the next attempt creates the slot again.
         """
         awaited = await self._awaited()
         origin = self._server.system_identifier, self._server.timeline
         foreign = [script.id for script in awaited if is_of_another_server(script, *origin)]
         await self._set_missed(foreign, OTHER_HISTORY)
-        # A number of another server has no meaning for this snapshot.
+        # A transaction number of another server means no transaction of this snapshot.
         by_xid = {script.source_xid: script.id for script in awaited if script.id not in foreign}
         if by_xid:
             xids = [xid for xid in by_xid if xid is not None]

@@ -1,4 +1,4 @@
-"""The publications of a source: reads their facts, and executes the plan that follows.
+"""The publications of a source: reads the facts about publications, and executes the plan.
 
 The bookkeeping stores how every ready relation was published: the fingerprint of its membership,
 its replica identity, and the OID of its table. At every start, and whenever the guard finds changed
@@ -51,7 +51,7 @@ class Reconciled:
 
     cases: "Mapping[MappedRelation, Case]"
     is_incomplete: bool = False
-    """The next check has to judge some of the tables."""
+    """Some tables are left to the next check."""
     contention: SourceContentionError | None = None
     """A session blocked the change of publications; the next check decides on these tables."""
 
@@ -131,7 +131,7 @@ class Publishing:
         self._memberships[record.relation_id] = last_published(record)
 
     def change(self, source: SourceMapping) -> None:
-        """Use new rules from now on."""
+        """Use the rules of *source* from now on."""
         self._source = source
 
     def bind(self, mapped: "MappedRelation") -> None:
@@ -171,8 +171,8 @@ class Publishing:
            before it has read the next fingerprint, and no operator has to act then.
         3. *The consequences come before the new facts.* After a crash in between, the next plan
            compares with the former facts again.
-        4. *The loss of an identity is stored before publications change.* A foreign session may
-        prevent the change, and give the table an identity meanwhile.
+        4. *The loss of an identity is stored before publications change.* Otherwise a foreign
+           session could delay the change, and give the table an identity meanwhile.
         """
         former = {name: self._last(relations[name]) for name in plan.cleared}
         cleared = {name: replace(last, fingerprint=None) for name, last in former.items()}
@@ -320,5 +320,5 @@ class Publishing:
 
 
 def _is_in_sync(mapped: "MappedRelation") -> bool:
-    """Whether *mapped* needs no other copy."""
+    """Whether *mapped* needs no further copy."""
     return mapped.skip_through_lsn != EVERYTHING

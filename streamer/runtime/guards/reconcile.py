@@ -9,7 +9,7 @@ plan has a case for each table that does not continue as before:
   identity, or identities of partitions changed, whose order is unknown. Or the application dropped
   and re-created the table during its copy, or its column list lacked a column.
 - *copy at a point*: a copy of a table that keeps its past. The target applies the table's changes
-  up to that copy's point.
+  up to the point of the copy.
 - *stop*: changes are missing, or will be. The table waits in state ``error`` for an operator. A
   table whose updates can no longer be published leaves the publication of updates, so that the
   application's own statements work.
@@ -131,7 +131,7 @@ class Case:
 
     fate: Fate
     reason: str = ""
-    """Why a copy is due, for the log."""
+    """Why the table needs a copy, for the log."""
     error: ErrorReport | None = None
     """Why the table stops, or why its copy cannot begin yet."""
     columns: tuple[str, ...] | None = None
@@ -150,7 +150,7 @@ class PublicationPlan:
 
     cases: Mapping[RelationName, Case]
     tables: tuple[MappedTable, ...]
-    """The tables that have their names, as of this plan."""
+    """The tables that exist under their names, as of this plan."""
     state: SourceState
     """The facts behind the plan."""
     wanted: WantedMembers = field(default_factory=WantedMembers)
@@ -163,10 +163,11 @@ class PublicationPlan:
 
 
 def needs_copy(former: str | None, identity: RelationIdentity) -> bool:
-    """Whether a relation whose replica identity was *before* needs a copy.
+    """Whether a relation whose replica identity was *former* needs a copy.
 
-    Without an identity only inserts were published. Identities of partitions change in turn, and in
-    between the stream sends old rows that fit neither identity.
+    Without an identity only inserts were published. Partitions get their new identities one after
+    the next. Until the last partition has its new identity, the stream can send old rows that fit
+    neither identity.
     """
     if former is None or former == identity.published or not identity.is_usable:
         return False
@@ -176,7 +177,7 @@ def needs_copy(former: str | None, identity: RelationIdentity) -> bool:
 def renamed(
     fingerprints: Mapping[RelationName, str | None], publications: Iterable[Publication]
 ) -> dict[RelationName, RelationName]:
-    """Return the new names of tables by their former names, which new tables may bear now.
+    """Return the new names of tables by their former names. New tables may have the former names.
 
     *fingerprints*: the fingerprints of memberships (`membership_fingerprint`), by the former names.
     """

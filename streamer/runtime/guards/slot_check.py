@@ -1,4 +1,5 @@
-"""The link between source and target: slot, publications, and the positions that both sides store.
+"""Checks the link between source and target: slot, publications, and the positions that both sides
+store.
 
 streamer stores positions and fingerprints in the target before they count. A comparison at every
 start, and while streaming, finds all breaks of the link: a moved slot, a changed publication, a
@@ -72,7 +73,9 @@ class SlotCheck:
         journal: Journal | None,
         branch: Branch,
     ) -> None:
-        """*journal*: the input instead of the slot, if any. *branch*: the source's history."""
+        """*journal*: the journal to read in place of the slot, if any. *branch*: the source's
+        history.
+        """
         self._branch = branch
         self._guard = guard
         self._journal = journal

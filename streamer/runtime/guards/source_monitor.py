@@ -1,6 +1,6 @@
 """Guards the preconditions of a source: its slot, its publications, replica identities.
 
-The guard has its own connection, reads only catalogs and waits for no lock on a user's table.
+The guard uses its own connection, reads only catalogs, and waits for no lock on a user's table.
 Checks that stop no stream (partitions, heartbeats) use a second connection and a second task, see
 `streamer.runtime.session.source_checks`. So a locked table cannot hide a lost slot.
 """
@@ -27,7 +27,9 @@ from streamer.source.slot_and_publications.standbys import find_standby_wait
 log = structlog.get_logger()
 
 STANDBY_SECONDS: Final = 4.0
-"""How long changes may stay with the source before the guard asks why."""
+"""How long the source may hold changes back before the guard looks for the standby that delays
+them.
+"""
 GUARD_SECONDS: Final = 2.0
 PAUSE_TIMES: Final = 20
 """The minimum pause after a check, as a multiple of the duration of the check."""
@@ -79,7 +81,7 @@ class SourceMonitor:
                 with translating(source.label):
                     names = [mapped.mapping.source for mapped in relations]
                     seen = await read_guard_facts(plain, source, names, self._server.version)
-                    took = time.monotonic() - began  # without the occasional cost of changes
+                    took = time.monotonic() - began  # excludes the time that changes take
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.saw_end(seen.flush_lsn, began)
@@ -88,7 +90,7 @@ class SourceMonitor:
                     cases.expect_missing()
                     if seen.digest != digest or cases.is_incomplete:
                         await cases.reconcile(plain)
-                        digest = seen.digest  # read before: the next check sees later changes
+                        digest = seen.digest  # the next check sees later changes
                     await cases.delete_dropped(plain)
                 on_check()
                 await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))

@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Open:
-    """A case that waits."""
+    """An open case."""
 
     case: Case
     end_lsn: Lsn | None = None
@@ -72,7 +72,7 @@ class TableCases:
         self._coordinator: SyncCoordinator | None = None
         self._remove: Callable[[MappedRelation], Awaitable[None]] | None = None
         self.is_incomplete = False
-        """A check has left tables to the next check."""
+        """The last check has left tables to the next check."""
 
     @property
     def are_open(self) -> bool:
@@ -81,11 +81,13 @@ class TableCases:
 
     @property
     def has_renamed(self) -> bool:
-        """Whether tables were renamed at the source; a new attempt lets their relations follow."""
+        """Whether the source has renamed tables, whose relations follow in a new attempt."""
         return bool(self._open_cases(Fate.RENAMED))
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped*, which needs a copy, is published and needs no request for the copy."""
+        """Whether the copy that *mapped* needs may begin: no open case or missing request prevents
+        the copy.
+        """
         waiting = self._open.get(mapped)
         if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
             return False

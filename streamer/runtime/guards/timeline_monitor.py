@@ -1,8 +1,9 @@
-"""Stores the timeline of a standby that is a source, before the target's changes need the timeline.
+"""Stores the timeline of a standby that is a source, before the target has changes of that
+timeline.
 
 While a standby streams, it can follow a new primary or become a primary, and its timeline changes.
-The target then gets changes from behind the fork. The next start would treat these as commits that
-the source has lost, so the bookkeeping needs the new timeline before.
+The target then gets changes from behind the fork. The next start would treat these changes as
+commits that the source has lost. So streamer stores the new timeline first.
 
 The connection of the monitor checks the server's identity when the attempt begins, and lives as
 long as the attempt. So a single run of the server sends all changes of the attempt. A run replays a
@@ -70,7 +71,8 @@ class TimelineMonitor:
         """The message about a new timeline that a check has found."""
 
     async def run(self) -> None:
-        """Check until cancelled, and once more then: copies store positions without the reader.
+        """Check until cancelled, and once more at the end, because copies store positions without
+        the reader.
 
         Raises SourceConnectionError when the timeline has changed.
         """

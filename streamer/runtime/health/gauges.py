@@ -64,7 +64,7 @@ class ScrapeFacts:
     sources: list[SourceGauges] = field(default_factory=list)
     """The gauges of the sources that this process runs."""
     states: Counter[str] = field(default_factory=Counter)
-    """How many sources of the fleet are in each state."""
+    """The number of sources of the fleet by state."""
     holders: dict[tuple[str, str], str] = field(default_factory=dict)
     """The process that runs each source."""
     replicas: dict[str, int] = field(default_factory=dict)

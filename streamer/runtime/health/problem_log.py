@@ -37,7 +37,7 @@ class ProblemLog:
             self.tell(self._read_problems())
 
     async def read(self, bookkeeping: Bookkeeping) -> None:
-        """Read the stored facts; after a failure, the former ones stay."""
+        """Read the stored facts; after a failure, keep the former facts."""
         try:
             self.stored = await read_stored_facts(bookkeeping)
         except TargetError as exc:  # the state of the target shows the failure

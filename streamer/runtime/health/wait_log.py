@@ -1,7 +1,7 @@
 """Logs the reason of a long wait, every `REPORT_SECONDS` for as long as the wait lasts.
 
-The process itself knows the states of sources and target, and the waits of tables. The reason for
-which a start waits comes from the bookkeeping, where `status` reads the reason, too.
+The process itself knows the states of sources and target, and the waits of tables. The reason why a
+start waits comes from the bookkeeping, as in `status`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _FIRST_COPIES: Final = "first copies"
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A subject that waits (``target``, a source, tables of a source), and the reason."""
+    """The wait of a subject (``target``, a source, tables of a source), and the reason."""
 
     subject: str
     reason: str

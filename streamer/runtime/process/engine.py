@@ -122,7 +122,7 @@ class Engine:
 
     @property
     def mapping_problem(self) -> MappingProblem | None:
-        """Why no source streams although the target has sources; None with a mapping."""
+        """Why no source streams although the target has records of sources; None with a mapping."""
         return self._mapping.problem
 
     def readiness(self) -> list[Reason]:
@@ -223,7 +223,7 @@ class Engine:
                 ).run,
             )
             await sources.until_done(self._stopping)
-            self._stopping.set()  # no change of the mapping begins from now on
+            self._stopping.set()  # prevents further changes of the mapping
             verifying.cancel()
             await sources.end(self._mapping.changing)
 

@@ -1,4 +1,4 @@
-"""The planner's questions to the sources, over connections that successive questions share."""
+"""The planner's queries to the sources, over connections that successive queries share."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias

@@ -19,7 +19,7 @@ from streamer.util.containment import EnduringTasks
 
 
 class ProcessHealth:
-    """Reads the health of all objects that the process runs."""
+    """Reads the health of all sources and guards of the process."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ProcessHealth:
         tasks.start("reporting problems", partial(self._problem_log.run, bookkeeping, self.target))
 
     def problems(self) -> list[Problem]:
-        """Return the problems of all objects that this process runs."""
+        """Return the problems of the target and of all sources of this process."""
         return find_problems(self.target, self._guards, self._supervisors, self._problem_log.stored)
 
     def other_problems(self) -> list[Reason]:

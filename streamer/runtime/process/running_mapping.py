@@ -44,7 +44,7 @@ class RunningMapping:
 
     @property
     def problem(self) -> MappingProblem | None:
-        """Why no source streams although the target has sources; None with a mapping."""
+        """Why no source streams although the target has records of sources; None with a mapping."""
         return None if self.now.sources else self._lost
 
     @property
@@ -58,7 +58,9 @@ class RunningMapping:
         return Fleet() if self.sources is None else self.sources.fleet
 
     def led(self) -> Mapping:
-        """Return the sources for which this process does the work that replicas share."""
+        """Return the mapping of the sources for which this process does the shared work of the
+        replicas.
+        """
         led = tuple(s for s in self.now.sources if self.sources is None or self.sources.leads(s))
         return replace(self.now, sources=led)
 
@@ -105,7 +107,7 @@ class RunningMapping:
                 raise errors[0]
 
     async def _change(self, mapping: Mapping, sources: RunningSources) -> list[StreamerError]:
-        """Return the errors of single sources."""
+        """Switch to *mapping*; return the errors of single sources."""
         running = {supervisor.source.label: supervisor for supervisor in sources.supervisors}
         labels = {source.label for source in mapping.sources}
         removed = [running[label] for label in sorted(running.keys() - labels)]
@@ -151,7 +153,7 @@ class RunningMapping:
 
 
 async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkeeping) -> str:
-    """Return the id that marks objects of removed sources as this installation's.
+    """Return the installation id that marks the objects of removed sources.
 
     Raises MappingError without the target: the source would continue, while another source
     may be about to write its rows.

@@ -33,7 +33,7 @@ STOP_SECONDS: Final = 9.0
 
 
 class RunningSources:
-    """Owns the supervisors and their tasks; the process runs the sources alone, or as a replica."""
+    """Owns the supervisors and their tasks, in a single process or in a replica."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class RunningSources:
         group: asyncio.TaskGroup,
         stop_lsn: Lsn | None,
     ) -> None:
-        """*supervisors*: the list that all views of the process read."""
+        """*supervisors*: the list that page, status and metrics of the process read."""
         self.supervisors = supervisors
         self.services = services
         self._guards = guards
@@ -158,7 +158,7 @@ async def _remove_objects(
     records = await read_source_records(bookkeeping)
     record = find_source(records, source.database, source.sid)
     if record is not None:
-        # A task that continues would commit rows of a removed tenant.
+        # A task that still runs would commit rows of a removed tenant.
         await _end_copies(record, bookkeeping)
     place = KnownPlace() if record is None else record.known_place
     result = await teardown_source(source, installation, place)

@@ -36,13 +36,13 @@ log = structlog.get_logger()
 CHECK_SECONDS: Final = 30.0
 """How often the process checks for tables that are due, and for results of commands."""
 BUSY_SECONDS: Final = 1.0
-"""How long a table that is due waits for the next check while the source is busy."""
+"""How long a due table waits for the next check while its source is busy."""
 QUIET_SECONDS: Final = 1.0
 """How often a verification checks that its source is still quiet."""
 LAG_SECONDS_MAX: Final = 10.0
 """A source with more lag is not quiet."""
 RETRY_SECONDS: Final = 300.0
-"""How long an undecided table waits at most for the next verification."""
+"""The longest pause before the next verification of an undecided table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Verification:
         self._bookkeeping = bookkeeping
         self._began_at = datetime.now(UTC)
         self._failed_at: dict[int, datetime] = {}
-        """When the verification of a relation last ended with an error of a server."""
+        """When a server error last ended the verification of a relation."""
 
     async def run(self) -> None:
         """Verify until cancelled."""
@@ -146,7 +146,7 @@ class Verification:
                         if relation.relation_id in records
                     }
                     due += self._due(supervisor.source, relations, records)
-        except StreamerError as exc:  # the process reports the target elsewhere
+        except StreamerError as exc:  # another task reports the state of the target
             log.debug("cannot read the tables to verify", error=str(exc))
         return due
 
@@ -161,7 +161,7 @@ class Verification:
         relations: Sequence[RelationRecord],
         records: dict[int, VerificationRecord],
     ) -> Iterator[DueTable]:
-        """Yield the tables of a source that are verified."""
+        """Yield the tables of a source that have a verification interval."""
         rules = find_rules(source, [parse_name(relation.source) for relation in relations])
         for relation in relations:
             rule = rules.get(parse_name(relation.source))

@@ -6,12 +6,12 @@ remaining replicas see its fingerprint, and read their own configuration again. 
 mapping.
 
 A replica without the newest mapping takes no source. Its file may be older, and lack tables that
-the fleet streams. Its age is no evidence: a process that starts late may have the oldest file. So
-its mapping becomes the newest only if an operator says so (SIGHUP), or if no replica runs the
-newest mapping any more.
+the fleet streams. The start time of a process proves nothing: a process that starts late may have
+the oldest file. So its mapping becomes the newest only if an operator confirms the mapping
+(SIGHUP), or if no replica runs the newest mapping any more.
 
-A file may reach another machine later, so a replica tries again at growing intervals. Meanwhile log
-and status name the replica that differs.
+The new file may reach a machine late, so a replica reads its file again at growing intervals.
+Meanwhile log and status name the replica that differs.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,8 @@ DIFFERS: Final = (
 def find_users(
     mapping: str, replicas: Sequence[ReplicaRecord], is_dead: Callable[[str], bool]
 ) -> list[ReplicaRecord]:
-    """Return the replicas that run *mapping*, or may return with it. Pure except for *is_dead*.
+    """Return the replicas that run *mapping*, or that may return with *mapping*. Pure except for
+    *is_dead*.
 
     A replica that ended in order has no row. *is_dead*: whether the process of a name is known to
     have ended.
@@ -65,7 +66,7 @@ class MappingFollower:
         is_dead: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.is_waiting = False
-        """Whether the replicas run a different mapping than this process."""
+        """Whether this process waits because the replicas run a different mapping."""
         self._read_mapping = read_mapping
         self._reload = reload
         self._is_dead = is_dead
@@ -112,7 +113,7 @@ class MappingFollower:
         return None
 
     def _is_alone(self, record: FleetRecord, number: int, joined_seconds: float) -> bool:
-        """Whether no replica runs the newest mapping, or will soon.
+        """Whether no replica runs the newest mapping or is about to run that mapping.
 
         A mapping that was the newest before is older than the present mapping. Replicas that may
         return with the present mapping then count for as long as the target stores their rows. So
@@ -136,7 +137,7 @@ class MappingFollower:
         names = [
             replica.name for replica in replicas if replica.is_alive and replica.mapping == current
         ]
-        if self._seconds > FIRST_SECONDS and not self._is_logged:  # one reading brought no change
+        if self._seconds > FIRST_SECONDS and not self._is_logged:  # no change at the second reading
             self._is_logged = True
             log.warning(DIFFERS, run_by=names, hint=MAPPING_HINT)
         elif not self._is_logged:

@@ -51,21 +51,23 @@ CHECK_SECONDS: Final = 1.0
 FROZEN_SECONDS: Final = 10.0
 """A replica without a new beat for this long has died, is frozen or is cut off."""
 FROZEN_CHECKS: Final = 5
-"""The number of checks without a beat that this needs: a slow target delays checks, too."""
+"""The number of checks without a beat before a replica counts as frozen: a slow target delays
+checks, too.
+"""
 SETTLE_SECONDS: Final = 3.0
 """A replica gives sources back once no replica has joined or ended for this long."""
 GIVEN_AT_ONCE: Final = 4
 """The number of sources to release at a time."""
 REFUSED_SECONDS: Final = 10.0
-"""A replica that does not take its source for this long loses the source."""
+"""A replica that does not take an assigned source for this long loses the source."""
 FORGIVEN_SECONDS: Final = 60.0
-"""The time after which such a replica may take the source again."""
+"""The time after which a replica that lost a source may take that source again."""
 FOLLOW_SECONDS: Final = 5.0
 """Free sources wait this long for a replica that is about to read a new mapping."""
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""For this long, a replica does not take a source that a peer removed: this process may be about to
+"""How long a replica does not take a source that a peer has removed: the replica may be about to
 read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
@@ -74,7 +76,7 @@ STRANGER: Final = -1
 
 
 class Shared(Protocol):
-    """A source that replicas share: its supervisor."""
+    """The supervisor of a source that replicas share."""
 
     source: SourceMapping
 
@@ -161,7 +163,7 @@ class Replica:
         self._free: dict[str, _Free] = {}
         self._refused: dict[tuple[int, str], float] = {}
         self._unreached: set[str] = set()
-        """Sources that this process could not reach; the remaining replicas run them meanwhile."""
+        """Sources that this process could not reach, and that other replicas run meanwhile."""
         self._probing: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         self._removed: dict[str, float] = {}
@@ -213,7 +215,7 @@ class Replica:
     async def release(self, label: str) -> None:
         """Release the lock of a source that this process has removed from its mapping."""
         try:
-            await self._locks.use(self._report)  # first: so that no peer takes the source
+            await self._locks.use(self._report)  # first, so that no peer takes the source
             await self._locks.give_up(label)
         except StreamerError as exc:
             _log_unreleased(exc)
@@ -227,7 +229,7 @@ class Replica:
             except (StreamerError, TimeoutError) as exc:
                 _log_unreleased(exc)
 
-    # ---- one look ------------------------------------------------------------------------------
+    # ---- one check -----------------------------------------------------------------------------
 
     async def _check(self) -> None:
         record = await self._locks.use(self._report)
@@ -417,7 +419,7 @@ class Replica:
             await self._begin(sources[label])
 
     def _find_refused(self, now: float) -> set[tuple[int, str]]:
-        """Return the replicas that take a source neither now nor soon."""
+        """Return pairs of a replica and a source that the replica will not take soon."""
         kept_back = {
             (member.number, label)
             for member in self._members
@@ -477,7 +479,7 @@ class Replica:
 
 
 def _log_unreleased(error: Exception) -> None:
-    """Log that a lock ends with its session, because the target did not accept the message."""
+    """Log that the locks end with their session, because the target did not answer the release."""
     log.info("the locks of this process end with its session", reason=str(error) or "timeout")
 
 
@@ -490,7 +492,7 @@ def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
 
 
 def is_known_dead(name: str) -> bool:
-    """Whether *name* is that of a process of this machine that has ended."""
+    """Whether *name* names a process of this machine that has ended."""
     host, _, pid = name.rpartition(":")
     if host != socket.gethostname() or not pid.isdecimal():
         return False

@@ -45,7 +45,7 @@ class SharePlan:
     """The even share. ``takers``: the replica for each free source that a replica may take."""
 
     loads: dict[int, int]
-    """The number of sources of each replica at the end."""
+    """The number of sources of each replica after all moves."""
     takers: dict[str, int] = field(default_factory=dict)
 
 
@@ -58,8 +58,8 @@ class Decision:
 
 
 Owners = Mapping[str, int | None]
-"""The replica that has the lock of each source; None for a free source. A process that is no
-replica has a number that no member has.
+"""The replica that has the lock of each source; None for a free source. A process outside the
+replicas has a number that no member has.
 """
 Refusals = Collection[tuple[int, str]]
 """Replicas that have not taken a source for a while, although the plan assigned it."""
@@ -98,7 +98,8 @@ def make_plan(members: Sequence[Peer], owners: Owners, refused: Refusals = ()) -
     keepers = find_keepers(members, owners)
     unreached = find_unreached(members, owners)
     refused = {*refused, *unreached}
-    # A replica that lost the target for longer may see its source taken, and continues its journal.
+    # A replica that was cut off from the target continues its journal, even if a peer has taken the
+    # source.
     owners = {
         label: owner
         if keepers.get(label, owner) == owner and (owner, label) not in unreached
@@ -181,7 +182,7 @@ def decide(
             or ((number, label) in unreached and plan.takers.get(label, number) != number)
         )
     ]
-    # The owner gives such a source back first.
+    # The present owner has to release such a source first.
     take = [label for label in take if (owners[label], label) not in unreached]
     excess -= len(lent)
     give = [
@@ -196,8 +197,8 @@ def decide(
 
 
 def leads(number: int, members: Sequence[Peer], label: str) -> bool:
-    """Whether replica *number* does the work at the target that source *label* shares: the oldest
-    replica that may run the source. A replica with an older mapping would work for that mapping.
+    """Whether replica *number* does the shared work at the target for source *label*. The oldest
+    replica that may run the source does this work, if it has the newest mapping.
     """
     able = [m.number for m in members if label in m.sources and m.has_newest_mapping]
     return not able or number == min(able)

@@ -25,4 +25,4 @@ class Attempt:
     """Why an earlier attempt gave up binary transport."""
     stop_lsn: Lsn | None
     let_others_start: Callable[[], None]
-    """Called when opening the session has to wait for long."""
+    """Called when the opening of the session has a long wait ahead."""

@@ -28,7 +28,7 @@ TEXT: frozenset[int] = frozenset()
 IS_CHOSEN: Final = "the setting `transport` is text"
 _QUALIFIES: Final = "every written column has the same built-in type on both sides"
 _READ_TABLES: Final = 500
-"""The number of definitions in memory at the same time."""
+"""The number of definitions to hold in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ChosenTransport:
     """The format in which a source sends values, and the reason.
 
     ``types``: OIDs of types that come in binary; none when all values are text. ``obstacle``: the
-    reason for text. ``of_tables``: the reasons of the tables that need text themselves.
+    reason for text. ``of_tables``: the reasons by table that needs text.
     """
 
     types: frozenset[int]

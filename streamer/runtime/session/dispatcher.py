@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class AnotherHistory(Exception):
-    """The source does not send the transaction that the target has acknowledged."""
+    """The source does not send the last acknowledged transaction again."""
 
 
 class Lanes(Protocol):
@@ -62,8 +62,8 @@ class Lanes(Protocol):
 class Dispatched:
     """The parts of a block, a transaction or a piece of a transaction, by lane.
 
-    ``commit_time``: the newest, a protocol time. ``is_new`` is false for a transaction that was
-    dispatched before, and behind the stop position.
+    ``commit_time``: the newest commit time, a protocol time. ``is_new`` is false for a transaction
+    that was dispatched before, and behind the stop position.
     """
 
     commit_time: int
@@ -110,9 +110,11 @@ class Dispatcher:
         source may write messages.
         """
         self.stop_lsn = stop_lsn
-        """No transaction that commits here or later is dispatched; `EVERYTHING`: not known yet."""
+        """The dispatcher ignores transactions that commit here or later; `EVERYTHING`: not known
+        yet.
+        """
         self.has_passed_stop = False
-        """Such a transaction has arrived."""
+        """A transaction at or behind `stop_lsn` has arrived."""
         self._assembler = assembler
         self._lanes = lanes
         self._tracker = tracker
@@ -121,9 +123,9 @@ class Dispatcher:
         self._with_origins = with_origins
         self._ddl_token = ddl_token
         self.keeps_blocks = True
-        """Tests set it to False, to compare."""
+        """Whether whole blocks go to lanes; tests compare with single transactions."""
         self._made: int | None = None
-        """The last transaction whose changes the target has from a script."""
+        """The last transaction whose changes a script has made at the target."""
         self._open_lanes: dict[Lane, None] = {}
         """Lanes with a piece of the present, incomplete transaction."""
 
@@ -146,8 +148,8 @@ class Dispatcher:
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
         """Record the position that the source has reached.
 
-        Return False if the position does not count: in the middle of a transaction, and behind the
-        stop position. It then covers changes that were not dispatched. Raises AnotherHistory.
+        Return False for a position in the middle of a transaction or behind the stop position,
+        which covers changes that were not dispatched. Raises AnotherHistory.
         """
         if self.has_passed_stop or not self._assembler.is_between_transactions:
             return False
@@ -172,7 +174,7 @@ class Dispatcher:
         self._tracker.durable(lane.pending, EVERYTHING)
 
     def reset(self) -> None:
-        """Discard unfinished transactions: the source will send these again."""
+        """Discard unfinished transactions, which the source will send again."""
         self._assembler.reset()
         self._open_lanes.clear()
 
@@ -300,8 +302,8 @@ class Dispatcher:
                 continue
             if piece.transaction.xid == self._made:
                 content = as_made(content)
-            # The parts that ALTER TABLE drops come in front of its tables. Both form a single
-            # change.
+            # A message with the objects that ALTER TABLE drops precedes the message of its table.
+            # The two messages form a single change.
             is_next = definition.tag == ALTER_TABLE and start == instruction.place
             if dropped is not None and (definition.relid is None or not is_next):
                 yield from self._redefined(dropped, described)
@@ -362,7 +364,7 @@ class Dispatcher:
         lane = self._lanes.lane(mapped)
         is_other = mapped.relid not in (None, changes.relation.relid)
         if is_other and isinstance(changes.relation, Redefinition):
-            return  # a new table has the name now; its first change reports that
+            return  # a new table has the name; its first change reports the replacement
         if not lane.is_held_for_copy:
             if piece.transaction.final_lsn < mapped.skip_through_lsn:
                 return  # the target has the change

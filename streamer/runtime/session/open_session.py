@@ -76,7 +76,7 @@ class _Opening:
         if record.acknowledged_lsn == NOTHING:
             await self._waits.acquire_turn()
         reconciled = await self._reconcile(server, branch, record)
-        # A process that died may have left these waits behind.
+        # The status may still show the waits of a process that died.
         await self._tables.relations.show_wait(self._tables.relations, None)
         await self._waits.show()
         return await self._start(server, branch, reconciled, replication)
@@ -84,7 +84,7 @@ class _Opening:
     async def _reach(self, record: "SourceRecord") -> tuple[SourceServer, Branch, Connection]:
         """Find the server of the source, and prove that its database is that of *record*.
 
-        Return the replication connection, too, which stays open at a standby.
+        Also return the replication connection, which stays open at a standby.
         """
         source, stored_place = self._source, record.known_place
         async with self._waits.reporting_password():
@@ -128,8 +128,8 @@ class _Opening:
     ) -> TimelineMonitor | None:
         """Return the watch, which then owns *replication*; close *replication* without a watch.
 
-        Raises SourceConnectionError if the timeline has changed meanwhile. The slot may be behind
-        the fork then, and no table may become in sync at its position.
+        Raises SourceConnectionError if the timeline has changed meanwhile. In that case the slot
+        may be behind the fork, so no table may become in sync at its position.
         """
         if not server.in_recovery:
             await replication.close()

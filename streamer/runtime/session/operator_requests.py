@@ -17,7 +17,9 @@ from streamer.util.lsn import EVERYTHING
 from streamer.util.waiting import wait_for_event
 
 OUTCOME_SECONDS: Final = 5.0
-"""A table may change its state before the process has stored that, so outcomes are polled, too."""
+"""A table can change its state before the process stores the new state, so the process also polls
+for outcomes.
+"""
 
 
 class Requests:
@@ -54,7 +56,7 @@ class Requests:
                     continue
                 match request.action:
                     case "pause":
-                        # an earlier request may have resumed the table
+                        # an earlier request of this batch may have resumed the table
                         self._pause(mapped.relation_id)
                         self._coordinator.cancel_request(mapped)
                     case "resume":

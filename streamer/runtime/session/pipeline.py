@@ -68,12 +68,12 @@ STOPPING_SECONDS: Final = 1.0
 REST_SECONDS_MAX: Final = 0.005
 """The longest pause between two reads.
 
-The walsender sends each message by itself. While the reader keeps TCP's window closed, the kernel
-joins messages to large segments, and a message costs the walsender half as much.
+The walsender sends each message by itself. While TCP's window is closed, the kernel joins messages
+to large segments, and each message costs the walsender half as much.
 """
 REST_TIMES: Final = 9
 """After a burst, reading pauses for this multiple of the time that the burst took. So wake-ups take
-at most a tenth of a core, and a transaction after a silence is read at once.
+at most a tenth of a core, and the reader receives a transaction after a silence at once.
 """
 DRAIN_SECONDS: Final = 7.0
 CLOSE_SECONDS: Final = 2 * END_SECONDS
@@ -164,14 +164,15 @@ class Pipeline:
     async def _stream(self, session: Session) -> None:
         """Run the tasks of *session* until `stop` is set, or a task fails.
 
-        The stream is open. So no slow step comes before the tasks: the source ends a silent stream.
+        The stream is open, and the source ends a silent stream. So no slow step may come before the
+        tasks.
         """
         source, bookkeeping = self._source, session.services.bookkeeping
         session.begin_copies(session.relations, is_start=True)
         await session.use_snapshot()
         self.health.state, self.health.error = "streaming", None
         self._session = session
-        self.requested.set()  # operators may have asked before
+        self.requested.set()  # requests may be older than this session
         session.position.store_soon()
         log.info(
             "streaming",
@@ -235,12 +236,12 @@ class Pipeline:
     async def _close(self, session: Session) -> None:
         """Close *session*. Raises DefectError if that takes too long.
 
-        The session's tasks can do no harm then: they no longer have the right to the source.
+        Tasks that still run can do no harm, because they no longer hold the lock of the source.
         """
         self._session = None
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                # First: while the target is away, the next steps take long.
+                # This step comes first: during an outage of the target, the next steps take long.
                 await session.stream.close()
                 if session.timeline_monitor is not None:
                     await session.timeline_monitor.close()
@@ -285,7 +286,7 @@ class Pipeline:
                 await session.timeline_monitor.check()  # before a position behind a fork counts
             try:
                 await self._dispatch(session, burst.payloads)
-                # frees the burst while libpq delivers the next large message
+                # frees the burst while libpq receives the next large message
                 burst.payloads.clear()
                 failpoint("reader.dispatched")
                 if dispatcher.has_passed_stop:

@@ -1,4 +1,4 @@
-"""Registers relations with the bookkeeping, and gives each a place in the stream of its source."""
+"""Registers relations with the bookkeeping, and adds each relation to the stream of its source."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Applies a changed mapping to a source while its stream runs.
 
-Tables that stay continue without a break, unless they share a lane with a table that changes. All
+Unchanged tables continue without a break, unless they share a lane with a changed table. All
 remaining changes need a new attempt to stream the source.
 """
 
@@ -84,7 +84,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         )
         for mapped in relations:
             relations.replace_mapping(mapped, by_name[mapped.mapping.source])
-        # A copy of these relations may have begun by the old rules, perhaps a copy of all rows.
+        # A copy of these relations may have begun under the old rules, possibly a copy of all rows.
         if any(session.coordinator.is_at(mapped) for mapped in recomputed) or any(
             record.snapshot_lsn is None for record in records
         ):
@@ -93,7 +93,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         refilled = [by_name[m.mapping.source] for m in removed if m.mapping.source in by_name]
         if refilled:
             added += await session.registrar.register(refilled, definitions)
-        await session.monitor.cases.begin(plain)  # unpublishes removed tables
+        await session.monitor.cases.begin(plain)  # also unpublishes removed tables
     session.begin_copies(added)
     return True
 
@@ -146,7 +146,7 @@ def _may_change(
 
 
 def _needs_its_changes(now: RelationMapping, mapping: RelationMapping) -> bool:
-    """Whether no copy replaces the changes that the lane of a relation holds."""
+    """Whether the lane of a relation holds changes that no copy replaces."""
     has_past = mapping.rule.keeps_past and mapping.type is now.type
     return mapping.rule.initial is Initial.NONE or has_past
 

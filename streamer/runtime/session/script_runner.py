@@ -6,7 +6,8 @@ dispatches the transaction and continues. A crash before the COMMIT of the scrip
 and the source sends the message again. After the COMMIT, the record shows that the script has run.
 
 The script does not wait for a lane that awaits a copy: its table matches no single position. The
-script does wait for a table that is paused or in error, whose changes come before the script.
+script does wait for a table that is paused or in error, because held changes of that table come
+before the script.
 
 If the target refuses the script, the source stops with a `ScriptError`. Each later attempt runs the
 script again, so a correction of the cause is enough.
@@ -90,7 +91,7 @@ class Scripts:
         reached.is_made = await self._is_made(carried)
 
     async def _is_made(self, carried: list[ScriptRecord]) -> bool:
-        """Whether the target has run a script that has run at the source, too."""
+        """Whether the target, too, has run a script that ran at the source."""
         ids = [record.id for record in carried if record.side is ScriptSide.BOTH]
         if not ids:
             return False

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Made by `streamer.runtime.session.open_session`."""
+    """An open session, as `streamer.runtime.session.open_session` returns."""
 
     services: Services
     fence: FencingToken
@@ -53,7 +53,8 @@ class Session:
     turn: CopyTurn | None
     """The turn to copy for which this attempt has waited."""
     timeline_monitor: TimelineMonitor | None
-    """Exists for the slot of a standby; the timeline of a primary never changes while it runs."""
+    """Present for the slot of a standby; a primary's timeline never changes while the primary runs.
+    """
 
     @property
     def relations(self) -> Relations:
@@ -73,7 +74,8 @@ class Session:
         return isinstance(self.stream, ReplicationStream)
 
     async def remove(self, mapped: MappedRelation) -> None:
-        """Remove a relation from the stream, unless the source's guard has removed the relation.
+        """Remove a relation from the stream, unless the guard of the source has removed the
+        relation before.
 
         Workers apply or discard its dispatched changes.
         """
@@ -81,7 +83,7 @@ class Session:
             return
         lane = self.relations.remove(mapped)
         if lane in self.relations.lanes():
-            return  # other relations share the lane
+            return  # further relations share the lane
         await until_idle(lane)
         lane.is_ending = True
         await self.services.drainer.forget({lane})
@@ -92,7 +94,7 @@ class Session:
     def begin_copies(self, relations: Iterable[MappedRelation], *, is_start: bool = False) -> None:
         """Copy, or mark as synced, each relation that needs a copy and is not paused."""
         for mapped in relations:
-            if mapped not in self.relations:  # a session dropped or renamed the table meanwhile
+            if mapped not in self.relations:  # dropped or renamed at the source meanwhile
                 continue
             if mapped.state.is_to_mark_synced:
                 mapped.end_lsn = self.tracker.newest_lsn

@@ -54,9 +54,10 @@ class SourceCapture:
     async def send_baseline(
         self, plain: Connection, bookkeeping: Bookkeeping, relations: list[MappedRelation]
     ) -> None:
-        """Request definitions that streamer does not know: of tables copied before capture began.
+        """Request the definitions that streamer lacks: those of tables copied before the capture
+        began.
 
-        The stored definitions of the remaining tables find the objects that a command drops.
+        streamer finds the objects that a command drops by the stored definitions of the tables.
         """
         if self.token is None:
             return

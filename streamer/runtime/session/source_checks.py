@@ -1,8 +1,8 @@
 """Periodic checks that never stop a stream: heartbeats, sequences, new tables, partitions with
 rows, and the backlog's size.
 
-The checks may wait for a lock of a user's session, though not for long. No guard waits with them,
-see `streamer.runtime.guards.source_monitor`.
+The checks may wait for a lock of a user's session, though not for long. The guard does not wait for
+the checks, see `streamer.runtime.guards.source_monitor`.
 """
 
 import asyncio
@@ -97,7 +97,8 @@ async def _request_unclear_definitions(
 ) -> None:
     """Request the definitions that are in doubt.
 
-    A message about such a table was lost, or its transaction missed a change of another table.
+    The capture lost a message about such a table, or the table's transaction did not see a
+    concurrent change of another table.
     """
     doubtful = [mapped for mapped in relations if mapped.is_doubtful]
     if not doubtful:

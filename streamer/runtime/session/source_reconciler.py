@@ -83,7 +83,7 @@ class SourceReconciler:
         has_journal = journal is not None
         registrar, monitor = await self._register(plain, capture, has_journal=has_journal)
         declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
-        # A journal has all changes since the slot was made.
+        # A journal has all changes since the creation of the slot.
         unproven = unproven_rows(
             owned_objects, source, installation, declared, is_known=is_known or has_journal
         )
@@ -95,7 +95,7 @@ class SourceReconciler:
             and not mapped.state.is_lost
             for mapped in relations
         ):
-            services.launcher.prepare()  # Spark starts while the slot is made
+            services.launcher.prepare()  # Spark starts while the source creates the slot
         slot_check = SlotCheck(
             source, self.server, bookkeeping, self.record, relations, guard, journal, self.branch
         )
@@ -106,7 +106,8 @@ class SourceReconciler:
         start_lsn, snapshot = await slot_check.open_slot(plain)
         if snapshot is not None:
             self.opened.push_async_callback(snapshot.close)
-        # Until the target knows the server and slot, an attempt without the order refuses them.
+        # Until the target has stored server and slot, an attempt without this order would refuse
+        # both.
         services.take_over.discard(source.label)
         await capture.send_baseline(plain, bookkeeping, list(relations))
         return ReconciledSource(registrar, monitor, slot_check, capture, start_lsn, snapshot)

@@ -22,7 +22,7 @@ PASSWORD_REPORT_SECONDS: Final = 1.0
 
 
 class StartWaits:
-    """Waits and reports for one attempt. Owns the turn to copy until the session takes the turn."""
+    """Waits and reports for one attempt. Owns the copy turn until the session takes the turn."""
 
     def __init__(self, attempt: Attempt) -> None:
         self.turn: CopyTurn | None = None
@@ -41,7 +41,7 @@ class StartWaits:
 
     @contextlib.asynccontextmanager
     async def reporting_password(self) -> AsyncIterator[None]:
-        """Store why connections of the block wait for their password."""
+        """Report, during the block, that connections wait for their password."""
         reporting = asyncio.create_task(self._report_password(), name="password wait")
         try:
             yield
@@ -59,8 +59,8 @@ class StartWaits:
     async def acquire_turn(self) -> None:
         """Wait for the copy turn of a new source, if all its tables need a copy.
 
-        The source has no slot yet. An earlier slot would keep WAL, and its snapshot old row
-        versions, until the turn comes. A free turn costs no query: the start ends a turn without
+        The source has no slot yet: until the turn comes, a slot would retain WAL, and its snapshot
+        old row versions. If a turn is free, the method runs no query; the start ends a turn without
         copies.
         """
         source, services = self._source, self._services
@@ -91,6 +91,7 @@ class StartWaits:
 def copies_all(mappings: Iterable[RelationMapping]) -> bool:
     """Whether each table needs a first copy. Pure.
 
-    A table without a first copy follows the source from the slot on, so the slot is made at once.
+    A table without a first copy follows the source from the slot on, so such a source needs its
+    slot at once.
     """
     return all(mapping.rule.initial is not Initial.NONE for mapping in mappings)

@@ -22,15 +22,15 @@ from streamer.util.waiting import wait_for_event
 STORE_SECONDS: Final = 15.0
 """The interval for storing a position that moved a little, without changes of mapped tables.
 
-Otherwise an idle target would have a commit for each heartbeat.
+A shorter interval would cost an idle target a commit for each heartbeat.
 """
 SMALL_BYTES: Final = 64 * 1024
-"""Less WAL than this is little."""
+"""A position that moved by less WAL than this moved a little."""
 QUIET_SECONDS: Final = 1.0
 """The interval for storing a position that moved more.
 
-Storing the position writes WAL: where source and target are one server, this moves the position
-again.
+Storing the position writes WAL, which moves the position again where source and target are the same
+server.
 """
 PAUSE_SECONDS: Final = 0.1
 """The pause between two positions, unless a client waits for the next.
@@ -41,7 +41,7 @@ Each position is a commit at the target with a flush of its WAL. Workers commit 
 ASKED_SECONDS: Final = 1.5
 """How long a request for positions holds; a client that waits repeats the request every second.
 
-The awaited position may come after other positions, and only with the next keepalive.
+The awaited position may come after several positions, and only with the next keepalive.
 """
 
 
@@ -62,9 +62,9 @@ class StoredPosition:
         self.stored_lsn = tracker.flush_lsn
         """The position that streamer may acknowledge now."""
         self.tried_at = 0.0
-        """When storing last began, in `time.monotonic`'s terms."""
+        """The monotonic time at which the last store began."""
         self.stored_at = 0.0
-        """When storing last ended, in `time.monotonic`'s terms."""
+        """The monotonic time at which the last store ended."""
         self.is_wanted = False
         """A table has advanced, or the pipeline needs the position."""
         self.is_urgent = asyncio.Event()
@@ -79,9 +79,9 @@ class StoredPosition:
         self._heartbeat = heartbeat
         self._due = due
         self._alarm: asyncio.TimerHandle | None = None
-        """Sets the event later; without a move there is no timer."""
+        """Sets the event later; None while the position does not move."""
         self._acknowledged_lsn = record.acknowledged_lsn
-        """The position in the bookkeeping; certain, because a lost answer ends the attempt."""
+        """The position in the bookkeeping, which is certain: a lost answer ends the attempt."""
         self._visible_at: float | None = None
         self._storing = asyncio.Lock()
         self._asked_until = 0.0
@@ -89,10 +89,10 @@ class StoredPosition:
     async def store(self, visible_at: float | None) -> None:
         """Store the position that streamer may acknowledge.
 
-        *visible_at*: commits before that moment of `time.monotonic` are visible; None if unknown.
-        Raises TargetConnectionError, TargetFencedError.
+        *visible_at*: commits before that monotonic time are visible; None if unknown. Raises
+        TargetConnectionError, TargetFencedError.
         """
-        async with self._storing:  # at the end, two tasks may store
+        async with self._storing:  # at the end, two tasks may store the position
             flush_lsn = self._history.position_through(self._tracker.flush_lsn)
             if not self._is_worth_storing(flush_lsn, visible_at):
                 return
@@ -126,7 +126,7 @@ class StoredPosition:
         return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
 
     def moved(self) -> None:
-        """Request that a position is stored that moved without changes of mapped tables."""
+        """Request to store a position that moved without changes of mapped tables."""
         seconds = self.tried_at + QUIET_SECONDS - time.monotonic()
         moved_bytes = self._tracker.flush_lsn - self.stored_lsn
         if seconds <= 0 or moved_bytes >= FAR_BYTES or self.is_due_soon:

@@ -42,9 +42,9 @@ log = structlog.get_logger()
 
 MANUAL_RETRY_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
-"""An attempt that lasted this long did not fail; its end is a new error."""
+"""An attempt that lasted this long was successful, and its end counts as a first error."""
 OUT_OF_REACH_ATTEMPTS: Final = 3
-"""After this number of consecutive attempts without a connection, another replica tries."""
+"""The number of consecutive attempts without a connection after which a peer replica tries."""
 _UNREACHED: Final = (SourceConnectionError, SourceRejectedError, SourceConfigurationError)
 
 
@@ -63,9 +63,9 @@ class Supervisor:
         self._services = services
         self._requested = asyncio.Event()
         self._binary_obstacle: str | None = None
-        """The reason why the source fell back to text; text remains with this configuration."""
+        """The reason why the source fell back to text, until the configuration changes."""
         self._confirmed_at: float | None = None
-        """The time of sending of the last heartbeat that arrived in an earlier attempt."""
+        """The monotonic time at which an earlier attempt sent its last heartbeat that arrived."""
         self._unreached_attempts = 0
         self._is_to_begin_anew = False
         self._attempt_ended = asyncio.Event()
@@ -76,7 +76,7 @@ class Supervisor:
 
     @property
     def retained_wal_bytes(self) -> int | None:
-        """The WAL that the source keeps for our slot, as far as this process knows."""
+        """The WAL that the source retains for our slot, by the last measurement of this process."""
         if self.pipeline is not None:
             if self.health.restart_lsn is None:
                 return None
@@ -250,7 +250,7 @@ class Supervisor:
             self.begin_anew()
 
     def wake_for_requests(self, *, was_asked: bool) -> None:
-        """Read operators' requests; *was_asked*: a request exists, for any of the sources."""
+        """Read operators' requests. *was_asked*: a request exists, for this source or another."""
         if was_asked:
             self._requested.set()
         if self.pipeline is not None:
@@ -288,7 +288,7 @@ class Supervisor:
                 if not self._is_to_begin_anew:
                     return
             except TransportError as exc:
-                self._binary_obstacle = str(exc)  # the log says so when the stream begins again
+                self._binary_obstacle = str(exc)  # the next start of the stream logs the reason
             except StreamerError as exc:
                 if isinstance(exc, TargetMovedError):
                     self._services.locks.report_moved_server()

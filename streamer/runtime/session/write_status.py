@@ -29,13 +29,15 @@ _QUEUE: Final = TableWait(
     f"one of the {DRAINERS_MAX} connections for held tables: other held tables use all of them"
 )
 LAG_SECONDS_MIN: Final = 2.0
-"""A smaller lag is not reported: otherwise every busy table would cause a write all the time."""
+"""The report leaves out a smaller lag, because every busy table would otherwise cause constant
+writes.
+"""
 
 
 async def report_status(session: Session, heartbeat: Heartbeat) -> None:
     """Write a source's status every `REPORT_SECONDS` until cancelled.
 
-    The process writes the positions of its tables whenever an operator waits for these positions.
+    Whenever an operator waits for the positions of tables, the process writes these positions.
     """
     services, source, relations = session.services, session.record, session.relations
     requested = relations.positions_wanted
@@ -45,11 +47,11 @@ async def report_status(session: Session, heartbeat: Heartbeat) -> None:
         try:
             await set_visible(
                 services.bookkeeping, visible
-            )  # first clears the positions of an earlier attempt
+            )  # the first write clears the positions of an earlier attempt
             await report.write()
         except RIGHT_LOST:
             raise
-        except TargetError as exc:  # written later: the error is no reason to stop a stream
+        except TargetError as exc:  # the next round writes the values: a stream need not stop
             services.metrics.count_error(exc, source.database, source.sid)
         visible = {}
         if await wait_for_event(requested, REPORT_SECONDS):
@@ -69,7 +71,7 @@ class _StatusReport:
         self._was_overdue: bool | None = None
         self._lag_from: dict[int, int | None] = {}
         """The oldest commit times of relations that lag; None for relations without lag."""
-        self._waiting = {  # a process that died may have stored these as waiting
+        self._waiting = {  # a process that died may have stored waits of these tables
             mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
         }
 
@@ -102,7 +104,7 @@ class _StatusReport:
     async def _write_waiting(self) -> None:
         """Name the sessions at the target that block a drainer, and the tables that wait for it.
 
-        Between two attempts a drainer waits for no session, and the last report stands.
+        Between two attempts, a drainer waits for no session, and the last report stays.
         """
         busy: dict[int, MappedRelation] = {}
         waits: dict[MappedRelation, TableWait | None] = {}

@@ -1,8 +1,8 @@
 """The age of the oldest committed change that is not visible at the target. Pure.
 
 Moments are those of `time.monotonic`. A keepalive has the time of the source's machine, and comes
-also while the server sends no changes. So only positions tell how far the stream is. The guard sees
-where the source's WAL ends at a moment, and the lag grows until the stream reaches that position.
+also while the server sends no changes. So only positions show the progress of the stream. The guard
+reads the end of the source's WAL, and the lag grows until the stream reaches that position.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ class Lag:
         self._clock = clock
         self._delivered_at: float | None = None
         self._sights: deque[tuple[Lsn, float]] = deque()
-        """Ends of the source's WAL that the stream has not reached, with the moments of their
-        checks.
+        """Ends of the source's WAL that the stream has not reached, each with the time of its
+        reading.
         """
 
     def saw_end(self, lsn: Lsn, moment: float) -> None:
@@ -49,7 +49,7 @@ class Lag:
 
     @property
     def undelivered_since(self) -> float | None:
-        """Since when the source has undelivered WAL; None without such WAL."""
+        """The time since which the source has undelivered WAL; None without such WAL."""
         self._pass_applied()
         return self._sights[0][1] if self._sights else None
 

@@ -1,7 +1,7 @@
 """The mapped relations of one source while it streams: their states and their lanes.
 
 With ``consistency: table`` every relation has its own lane. With ``consistency: transaction``,
-relations in sync share a lane, and a relation in copy has its own lane until then. Relations whose
+relations in sync share a lane, and a relation has its own lane until its copy ends. Relations whose
 target tables are connected by foreign keys share a lane, too, where the role cannot disable the
 keys.
 """
@@ -75,7 +75,7 @@ class Relations:
         self.positions_wanted = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
         self.asked: set[int] = set()
-        """The ids of relations whose states tell the outcomes of operators' requests."""
+        """The ids of relations whose states decide the outcomes of operators' requests."""
         self.requested = asyncio.Event()
         """Set when a request, or the outcome of a request, may exist."""
 
@@ -108,7 +108,7 @@ class Relations:
             return cached[1]
         mapped = self._by_name.get(RelationName(relation.namespace, relation.name))
         if mapped is None or mapped.relid != relation.relid:
-            # A session has renamed the table since, or is about to in the stream.
+            # The source has renamed the table since, or the rename comes later in the stream.
             renamed = (item for item in self._by_id.values() if item.relid == relation.relid)
             mapped = next(renamed, mapped)
         if mapped is None or mapped.relid is not None:  # a later table may have the OID
@@ -161,7 +161,7 @@ class Relations:
         """Give *state* to *mapped*; wait until no earlier change is in flight."""
         former_lane, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
         self.become(mapped, state)
-        former_lane.changed.set()  # a drainer gives up a large, incomplete transaction
+        former_lane.changed.set()  # lets a drainer give up a large, incomplete transaction
         await until_applied(former_lane, newest_lsn)
 
     def lose(self, mapped: MappedRelation, error: ErrorReport) -> None:
@@ -178,7 +178,9 @@ class Relations:
             self._health.table_errors[table] = state.error
 
     def _hold_to_point(self, mapped: MappedRelation) -> None:
-        """Allow the lane to apply exactly the changes before the point of a copy at a point."""
+        """Hold the lane at the point of a copy: the lane applies exactly the changes before that
+        point.
+        """
         if mapped.state.need in TO_POINT:
             is_behind = self.followed(mapped) is not None
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
@@ -238,7 +240,7 @@ class Relations:
         if state.shown is State.ERROR:
             lane.add_hold(Hold.ERROR, record.error and record.error.text)
         elif state.shown is State.CATCHING_UP:
-            lane.add_hold(Hold.BUSY)  # drained at once, and ready
+            lane.add_hold(Hold.BUSY)  # the drainer then reports the relation as ready
 
     def replace_mapping(self, mapped: MappedRelation, mapping: RelationMapping) -> None:
         """Apply *mapped* by a new rule from the next plan on; source and target stay the same."""
@@ -276,11 +278,11 @@ class Relations:
             self.followed(mapped)
 
     def is_behind(self, mapped: MappedRelation, lsn: Lsn) -> bool:
-        """Whether the stream has changes of *mapped* to apply that committed before *lsn*.
+        """Whether the stream still has to apply changes of *mapped* that committed before *lsn*.
 
         A relation that waits for a copy of all rows drops its changes, and the copy's snapshot is
-        newer than all these changes. So the relation is not behind; otherwise both could wait for
-        ever.
+        newer than all these changes. So such a relation is not behind; otherwise the copy and the
+        stream could wait for each other.
         """
         if mapped.skip_through_lsn == EVERYTHING:
             return False
@@ -289,7 +291,9 @@ class Relations:
         return any(lane.is_behind(lsn) for lane in lanes)
 
     def may_follow_chunks(self, mapped: MappedRelation) -> bool:
-        """Whether changes of some rows may be left out: foreign keys could refer to these rows."""
+        """Whether the lane may leave out changes of some rows; not where foreign keys could refer
+        to the rows.
+        """
         return mapped.mapping.target not in self._groups
 
     def followed(self, mapped: MappedRelation) -> Lane | None:

@@ -78,7 +78,7 @@ class TableEvents:
         self.has_progress = False
         """A table has advanced since the last stored position."""
         self._to_ask: set[MappedRelation] = set()
-        """Relations that may request a copy again: the obstacle of the last copy is gone."""
+        """Relations that request a copy again, because the obstacle of the last copy is gone."""
         self._unreached: set[MappedRelation] = set()
         """Relations whose copy fails because of changes that the target rejects."""
         self._services = services
@@ -109,12 +109,12 @@ class TableEvents:
         for mapped in self.relations:
             if mapped.mapping.source == name:
                 return mapped.mapping
-        try:  # a table that is about to join
+        try:  # the table is about to join the stream
             rule = find_rules(self.source, [name]).get(name)
             if rule is None:
                 return None
             target = target_of(self.source, rule, name, self._services.target_namespace)
-        except MappingError:  # reported where tables join
+        except MappingError:  # the join of the table reports the error
             return None
         return RelationMapping(name, target, rule)
 
@@ -132,7 +132,7 @@ class TableEvents:
 
     def lane_live(self, lane: Lane) -> None:
         for mapped in self.relations.in_lane(lane):
-            if mapped.former_labels:  # the fast way to read rows suffices for the current labels
+            if mapped.former_labels:  # the fast reader of rows suffices for the current labels
                 mapped.former_labels, mapped.plan = {}, None
         self.relations.move_to_home_lanes(lane)
 
@@ -164,13 +164,14 @@ class TableEvents:
                 error.remedy = Remedy.of(error.remedy, "; " if error.remedy else "", way)
             report = ErrorReport.with_notes(error)
             await self._store_streaming_state(mapped, mapped.state.failing(report))
-            if mapped.state.follows:  # the state is that of the copy
+            if mapped.state.follows:  # the copy owns the state
                 await self.lane_waits(lane, error.message)
             if isinstance(error.conflict, Conflict):
                 await self._store_conflict(mapped, error.conflict)
 
     async def _store_conflict(self, mapped: MappedRelation, conflict: Conflict) -> None:
-        """Store why a table stops. Each retry stores the reason again, to no further effect."""
+        """Store why a table stops. Repeated calls with an unchanged reason have no further effect.
+        """
 
         async def store() -> None:
             async with self._services.bookkeeping.connection() as target, transaction(target):
@@ -262,7 +263,7 @@ class TableEvents:
         self.relations.become(mapped, state)
 
         async def store() -> None:
-            now = mapped.state  # the target may have been away for a while
+            now = mapped.state  # the state may have changed during an outage of the target
             if now.is_of_stream:
                 bookkeeping, key = self._services.bookkeeping, mapped.relation_id
                 await set_streaming_state(bookkeeping, key, now.shown, now.error)
@@ -276,7 +277,8 @@ class TableEvents:
     async def _store(self, store: Callable[[], Awaitable[None]]) -> None:
         """Run *store*, and retry until the target answers.
 
-        Without the right to the source, this attempt ends; the next one meets the same conflict.
+        Without the lock of the source, this attempt ends; the next attempt meets the conflict
+        again.
         """
         backoff = Backoff()
         while True:
@@ -390,7 +392,7 @@ class TableEvents:
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None:
         continues_on_resume = mapped.state.follows and mapped.state.is_paused
         is_in_chunks = mapped.state.chunks is not None
-        if mapped in self._unreached:  # asked again once the lane has applied its changes
+        if mapped in self._unreached:  # requested again once the lane has applied its changes
             self._to_ask.add(mapped)
         self._unreached.discard(mapped)
         self.relations.become(mapped, mapped.state.copy_failed(error))

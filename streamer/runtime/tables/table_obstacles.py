@@ -1,4 +1,4 @@
-"""Tables in sync that cannot continue for now. Each table stops, and its changes wait."""
+"""Tables in sync that cannot continue for now. Such a table stops, and its changes wait."""
 
 import structlog
 
@@ -29,9 +29,9 @@ class Obstacles:
         self._unlogged: set[MappedRelation] = set()
 
     async def stop(self, mapped: MappedRelation, error: StreamerError) -> None:
-        """Stop *mapped* until `remove` is called, for the reason *error*, even if already stopped.
+        """Stop *mapped* for the reason *error* until `remove` is called, even if already stopped.
 
-        Its changes wait, because the next plan for them meets the obstacle.
+        Changes of the table wait, because the next plan for these changes meets the obstacle.
         """
         is_new = mapped.obstacle is None
         kind, message, remedy = type(error), error.message, error.remedy

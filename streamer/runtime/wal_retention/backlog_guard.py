@@ -6,8 +6,9 @@ limit: warn; spool, which reads the slot into a journal
 (`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
 tables need a resync.
 
-The reason of the backlog does not matter: the target is away, or a table waits for a copy, a lock
-or an operator. `limit_of` of `streamer.runtime.wal_retention.backlog_level` decides for all.
+The reason of the backlog does not matter: an outage of the target, or a table that waits for a
+copy, a lock or an operator. `limit_of` of `streamer.runtime.wal_retention.backlog_level` decides
+for all.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ FINISH_SECONDS: Final = 60.0
 FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
 FAILED_SECONDS: Final = 60.0
 UNTOLD_SECONDS: Final = 60.0
-"""How long the guard leaves a source alone whose pipeline has not measured the slot."""
+"""How long the guard waits for the first measurement of a source's pipeline."""
 
 
 class Runner(Protocol):
@@ -101,7 +102,8 @@ class BacklogGuard:
         self.given_up: str | None = None
         """The reason why the guard dropped the slot, while no slot exists."""
         self.obstacle: ErrorReport | None = None
-        """The reason why the guard does not act at the limit: the slot may have another owner."""
+        """The reason why the guard does not act at the limit, such as a foreign owner of the slot.
+        """
         self._changed = asyncio.Event()
         self._stored: str | None = "nothing yet"
         self._was_active = True
@@ -144,7 +146,7 @@ class BacklogGuard:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether this process has to keep a limit, or has a journal."""
+        """Whether this process has to enforce a limit, or has a journal."""
         if self.journaling.journal is not None:
             return True
         if self.runner is not None and self.runner.waits_for_another:
@@ -229,7 +231,7 @@ class BacklogGuard:
         return is_idle and not (self.runner is not None and self.runner.waits_for_another)
 
     async def _is_ours(self, plain: Connection) -> bool:
-        """Prove that the slot belongs to this installation; log a reason against it once."""
+        """Whether this installation owns the slot; log the reason for doubt once."""
         try:
             await self.owner.verify(plain, self.source)
         except SourceTakenError as exc:
@@ -251,7 +253,7 @@ class BacklogGuard:
         if policy is OnMaxRetainedWal.WARN or not self._may_take_over(retained):
             return
         if 2 * retained.unconfirmed_bytes < limit:
-            # Neither a journal nor a new slot would let the source remove this WAL.
+            # Neither a journal nor a new slot would allow the source to remove this WAL.
             if not self._told_open_transaction:
                 self._told_open_transaction = True
                 log.warning(
@@ -279,7 +281,7 @@ class BacklogGuard:
             self.runner.begin_anew()
 
     async def _give_up(self, retained: Retained, limit: int) -> None:
-        """Drop the slot; the pipeline then learns of the loss."""
+        """Drop the slot; the pipeline then finds the loss."""
         self.given_up = (
             f'streamer gave up replication slot "{self.source.slot}": the source kept '
             f"{retained.retained_bytes} bytes of WAL for it, and max_retained_wal is {limit}"
@@ -333,7 +335,7 @@ class BacklogGuard:
     # ---- reports to the target ------------------------------------------------------------------
 
     async def store(self, bookkeeping: Bookkeeping, source_id: int) -> None:
-        """Store the backlog for operators and copies, if the backlog has changed."""
+        """Store a changed backlog for operators and copies."""
         backlog, facts = self.backlog, self.facts
         text = None if backlog is None else repr((backlog, facts))
         if text != self._stored:

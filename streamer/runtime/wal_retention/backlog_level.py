@@ -1,4 +1,4 @@
-"""The WAL that a source retains for streamer, and the severity of that."""
+"""How much WAL a source retains for streamer, and how severe the backlog is."""
 
 import enum
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ LIMIT_BYTES_MIN: Final = 1024 * 1024
 def level_of(ratio: float, former: Level = Level.OK) -> Level:
     """Return the level for a share of the limit. Pure.
 
-    A level ends a little below its beginning, so that the level does not switch back and forth.
+    A level ends a little below the ratio at which it begins, so that the level does not oscillate.
     """
     order = list(Level)
     for level, begins_at in _BEGINS_AT.items():

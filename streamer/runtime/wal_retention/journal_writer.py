@@ -92,7 +92,7 @@ class Journaler:
 
     async def _write(self) -> None:
         while True:
-            # A position alone, without a change, is not urgent.
+            # A position without a change is not urgent.
             if await wait_for_event(self._arrived, QUIET_SECONDS):
                 await asyncio.sleep(GROUP_SECONDS)
             self._arrived.clear()

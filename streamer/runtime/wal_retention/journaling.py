@@ -93,7 +93,7 @@ class Journaling:
         self._is_lasting = is_lasting
         self.journal: Journal | None = None
         self.error: ErrorReport | None = None
-        """The reason why the journal stands still although it should grow."""
+        """The error that keeps the journal from growing."""
         self._path = directory_of(spools, source.slot)
         self._is_damaged = False
         self._is_trusted = False
@@ -160,7 +160,7 @@ class Journaling:
             try:
                 await in_thread(self._open_files)
             except JournalError as exc:
-                # The comparison of slot and target shows whether the journal is needed.
+                # The comparison of slot and target decides whether the journal is needed.
                 self.error, self._is_damaged = ErrorReport.of(exc), True
                 log.error("the journal cannot be read", source=self.source.label, error=str(exc))
             except StreamerError as exc:
@@ -189,7 +189,7 @@ class Journaling:
             self._writing.cancel()  # `run` starts the task again
 
     async def prepare(self) -> None:
-        """Check whether the process may begin a journal. Raises SpoolError."""
+        """Check that the process can begin a journal. Raises SpoolError."""
         if not self._is_lasting:
             raise SpoolError(
                 "a journal needs a directory that survives a restart",
@@ -262,7 +262,7 @@ class Journaling:
         """Give the pipeline a moment to release the slot."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
-                # The server sends no event for this.
+                # The server sends no event when a slot becomes free.
                 while (slot := await read_slot(plain, self.source.slot)) and slot.active_pid:  # noqa: ASYNC110
                     await asyncio.sleep(0.1)
 
@@ -333,7 +333,7 @@ class Journaling:
     ) -> Journal | None:
         """Return the journal to read from, if a journal exists and the target needs it.
 
-        Otherwise the journal is deleted, or leaves a gap that the comparison with the slot finds.
+        Otherwise delete the journal. If a gap remains, the comparison with the slot finds the gap.
         """
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
