@@ -1,4 +1,4 @@
-"""The part of a fleet that a command is about: sources by database and sid, and tables. Pure."""
+"""The part of a fleet that a command concerns: sources by database and sid, and tables. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Scope:
     labels: frozenset[str] | None = None
 
     def sources(self, mapping: Mapping) -> list[SourceMapping]:
-        """Return the sources that are meant. Raises MappingError when there are none."""
+        """Return the sources in the scope. Raises MappingError if the scope contains no source."""
         named = [
             source
             for source in mapping.sources

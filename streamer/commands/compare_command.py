@@ -42,7 +42,7 @@ def parse_where(text: str | None) -> Expression | None:
 
 
 def check_report(path: Path | None) -> None:
-    """Refuse a report that cannot be written, before the work. Raises MappingError."""
+    """Check, before the work, that *path* is writable. Raises MappingError."""
     if path is None:
         return
     if path.suffix not in REPORT_SUFFIXES:
@@ -84,9 +84,7 @@ def progress_console() -> Console:
 
 @asynccontextmanager
 async def _progress(comparison: Comparison, console: Console) -> AsyncIterator[None]:
-    """Show how many ranges were found equal for the length of a block, if *console* is a
-    terminal.
-    """
+    """Show the number of equal ranges during a block, if *console* is a terminal."""
     if not console.is_terminal:
         yield
         return
@@ -106,7 +104,7 @@ async def _show_progress(comparison: Comparison, console: Console) -> None:
             with contextlib.suppress(StreamerError):  # the comparison reports this error
                 if (counts := await comparison.count_ranges()) is not None:
                     done, ranges = counts
-                    # Meanwhile the comparison reads, splits and judges the remaining ranges.
+                    # The comparison still reads, splits and judges the remaining ranges.
                     shown.update(task, description="equal ranges", completed=done, total=ranges)
             await asyncio.sleep(PROGRESS_SECONDS)
 

@@ -19,8 +19,8 @@ class ConflictRecord:
     """A conflict in ``conflicts --json``.
 
     ``key``: the text of each column, by the source's names. ``lsn``, ``commit_time`` and ``xid``
-    belong to the source's transaction. ``existing``: the target's row that had the key already:
-    ``xmin``, and ``committed_at`` if the target has track_commit_timestamp; None if there is none.
+    belong to the source's transaction. ``existing``: the row of the target that already had the
+    key: ``xmin``, and ``committed_at`` with track_commit_timestamp; None without such a row.
     """
 
     id: int

@@ -21,7 +21,7 @@ from streamer.target.connection import TargetAddress
 async def read_records(
     address: TargetAddress, database: str | None, sid: str | None, *, with_done: bool
 ) -> list[DdlRecord]:
-    """Return the commands of some sources that wait, oldest first; *with_done*: all."""
+    """Return waiting changes of definitions, oldest first; *with_done*: also finished changes."""
     async with installed(address, "streamer ddl") as bookkeeping:
         records = await read_ddl(bookkeeping, with_done=with_done)
     return [r for r in records if database in (None, r.database) and sid in (None, r.sid)]
@@ -35,8 +35,7 @@ async def store_decision(
     sid: str | None,
     statements: Sequence[str] | None = None,
 ) -> dict[int, str]:
-    """Ask for *action* on the command for which each matching table waits; return these tables, by
-    the ids of the requests.
+    """Request *action* for the waiting change of each matching table; return tables by request id.
 
     *statements*: the statements to run at the target in place of streamer's own. Raises
     MappingError if no such table waits.

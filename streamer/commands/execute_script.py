@@ -1,9 +1,10 @@
 """``streamer execute``: runs a script once, at a defined point of the stream.
 
 The command stores the script in the target's bookkeeping, opens a transaction at the source, and
-stores its number, too. The transaction emits the message, runs the script and commits. After a kill
-at any step, a command with the same id reads the outcome of that transaction from the source. The
-process that streams runs the script at the target (`streamer.runtime.session.script_runner`).
+also stores the number of the transaction. The transaction emits the message, runs the script and
+commits. After a kill at any step, a command with the same script id reads the outcome of that
+transaction from the source. The process that streams runs the script at the target
+(`streamer.runtime.session.script_runner`).
 """
 
 import asyncio
@@ -70,7 +71,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class ScriptResult:
-    """The outcome for a source. ``is_new``: this command ran or announced the script there."""
+    """The outcome for a source. ``is_new``: no earlier command ran or announced the script."""
 
     database: str
     sid: str | None
@@ -156,7 +157,7 @@ async def execute(
 async def change(
     address: TargetAddress, sources: Sequence[SourceMapping], script_id: str, text: str | None
 ) -> None:
-    """Make the target run *text* in place of a stored script; None: skip the script.
+    """Make the target run *text* in place of a stored script, or skip the script if *text* is None.
 
     Raises ScriptError if the script has run, or was never stored.
     """
@@ -187,7 +188,7 @@ async def change(
 def _acting(
     bookkeeping: Bookkeeping, source: SourceMapping, script_id: str, act: str
 ) -> AbstractAsyncContextManager[Act]:
-    """Write an act on a script, and its outcome, for the audit."""
+    """Record an act on a script, and the outcome of the act, for the audit."""
     options = {"id": script_id, "do": act}
     return acting(bookkeeping, command_actor(), EXECUTE, source.label, options)
 
@@ -215,7 +216,7 @@ async def _source_record(bookkeeping: Bookkeeping, source: SourceMapping) -> Sou
     if await is_installed(bookkeeping):
         records = await read_source_records(bookkeeping)
         record = find_source(records, source.database, source.sid)
-        # Without a slot no stream would ever reach the script.
+        # Without a slot, no stream would reach the script.
         if record is not None and record.acknowledged_lsn != NOTHING:
             return record
     raise MappingError(
@@ -269,9 +270,9 @@ class _Execution:
     ) -> bool:
         """Return whether an earlier command has committed the script at the source.
 
-        After a failover another transaction can have the number. The stream then delivers the
-        script, or the process finds that the stream has no such script. Raises ScriptError for a
-        script of the source alone.
+        After a failover, a different transaction can have the number. In that case the stream
+        delivers the script, or the process reports that the stream lacks the script. Raises
+        ScriptError for a script of the source alone.
         """
         if record.source_xid is None:
             return False

@@ -23,7 +23,7 @@ from streamer.target.connection import TargetAddress
 async def missing_fk(
     address: TargetAddress, mapping: Mapping, target_namespace: str, *, apply: bool
 ) -> list[MissingIndex]:
-    """Return the missing indexes; with *apply*, after building as many of them as possible.
+    """Return the missing indexes; with *apply*, first build as many of these as possible.
 
     Raises SourceError, TargetConnectionError, TargetRejectedError.
     """
@@ -32,11 +32,11 @@ async def missing_fk(
         listed = await _find_missing(address, mapping, target_namespace, bookkeeping)
         if not apply:
             return listed
-        with suppress(TargetContentionError):  # the next build removes the remains
+        with suppress(TargetContentionError):  # the next build drops the invalid index
             await drop_leftovers(address, {table for m in listed for table, _ in m.statements})
         results = []
         for missing in listed:
-            # Building takes time: another table may have begun to lag since the survey.
+            # Building takes time, in which a further table may have begun to lag.
             now = await _find_missing(address, mapping, target_namespace, bookkeeping)
             current = next((m for m in now if m.name == missing.name), None)
             results.append(

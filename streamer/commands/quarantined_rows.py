@@ -61,7 +61,7 @@ class QuarantinedRow:
 async def _relations(
     bookkeeping: Bookkeeping, choice: Choice
 ) -> dict[int, tuple[SourceRecord, RelationRecord]]:
-    """Return the chosen relations by id. Raises MappingError without any."""
+    """Return the chosen relations by id. Raises MappingError if no relation matches."""
     pattern = None if choice.table is None else parse_relation(choice.table, "public")
     meant = await read_matching(bookkeeping, pattern, choice.database, choice.sid)
     if not meant:
@@ -115,7 +115,7 @@ async def request_action(
 
     *actor*: the operator, for the audit; by default the user of the command line.
 
-    Raises MappingError for a number that no change there has.
+    Raises MappingError for a number without a change in quarantine.
     """
     async with installed(address, "streamer quarantine") as bookkeeping:
         relations = await _relations(bookkeeping, choice)

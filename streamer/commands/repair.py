@@ -2,9 +2,9 @@
 
 The comparison names the keys of the rows that differ, and a resync of these keys copies the rows
 (`streamer.control.resync_options.RowScope`). The repair works like a resync: changes wait at the
-position of a snapshot, and a single transaction swaps rows and stores the position. If the keys are
-too many, or rows have none, a resync in mode `diff` copies the differing rows of the whole table.
-The command then compares the same rows again.
+position of a snapshot, and a single transaction swaps rows and stores the position. With too many
+keys, or for rows without a key, a resync in mode `diff` copies the differing rows of the whole
+table. The command then compares the same rows again.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,15 @@ from streamer.mapping.rules import Mapping
 from streamer.target.connection import TargetAddress
 
 KEYS_MAX: Final = 5000
-"""The bookkeeping stores the keys of a request. With more, the whole table is compared."""
+"""The bookkeeping stores the keys of a request. With more keys, the resync compares the whole
+table.
+"""
 
 
 async def repair(
     settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
 ) -> list[TableResult]:
-    """Compare tables, repair the tables that differ, and compare those again.
+    """Compare tables, repair the tables that differ, and compare the repaired tables again.
 
     Return the results of the last comparison of each table. Raises ComparisonError if a repair ends
     with an error, and the errors of `compare`.

@@ -16,16 +16,16 @@ from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.2
 TAKE_SECONDS: Final = 60.0
-"""The time in which a process has to take a request, or a command waits no longer."""
+"""How long a command waits for a process to take the request."""
 ABSENT_SECONDS: Final = 10.0
-"""How long a command waits while no process runs the source any more: a restart takes less."""
+"""How long a command waits for a process to run the source again: a restart takes less time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Requests at the end of a wait. ``obstacle``: why some requests are open.
+    """Requests at the end of a wait. ``obstacle``: why some requests are still open.
 
-    ``is_absent``: no process runs the source of an open request; otherwise a process is late.
+    ``is_absent``: no process runs the source of an open request; otherwise the process is late.
     """
 
     requests: list[Request]
@@ -34,7 +34,8 @@ class Outcomes:
 
 
 async def read(address: TargetAddress, request_id: int | None, limit: int) -> list[Request]:
-    """Return the newest requests, or the request with an id. Raises MappingError without any."""
+    """Return the newest requests, or request *request_id*. Raises MappingError for an unknown id.
+    """
     ids = None if request_id is None else [request_id]
     async with installed(address, "streamer requests") as bookkeeping:
         requests = await read_requests(bookkeeping, ids, limit)

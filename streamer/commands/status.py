@@ -56,8 +56,8 @@ class TableStatus:
     """A table in ``status --json``.
 
     ``bytes_total`` and ``rows_total`` are estimates during a copy; the rates are those of a copy.
-    Held changes wait in the running process, for any reason. ``retained_wal_bytes``: the WAL that
-    the source retains for these changes, or None if the source does not answer.
+    Held changes are all changes that wait in the running process. ``retained_wal_bytes``: the WAL
+    that the source retains for held changes; None without an answer of the source.
     """
 
     source: str
@@ -91,8 +91,7 @@ class TableStatus:
     lag_seconds: float | None = None
     """Age of the oldest committed change that is not visible; None if that is not known."""
     identity: str | None = None
-    """The identity of rows for updates: 'full', 'key …', or 'none' if the table gets inserts only.
-    """
+    """The replica identity: 'full', 'key …', or 'none' if the source sends inserts only."""
     transport: str | None = None
     """The format in which the source sends values: 'text' or 'binary'."""
     transport_reason: str | None = None
@@ -142,11 +141,11 @@ class SourceStatus:
     sequences: list[SequenceRecord] = field(default_factory=list)
     """The sequences of the target that follow sequences of this source."""
     implementation: str | None = None
-    """The code that this process uses for the work per change: 'compiled' or 'pure'."""
+    """The implementation of the work per change in that process: 'compiled' or 'pure'."""
     waiting_for: str | None = None
-    """The cause of a wait during the start: the turn to copy, or sessions at the source."""
+    """Why the start waits: for its copy turn, or for sessions at the source."""
     own: dict[str, Any] | None = None
-    """State and error in the process that reads the status, if the source is unreachable there."""
+    """State and error in the process that reads the status, if the source is out of its reach."""
     tables: list[TableStatus] = field(default_factory=list)
 
     @property
@@ -270,7 +269,7 @@ class StatusReport:
 
 @dataclass(frozen=True, slots=True)
 class MappingState:
-    """The mapping as known before the target answers."""
+    """The mapping, as far as it is known without the target."""
 
     problem: MappingProblem | None = None
     missing: Path | None = None
@@ -414,7 +413,7 @@ async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
         await read_definitions(bookkeeping),
     )
     async with bookkeeping.connection() as target:
-        fleet = Fleet.of(await read_fleet(target))  # last: a source may have a process by now
+        fleet = Fleet.of(await read_fleet(target))  # last: processes may have started meanwhile
     return replace(books, fleet=fleet)
 
 
@@ -469,7 +468,7 @@ def _table_status(
 async def _add_positions(
     status: SourceStatus, source: SourceMapping, books: _Bookkeeping, connect: Connect
 ) -> None:
-    """Ask the source for its slot; its answer takes precedence over stored values."""
+    """Query the slot at the source; the answer takes precedence over stored values."""
     record = books.sources.get(source.label)
     is_vacant = books.fleet.vacancy(source.label) is not None
     try:
@@ -485,7 +484,7 @@ async def _add_positions(
         remedy = exc.remedy
         if isinstance(exc, SourceConnectionError) and remedy is None:
             remedy = reach_hint(source.url.reveal())
-        # The process that has the source's lock knows more, and may reach the source.
+        # The process with the source's lock may reach the source, and has newer facts.
         is_reported = status.process is not None and status.state in ("streaming", "error")
         is_reported = is_reported or is_vacant
         if is_reported and status.state == "streaming":
@@ -523,14 +522,14 @@ async def _add_positions(
         )
         status.remedy = Remedy.of(words)
         return
-    # Without a process that streams, held changes will come again.
+    # Without a streaming process, the source will send held changes again.
     if slot.active_pid is None and status.state == "streaming":
         status.state = "stopped"
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        # Acknowledged changes may be in a journal only, and the target may hold unacknowledged
-        # changes.
+        # A journal may have the only copy of acknowledged changes, and the target may have
+        # unacknowledged changes.
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:
             position = min(position, record.acknowledged_lsn)
@@ -539,7 +538,7 @@ async def _add_positions(
         status.retained_wal_bytes = max(0, end - slot.restart_lsn)
     if record is not None and record.visible_seconds is not None:
         status.lag_seconds = 0.0 if status.lag_bytes == 0 else _rounded(record.visible_seconds)
-    if slot.active_pid is None:  # no process knows more of a table than of the source
+    if slot.active_pid is None:  # no process has newer facts about tables
         for table in status.tables:
             table.lag_seconds = status.lag_seconds
     if record is not None and record.heartbeat_seconds is not None and slot.active_pid is not None:

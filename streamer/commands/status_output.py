@@ -51,7 +51,7 @@ ReadReport = Callable[[], Awaitable[StatusReport]]
 
 
 def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
-    """Return the status as lines for people. A *width* drops columns that do not fit."""
+    """Return the status as lines for people, without the columns that do not fit into *width*."""
     pairs = [(status, find_problems(status)) for status in report.sources]
     pairs.sort(key=lambda item: not item[1])
     ordered = [status for status, _ in pairs]
@@ -105,7 +105,7 @@ def _summary(statuses: Sequence[SourceStatus]) -> Text:
 
 
 def _fine_line(summary: dict[str, Any]) -> Text:
-    """Name the sources that need attention, in a single line for a fleet."""
+    """Return the line with the number of fine sources and the names of sources with problems."""
     count, fine = summary["sources"], summary["fine"]
     if fine == count:
         return Text("all sources are fine" if count else "no source is mapped")
@@ -236,7 +236,7 @@ async def watch(
     as_json: bool = False,
 ) -> None:
     """Show the status every *interval* seconds until interrupted: in pages on a terminal; elsewhere
-    one after the next, or one JSON object a line.
+    one status after the next, or a JSON object a line.
 
     During an outage of the target, the view shows the outage and waits.
     """
@@ -296,7 +296,7 @@ def _clock() -> Text:
 
 
 class Pager:
-    """Which part of the lines a screen shows. Pure."""
+    """The part of the lines that a screen shows. Pure."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -22,7 +22,7 @@ def in_order_of_need(tables: Iterable[TableStatus]) -> list[TableStatus]:
 
 
 def only_problems(report: StatusReport) -> StatusReport:
-    """Return a report without sources and tables that are fine; the counts include them."""
+    """Return a report without the sources and tables that are fine, but with full counts."""
     shown = []
     for status in report.sources:
         if problems := find_problems(status):

@@ -61,7 +61,7 @@ def labels(tables: Matching) -> list[str]:
 async def read_matching(
     bookkeeping: Bookkeeping, pattern: RelationPattern | None, database: str | None, sid: str | None
 ) -> Matching:
-    """Return the tables that match *pattern*, of the sources that are meant."""
+    """Return the tables that match *pattern*, of the sources of *database* and *sid*."""
     return [
         (source, relation)
         for source in await read_source_records(bookkeeping)
@@ -84,8 +84,8 @@ async def request(
 ) -> Requested:
     """Request *action* for the tables that *table*, a name or a pattern, matches.
 
-    *unless*: names of tables that *table* may match, too. *actor*: the operator; by default
-    the user of the command line. Raises MappingError without a match.
+    *unless*: names of further tables that *table* may match without an error. *actor*: the
+    operator; by default the user of the command line. Raises MappingError without a match.
     """
     pattern = parse_relation(table, "public")
     async with installed(address, f"streamer {action}") as bookkeeping:
@@ -117,7 +117,7 @@ async def request(
 def is_meant(
     relation: RelationRecord, pattern: RelationPattern, action: str, *, decides: bool
 ) -> bool:
-    """Whether a request is about a relation that matches *pattern*. Pure.
+    """Whether a request with *pattern*, which matches the relation, concerns the relation. Pure.
 
     A mass delete needs a decision of its own, so a pattern alone resumes no table that waits before
     a mass delete. *decides*: the request skips the deletes of such tables.
@@ -267,7 +267,7 @@ async def request_each(
 def choose(
     key: SourceKey, action: str, relations: Iterable[RelationRecord], state: str | None
 ) -> tuple[list[int], list[str]] | SourceOutcome:
-    """Return the relations to request, and the omitted tables; or the reason without any.
+    """Return the relations to request, and the omitted tables; or why no relation remains.
 
     A table that waits before a mass delete needs a decision of its own, so no request about many
     tables resumes such a table. Pure.

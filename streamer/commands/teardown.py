@@ -33,7 +33,7 @@ async def teardown(
     """Drop slots, publications, journals (below *spools*) and bookkeeping of *sources*.
 
     *drops_schema*: also drop a schema that is then empty. *actor*: the operator, for the target's
-    audit. None: the mapping database has the act, which outlives the bookkeeping.
+    audit. None: the mapping database records the act, and outlives the bookkeeping.
     """
     bookkeeping = Bookkeeping(address, "streamer teardown")
     try:
@@ -68,7 +68,7 @@ async def teardown(
 
 
 async def _restore(address: TargetAddress) -> None:
-    """Clean up after an abandoned copy, which only the bookkeeping knows."""
+    """Clean up after abandoned copies, which only the bookkeeping lists."""
     async with target_connection(address, "streamer teardown") as target:
         await drop_leftover_stages(target, await find_leftover_stages(target))
         for name in await read_deferred_targets(target):

@@ -22,11 +22,9 @@ class ListingColumn(Generic[T]):
 
     title: str
     cell: Callable[[T], object]
-    """Returns the value of a row: a Text, or anything else that becomes text; None is empty."""
+    """Returns the value of a row: a Text, a value to convert into text, or None for no text."""
     priority: int = 0
-    """A narrow terminal loses the columns with the highest number first; those with 0 always
-    stay.
-    """
+    """A narrow terminal first omits the columns with the highest number, and never those with 0."""
     is_number: bool = False
 
 
@@ -44,9 +42,9 @@ class Listing(Generic[T]):
 def table_lines(
     columns: Sequence[ListingColumn[T]], rows: Sequence[T], width: int | None = None
 ) -> list[Text]:
-    """Return the titles and *rows* as lines. A *width* leaves out columns that do not fit.
+    """Return the titles and *rows* as lines, without the columns that do not fit into *width*.
 
-    Columns without any value are left out.
+    The table omits columns without a value.
     """
     cells = [[_text(column.cell(row)) for row in rows] for column in columns]
     shown = [n for n, texts in enumerate(cells) if any(text.plain for text in texts)]
@@ -55,7 +53,7 @@ def table_lines(
     while width is not None and sum(widths[n] + _GAP for n in shown) > width:
         last = max(shown, key=lambda n: columns[n].priority)
         if columns[last].priority == 0:
-            break  # names alone are wider: the line is longer than the terminal
+            break  # the names alone are wider than the terminal, so the line is longer
         shown.remove(last)
     lines = []
     for number in range(len(rows) + 1):

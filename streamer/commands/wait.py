@@ -1,8 +1,8 @@
 """``streamer wait``: until the target shows all commits of the sources up to now.
 
-A source that does not answer counts as behind. Its commits count from the moment of its answer. A
-table with a request counts as behind until its process has taken the request and stored the new
-state. With a list of tables, only the positions of these tables count.
+A source that does not answer counts as behind. Once the source answers, the command waits for the
+commits up to that moment. A table with a request counts as behind until its process has taken the
+request and stored the new state. With a list of tables, only the positions of these tables count.
 """
 
 import asyncio
@@ -95,8 +95,8 @@ async def wait_over(
 ) -> str | None:
     """Wait until all commits so far are visible, every table is ready, and no request waits.
 
-    Return the obstacle, if any. *ask*: replaces `read_end`. Raises StreamerError for a failure
-    that an operator must fix.
+    Return the obstacle at the time limit, if any. *ask*: replaces `read_end`. Raises StreamerError
+    for a failure that an operator must fix.
     """
     ask = ask or partial(read_end, bookkeeping=bookkeeping)
     positions: Wanted = {s.label: None for s in scope.sources(mapping)}
@@ -144,7 +144,7 @@ class _Waiting:
         self.missing = _NOT_SET_UP
 
     async def run(self) -> None:
-        """Return as soon as no obstacle remains."""
+        """Poll until no obstacle remains."""
         asked_at, pause = -math.inf, POLL_SECONDS
         connected_at = time.monotonic()
         while True:
@@ -170,7 +170,7 @@ class _Waiting:
             pause = min(POLL_SECONDS_MAX, pause * POLL_GROWTH)
 
     async def _find_obstacles(self) -> list[str]:
-        """Return the present obstacles, at most one line for each source."""
+        """Return the present obstacles, in at most one line for each source."""
         bookkeeping = self._bookkeeping
         if not self._is_installed:
             self._is_installed = await is_installed(bookkeeping)
@@ -224,7 +224,7 @@ class _Waiting:
 async def _pending(
     bookkeeping: Bookkeeping, label: str, relations: list[RelationPosition]
 ) -> list[str]:
-    """Return the definitions that a process has yet to make, without abandoned definitions."""
+    """Return the definitions that a process has yet to make, except failed definitions."""
     definitions = await read_definitions(bookkeeping)
     return [
         f'{record.label} of table "{record.source}" of "{label}" is not created yet'

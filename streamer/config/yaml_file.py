@@ -143,9 +143,7 @@ def _parse(path: Path, text: str, replace: bool, list_key: str | None) -> Docume
 
 
 class _Builder:
-    """Builds values from nodes. An alias leads to a node a second time, at the full cost of the
-    node.
-    """
+    """Builds values from nodes. A node costs as much at each alias."""
 
     def __init__(self, document: Document, replace: bool, text: str) -> None:
         self._left = len(text) + _ALIAS_VALUES_MAX

@@ -66,9 +66,7 @@ class Need(enum.Enum):
     CHUNKS = enum.auto()
     """The next chunk of a copy. streamer applies changes of rows in earlier chunks."""
     CHUNK = enum.auto()
-    """The chunk of a copy batch. streamer applies changes of rows in earlier chunks, up to the
-    batch's point.
-    """
+    """The chunk of a batch. streamer applies changes of earlier chunks up to the batch's point."""
     REQUEST = enum.auto()
     """A copy that an operator requests: changes are missing, and streamer drops later changes."""
 

@@ -154,8 +154,7 @@ class Heartbeat:
 
     @property
     def seconds(self) -> float | None:
-        """The present delay of a commit: that of the last heartbeat, or of the heartbeat in flight
-        if longer.
+        """The present delay of a commit: the longer of the last heartbeat and the one in flight.
 
         With no change in flight, a heartbeat arrives without a commit at the target. So the delay
         is at least the time since the target last confirmed a write.

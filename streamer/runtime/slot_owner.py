@@ -31,9 +31,7 @@ class SlotOwner:
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self._tolerated: tuple[str, ...] | None = None
-        """Installations whose marks the pipeline found when it claimed the slot; None before the
-        claim.
-        """
+        """Installations whose marks the pipeline found when it claimed the slot; None before."""
 
     async def check_owner(
         self,

@@ -15,7 +15,7 @@ from streamer.target.missing_types import ReadTypes
 from streamer.util.lsn import Lsn
 
 ReadPresent = Callable[[], Awaitable[SourceDefinition | None]]
-"""Asks a source for the present definition of a table."""
+"""Reads the present definition of a table at its source."""
 
 
 class Tables(Protocol):
@@ -29,7 +29,7 @@ class Tables(Protocol):
 class ChangedTable:
     """A table whose definition changes, in the transaction of a session of the target.
 
-    ``tables``: the tables of the source. ``read_types`` and ``read_present`` ask the source.
+    ``tables``: the tables of the source. ``read_types`` and ``read_present`` query the source.
     """
 
     session: TargetConnection
@@ -44,10 +44,10 @@ class ChangedTable:
 class SourceCommand:
     """A command at the source that changed a table.
 
-    ``definition``: the definition at the source after ``message``. ``at``: the source's time of the
-    change. ``reason``: the cause in words, as in an error; None for the statement of the message.
-    ``brings_rows``: a copy reads the values of all rows. ``is_late``: a new column may have the
-    name of a dropped column, so existing rows may have values of the dropped column.
+    ``definition``: the definition at the source after ``message``. ``at``: the time of the change
+    at the source. ``reason``: the cause of the change, as text for an error; None if ``message``
+    has the statement. ``brings_rows``: a copy of all rows follows. ``is_late``: a new column may
+    have the name of a dropped column, so existing rows may have values of the dropped column.
     """
 
     place: DdlPlace

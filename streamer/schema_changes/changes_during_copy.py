@@ -1,14 +1,15 @@
-"""Changes of definitions that a copy meets, where the source captures them (`ddl: capture`).
+"""Changes of definitions before a copy, at a source that captures definitions (`ddl: capture`).
 
-A copy of all rows drops the messages of the stream in front of the consistent point. So the changes
-are made before the copy begins: the difference between the stored definition, which the target has,
-and the source's. `on_ddl` decides by kind, as in the stream.
+A copy of all rows drops the messages of the stream in front of the consistent point. So streamer
+changes the target before the copy begins, by the difference between the stored definition, which
+the target has, and the present definition of the source. `on_ddl` decides by kind, as in the
+stream.
 
-A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes:
-the stream up to the present comes before the copy.
+A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes,
+because the copy waits until the stream is up to date.
 
-The round reads the definition again under the snapshot. If the definition differs by then, the next
-round repeats this step.
+The copy batch reads the definition again under the snapshot. If the definition has changed by then,
+the next batch repeats this step.
 """
 
 import asyncio
@@ -56,9 +57,9 @@ log = structlog.get_logger()
 Pair = tuple[MappedRelation, SourceRelation]
 CHECK_SECONDS: Final = 0.05
 STREAM_SECONDS: Final = 2.0
-"""How long a copy waits for the stream before the next copy gets a turn."""
+"""How long a copy waits for the stream before it gives its turn to the next copy."""
 LOOKS_MAX: Final = 5
-"""How often a copy looks for a definition that no longer changes."""
+"""How often a copy reads a definition that keeps changing."""
 
 
 _ALTERS_VALUES: Final = frozenset(
@@ -77,7 +78,7 @@ def alters_values(former: SourceDefinition, after: SourceDefinition) -> bool:
 
 
 class StreamOfCopy(Tables, Protocol):
-    """The stream beside a copy, as far as changed definitions depend on it."""
+    """The stream beside a copy, for changes of definitions."""
 
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
         """Apply the changes of *mapped* that commit before *point*. Raises SyncError."""
@@ -89,7 +90,7 @@ class StreamOfCopy(Tables, Protocol):
 
 
 class ChangedDefinitions:
-    """Gives target tables the definitions that copies of one source read."""
+    """Gives the target tables of a source the definitions that its copies read."""
 
     def __init__(self, source: SourceMapping, events: StreamOfCopy) -> None:
         self._source = source
@@ -123,7 +124,7 @@ class ChangedDefinitions:
     async def _join_others(
         self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
     ) -> None:
-        """Store the part of the definition that the target has from peer sources.
+        """Store the part of the definition that the target already has from peer sources.
 
         These sources may lack a column, an enum value or a partition of this source, or have
         narrower types. The target gets missing parts as in the stream.
@@ -149,8 +150,8 @@ class ChangedDefinitions:
     async def store_definitions(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
         """Store the definitions that target tables fit, where no definition is stored yet.
 
-        A repeated copy then knows the difference. The lane of a relation in sync may be behind the
-        present definition, and reads definitions from the stream.
+        A repeated copy compares with this definition. The method skips relations in sync: their
+        lanes may be behind the present definition, and read definitions from the stream.
         """
         definitions = {
             mapped.relation_id: relation.definition
@@ -169,7 +170,7 @@ class ChangedDefinitions:
         mapped: MappedRelation,
         relation: SourceRelation,
     ) -> SourceRelation:
-        """Make the changes; the source may change the table again meanwhile."""
+        """Make the changes, again if the source changes the table meanwhile."""
         if await read_relation(target, mapped.mapping.target) is None:
             return relation  # the copy creates it
         for _ in range(LOOKS_MAX):
@@ -192,7 +193,7 @@ class ChangedDefinitions:
         return relation
 
     async def _wait_for_stream(self, lsn: Lsn) -> None:
-        """Wait until the stream has reached *lsn*, and shows which users of a type are behind.
+        """Wait until the stream has reached *lsn*, and the lanes show which users of a type lag.
 
         Raises TargetContentionError if that takes long.
         """
@@ -205,7 +206,7 @@ class ChangedDefinitions:
     async def _apply_unsent(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation
     ) -> None:
-        """Make the changes whose messages the stream has passed."""
+        """Make the changes whose messages the stream does not send again."""
         message = await read_present(source, self._source, mapped.mapping.source)
         definition = message.definition
         assert definition is not None

@@ -1,4 +1,4 @@
-"""Changes of a table's definition as statements for the target, with the facts that these need."""
+"""Reads the facts for the translation of a table's changes into statements for the target."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 def of_class(changes: Iterable[AnyChange], kind: type[C]) -> list[C]:
-    """Return the *changes* of a class."""
+    """Return those of *changes* that have the class *kind*."""
     return [change for change in changes if isinstance(change, kind)]
 
 
@@ -43,10 +43,10 @@ async def translate_changes(
     ignored: Sequence[AnyChange] = (),
     done: Sequence[AnyChange] = (),
 ) -> Translation:
-    """Return the statements for all *changes* but *ignored* changes.
+    """Return the statements for *changes* without *ignored* changes.
 
-    Dropped and renamed objects come first, then types, then columns, which may need either. *done*:
-    changes that a peer source has made.
+    Dropped and renamed objects come first, then types, then columns, which may depend on both.
+    *done*: changes that a peer source has made.
     """
     session, mapped = table.session, table.mapped
     peers = await read_other_sources(session, command.place, target, changes)
@@ -98,7 +98,7 @@ def _add_types(
     columns: DefinitionTranslator,
     command: SourceCommand,
 ) -> None:
-    """Add the statements of types, and the effects of these on columns."""
+    """Add the statements for types, and the consequences for columns."""
     translation.statements[:0] = typed.statements
     translation.before += typed.before
     if command.brings_rows:
@@ -114,7 +114,7 @@ def _add_types(
 def needed_types(
     changes: Sequence[AnyChange], definition: SourceDefinition, mapping: RelationMapping
 ) -> set[str]:
-    """Return the types that *changes* need and do not create. *definition* is as changed. Pure."""
+    """Return the types that *changes* need and do not create. *definition* is the new one. Pure."""
     needed: set[str] = set()
     for change in changes:
         if isinstance(change, TypeChange):

@@ -1,14 +1,14 @@
-"""Target tables: their required definition, and the creation of missing ones.
+"""The definitions of target tables, and the creation of missing tables.
 
 streamer creates a table from the source's definition: columns with their exact types and NOT NULL,
 and generated columns with their expressions. The primary key, or the columns of the replica
-identity's index, follow the sid. Identity columns become plain ones, because values come from the
-source; defaults are not needed for the same reason. Partitioned tables become plain ones, unless
-the rule says `partitioned` and the target can have the partitions.
+identity's index, follow the sid. Identity columns become plain columns without defaults, because
+values come from the source. Partitioned tables become plain tables, unless the rule says
+`partitioned` and the target can have the partitions.
 
 A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
 three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
-one open version. A key that is deferrable at the source is deferrable here too.
+one open version. A deferrable key of the source is deferrable at the target, too.
 
 Building statements is pure; `create_tables` runs them.
 """
@@ -59,8 +59,8 @@ def published_relation(relation: SourceRelation) -> Relation:
 class NewTable:
     """A target table to create, with the definition for a source's table.
 
-    ``computed_types``: the types of `set`, by target column; ``relation_id``: the relation that it
-    is for, if the bookkeeping has that. Pure.
+    ``computed_types``: the types of `set`, by target column; ``relation_id``: the relation of the
+    table, if the bookkeeping has a record. Pure.
     """
 
     relation: SourceRelation
@@ -102,7 +102,7 @@ class NewTable:
 
     @property
     def key_name(self) -> str | None:
-        """The name of the primary key, if PostgreSQL's own name does not serve."""
+        """The name of the primary key, if PostgreSQL's default name is unsuitable."""
         rule, relation = self.mapping.rule, self.relation
         is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
         if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
@@ -113,7 +113,7 @@ class NewTable:
 
     @property
     def statements(self) -> list[str]:
-        """The statements of the creation; CREATE TABLE is the first. Raises TargetSchemaError."""
+        """The statements that create the table, CREATE TABLE first. Raises TargetSchemaError."""
         parts, key, after = [column_clause(column) for column in self.columns], self.key, []
         if self.mapping.type is TableType.HISTORY:
             primary, versions = history_keys(key, self.timing)
@@ -129,7 +129,9 @@ class NewTable:
 
     @property
     def _partitions(self) -> tuple[str, list[str]]:
-        """The clause PARTITION BY and the statements for partitions, where the rule asks."""
+        """The clause PARTITION BY, and the statements for partitions, if the rule says
+        `partitioned`.
+        """
         tree, columns, key = self.relation.partitions, self.relation.column_names, self._source_key
         if not self.mapping.rule.partitioned or not tree:
             return "", []
@@ -138,7 +140,7 @@ class NewTable:
         return create_partitions_sql(tree, self.mapping, columns, key)
 
     def check(self) -> None:
-        """Refuse a table with more columns than there can be, or two called sid. Raises
+        """Refuse a table with too many columns, or with two columns named sid. Raises
         TargetSchemaError.
         """
         names = map(self.mapping.target_column, self.relation.column_names)
@@ -158,7 +160,7 @@ async def create_tables(
 ) -> set[RelationName]:
     """Create target tables, and *types*, unless they exist; return the created tables.
 
-    All are created or none, together with their bookkeeping. Raises TargetSchemaError,
+    A single transaction creates all tables and stores their bookkeeping. Raises TargetSchemaError,
     TargetRejectedError with the statements to run instead.
     """
     for table in tables:
@@ -169,7 +171,7 @@ async def create_tables(
     role = quote_identifier(await connection.fetch_value("select current_user::text"))
     try:
         async with transaction(connection):
-            # Several sources may want the same table at the same time.
+            # Several sources may create the same table at the same time.
             await connection.execute("select pg_advisory_xact_lock($1)", _DDL_LOCK)
             rows = await connection.fetch(
                 "select name from unnest($1::text[]) name where to_regclass(name) is not null",
@@ -196,7 +198,7 @@ async def create_tables(
             )
     except TargetRejectedError as exc:
         look_up, write = _grants(new.values(), role)
-        # Without statements, the role could not even check whether the tables exist.
+        # The role may lack even the privilege to check whether the tables exist.
         sql = [*statements, look_up, write] if statements else [look_up]
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",
@@ -240,7 +242,7 @@ def _grants(tables: Iterable[NewTable], role: str) -> tuple[str, str]:
 
 
 def new_type_sql(kind: DefinedType) -> list[str]:
-    """Return the statements for a type that comes with a table.
+    """Return the statements that create a type along with a table.
 
     Values come from the source. A domain's default may call a function that the target lacks.
     """
@@ -248,7 +250,7 @@ def new_type_sql(kind: DefinedType) -> list[str]:
 
 
 def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
-    """Raise the error about *calls*, with the statements for an operator who has read them."""
+    """Raise the error about *calls*, with *statements*, which an operator has to review and run."""
     if calls:
         hint = Remedy.of("to allow this, run there: ", at_target(*statements))
         raise TargetSchemaError(foreign_error(calls).message, hint=hint)
@@ -257,7 +259,7 @@ def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
 async def _read_missing(
     connection: TargetConnection, types: Sequence[DefinedType]
 ) -> list[DefinedType]:
-    """Return those of *types* that the target lacks. Raises TargetSchemaError for one of an
+    """Return those of *types* that the target lacks. Raises TargetSchemaError for a type of an
     extension.
     """
     absent = await connection.fetch(

@@ -1,6 +1,7 @@
 """Creates the definitions of ready tables at the target, beside the stream.
 
-The task creates definitions in turn, on a separate connection. A stored failure stops no table.
+The task creates one definition after the next, on a separate connection. A failure is stored, and
+stops no table.
 """
 
 import asyncio

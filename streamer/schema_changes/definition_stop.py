@@ -22,7 +22,7 @@ from streamer.target.catalog import read_relation
 def undecided(
     stops: Sequence[AnyChange], doubts: Sequence[str], tried: str | None
 ) -> TargetSchemaError:
-    """Return the reason why a change waits. *tried*: the stored reason of a failed decision."""
+    """Return the reason why a change waits. *tried*: why the last decision failed."""
     listed = [f"on_ddl is stop for {', '.join(map(str, stops))}"] if stops else []
     return TargetSchemaError(tried or "; ".join([*listed, *doubts]))
 
@@ -32,7 +32,8 @@ async def copy_remedy(
 ) -> Remedy | None:
     """Return the command of a copy for a source that is behind its peers, if a copy would help.
 
-    The target can have the present definition of the source's table. The stream has an earlier one.
+    The target accepts the present definition of the source's table, but not an earlier definition
+    in the stream.
     """
     if not isinstance(refusal, TargetSchemaError) or command.brings_rows:
         return None

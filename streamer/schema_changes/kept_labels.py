@@ -1,4 +1,4 @@
-"""Labels that ended versions of a history have, and that the new enum of their column lacks.
+"""Labels that ended versions of a history contain and that the new enum of the column lacks.
 
 Such a version keeps its value. So the target's enum gets these labels, behind those of the source.
 An existing enum gets the labels in a transaction before the change.
@@ -31,7 +31,7 @@ async def read_kept_labels(
     types: Iterable[DefinedType],
     changes: Sequence[ColumnChange],
 ) -> dict[str, list[str]]:
-    """Return the labels to keep, by the names of enums that columns of a history are to get."""
+    """Return the labels to keep, by the names of the new enums of columns of a history."""
     enums = {t.quoted: {text for _, text in t.labels} for t in types if t.kind == "e"}
     by_type: dict[str, list[str]] = {}
     for change in changes:
@@ -63,8 +63,8 @@ async def missing_labels(
 ) -> list[str]:
     """Return the statements that give enums of the target the labels that versions need.
 
-    *created*: enums that statements of the change create with these labels. No statement of the
-    same transaction could use a label that is new in an existing enum.
+    *created*: enums that the change itself creates with these labels. An existing enum needs an
+    earlier transaction, because no transaction can use a label that it adds.
     """
     statements = []
     for name, labels in needed.items():

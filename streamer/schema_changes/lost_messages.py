@@ -1,10 +1,10 @@
 """Checks whether a change of a definition without a message explains refused rows.
 
 The capture gives a warning if it cannot send a message: a session holds the lock of a table, or the
-event triggers are disabled. The next message of the table replaces the lost message. But a row may
-come before, with a column, a label or an attribute that the stored definition lacks. The drainer
-then reads the present definition of the source beside the stream. The drainer applies the parts of
-the difference that the row needs, in front of the row, and tries the row again.
+event triggers are disabled. The next message of the table replaces the lost message. A row may come
+before that message, with a column, a label or an attribute that the stored definition lacks. The
+drainer then reads the present definition of the source beside the stream. The drainer applies the
+parts of the difference that the row needs, in front of the row, and tries the row again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 class Refused:
     """The changes that the target has just refused: finished shares, or pieces of a large share.
 
-    Of a large share, only the payloads of the newest piece stay.
+    Of a large share, the object retains only the payloads of the newest piece.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Refused:
         return bool(self._newest)
 
     def add(self, pieces: Sequence[LaneTransaction]) -> None:
-        """Count *pieces* to the refused changes."""
+        """Add *pieces* to the refused changes."""
         self._newest = pieces
         for piece in pieces:
             for mapped, changes in piece.changes:
@@ -118,7 +118,8 @@ async def _explain(
     try:
         message, columns = await planner.present(mapped, relations)
     except StreamerError as exc:
-        # The refusal is raised then, and the next attempt of the lane asks the source again.
+        # The caller then raises the refusal, and the next attempt of the lane queries the source
+        # again.
         log.info(
             "cannot read the definition of a table whose target refuses rows",
             table=str(mapped.mapping.source),

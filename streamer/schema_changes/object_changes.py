@@ -1,7 +1,6 @@
-"""Changes of a table's indexes and constraints: the required facts, and the plans.
+"""Plans changes of a table's indexes and constraints, and reads the facts for the plans.
 
-The transaction of the change stores the plans. So each plan, and each end of a plan, exists exactly
-once.
+The transaction of the change stores the plans. So streamer creates and ends each plan exactly once.
 """
 
 from collections.abc import Sequence
@@ -80,9 +79,9 @@ class Objects:
         objects: Sequence[DefinedObject],
         former: frozenset[str],
     ) -> None:
-        """Plan again the source's *objects* that the target lost together with a former column.
+        """Plan those of the source's *objects* again that the target lost with a dropped column.
 
-        *former*: the names that the target's table had.
+        *former*: the names of the objects that the target's table had.
         """
         if lost := former - relation.object_names:
             translator = await self.translator(relation, peers, frozenset(relation.columns))

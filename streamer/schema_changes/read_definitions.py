@@ -1,8 +1,8 @@
 """Reads definitions of tables from the catalogs, on either side.
 
-Both drivers run the same SQL: it has one parameter, the OIDs of tables, and returns JSON as text.
-The queries take no lock on the tables. ``pg_get_expr`` and ``pg_get_constraintdef`` need an empty
-search_path to write the schemas of names.
+Both drivers run the same SQL, with the OIDs of tables as its only parameter and JSON text as its
+result. The queries take no lock on the tables. ``pg_get_expr`` and ``pg_get_constraintdef`` need an
+empty search_path to write the schemas of names.
 """
 
 import json
@@ -37,7 +37,7 @@ _TYPES_SQL: Final = f"select ({USED_TYPES})::text as types from pg_catalog.pg_cl
 
 def definitions_sql(placeholder: str) -> str:
     """Return the query; *placeholder* is the driver's own, for an array of OIDs."""
-    is_psycopg = placeholder.startswith("%")  # which takes a percent sign for its own
+    is_psycopg = placeholder.startswith("%")  # psycopg reads a single percent sign as a placeholder
     sql = _DEFINITIONS_SQL.replace("%", "%%") if is_psycopg else _DEFINITIONS_SQL
     return sql.replace("{oids}", placeholder)
 
@@ -59,13 +59,13 @@ async def read_at_target(
 async def read_places(
     target: TargetConnection, mappings: Sequence[RelationMapping], sid: str | None
 ) -> Places:
-    """Return where the tables of a source go, for the foreign keys that refer to them."""
+    """Return the target tables of a source's tables, to translate references of foreign keys."""
     relations = await read_relations(target, [mapping.target for mapping in mappings])
     return {m.source: TargetPlace.at(m, sid, relations.get(m.target)) for m in mappings}.get
 
 
 def definition_of(row: dict[str, Any]) -> TableDefinition:
-    """Return the definition in a *row* of that query."""
+    """Return the definition in a result *row* of `definitions_sql`."""
     columns = tuple(map(DefinedColumn.of, json.loads(row["columns"] or "[]")))
     names = {column.number: column.name for column in columns}
     return TableDefinition(

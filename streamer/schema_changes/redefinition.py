@@ -5,7 +5,7 @@ are in the target by then, and later changes follow. The statements, the new def
 lane's progress commit together, so a crash leaves all of these or none.
 
 A change that has to wait for an operator ends the transaction
-(`streamer.schema_changes.table_change`). The drainer tries again every few seconds.
+(`streamer.schema_changes.table_change`). The drainer repeats the attempt every few seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from streamer.target.connection import TargetConnection
 
 
 def cut(piece: LaneTransaction) -> Iterator[LaneTransaction]:
-    """Yield the parts of a piece: each is of rows, or a message about a definition. Pure."""
+    """Split a piece into parts: groups of rows, and messages about definitions. Pure."""
     rows: list[int] = []
     for number, (_, changes) in enumerate(piece.changes):
         if isinstance(changes.relation, Redefinition):
@@ -85,7 +85,7 @@ class Definitions:
         return concerned
 
     def forget_plans(self) -> None:
-        """Discard the plans of relations whose definitions were to change, whatever the outcome."""
+        """Discard the plans of all relations whose definitions this transaction tried to change."""
         for mapped in self._counts:
             mapped.plan = None
 

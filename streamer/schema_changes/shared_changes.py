@@ -2,7 +2,7 @@
 
 The peers of a source are the sources that write the same target table. A source whose change the
 peers forbid waits for the peers. The last source with the same change makes the change, and
-`streamer.ddl` tells the waiting sources. A change of a type concerns the values of all sources.
+`streamer.ddl` informs the waiting sources. A change of a type concerns the values of all sources.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from streamer.schema.target_relation import TargetRelation
 from streamer.target.connection import TargetConnection
 
 _MADE_FOR_ALL: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
-"""Changes of columns that one source makes for all, like all changes of types. A rename is none:
-earlier rows of a peer's transaction may still have the former name.
+"""Changes of columns that one source makes for all, like all changes of types. A rename is
+excluded: earlier rows of a peer's transaction may still have the former name.
 """
 
 

@@ -62,7 +62,7 @@ def added_columns(changes: Sequence[ColumnChange], mapping: RelationMapping) -> 
 def moved_columns(
     changes: Sequence[ColumnChange], mapping: RelationMapping, present: Collection[str]
 ) -> dict[str, str | None]:
-    """Return columns of the target by their former names; None for a column that is gone. Pure."""
+    """Return the new names of target columns by the former names; None for a drop. Pure."""
     moved: dict[str, str | None] = {}
     for source_name, column in columns_after(changes).items():
         former = mapping.target_column(source_name)

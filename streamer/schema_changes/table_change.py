@@ -76,7 +76,7 @@ class TableChange:
         self._done: list[AnyChange] = []
         """Changes that a peer source has made for this source, too."""
         self._shown: list[str] = []
-        """The statements to show to an operator; none where the change cannot be translated."""
+        """The statements to show to an operator; empty if streamer cannot translate the change."""
         self._after: Callable[[], Awaitable[None]] | None = None
         self.quarantined = 0
         """The number of changes that were added to quarantine."""
@@ -84,8 +84,8 @@ class TableChange:
     async def make(self, changes: list[AnyChange]) -> None:
         """Make changes, and store the new definition.
 
-        Columns whose values existing rows lack are requested. Raises DefinitionStopError if an
-        operator has to decide. `after_rollback` is due then.
+        Request a copy of the columns whose values existing rows lack. Raises DefinitionStopError if
+        an operator has to decide. The caller then has to call `after_rollback`.
         """
         filled: Sequence[str] = ()
         if changes and not self._command.message.is_made:
@@ -190,7 +190,7 @@ class TableChange:
     ) -> list[AnyChange]:
         """Return the changes that `ddl skip` leaves out: those for which the table stopped.
 
-        `ddl skip` leaves out all changes if the table stopped for none of them.
+        If the table stopped for a different reason, `ddl skip` leaves out all changes.
         """
         stops = self._with_reaction(changes, OnDdl.STOP)
         stopped = [c for c in changes if c in stops or c in doubted]
@@ -200,9 +200,9 @@ class TableChange:
     async def _foreign(
         self, target: TargetRelation, changes: list[AnyChange], ignored: list[AnyChange]
     ) -> list[AnyChange]:
-        """Return changes besides *ignored* whose expressions the target may not run.
+        """Return the changes, except *ignored*, whose expressions the target may not run.
 
-        A trial of a change makes the harmless changes before, too.
+        To try a change, the method first makes the harmless changes before it.
         """
 
         async def make(ignored: Sequence[AnyChange]) -> None:
@@ -234,10 +234,12 @@ class TableChange:
         await refuse_types_of_extensions(
             self._target, translation.needed_types, self._table.read_types
         )
-        # The last of several tenants drops the former column, with its indexes and constraints.
+        # The last of several tenants drops the former column together with its indexes and
+        # constraints.
         may_lose = target.has_sid and any(c.kind is DdlKind.RENAME_COLUMN for c in changes)
         names = target.object_names if may_lose else frozenset()
-        # The operator has read the expressions, and skipping makes only the remaining changes.
+        # The operator has read the expressions. With `ddl skip`, only the remaining changes are
+        # made.
         calls = None if self._decision.state == APPLY else await self._calls(changes)
         if translation.leaving:
             removed_at = datetime.fromisoformat(self._command.at)
@@ -253,9 +255,9 @@ class TableChange:
     async def _run(
         self, translation: Translation, calls: ForeignCalls | None, *, is_edited: bool
     ) -> None:
-        """Run statements; those that an operator has edited find tables without a schema.
+        """Run statements; statements that an operator has edited may omit schemas of tables.
 
-        *calls*: finds expressions that call foreign functions. A later statement may run them.
+        *calls*: finds expressions with foreign functions, which a later statement may run.
         """
         path = await self._target.fetch_value("select pg_catalog.current_setting('search_path')")
         if is_edited:
@@ -296,7 +298,7 @@ class TableChange:
     async def _plan(
         self, translation: Translation, changes: Sequence[AnyChange], names: frozenset[str]
     ) -> None:
-        """Store plans for objects that the builder makes, over the present columns.
+        """Store plans for the objects that the builder makes on the present columns.
 
         *names*: the names of indexes and constraints that a renamed column may have lost.
         """
@@ -339,12 +341,12 @@ class TableChange:
 
 
 def _uses_types(changes: Sequence[AnyChange]) -> bool:
-    """Whether changes may end the use of a type, or change a type."""
+    """Whether *changes* may change a type, or end its use."""
     return any(isinstance(c, TypeChange) or c.kind in _LEAVES_TYPES for c in changes)
 
 
 async def _unless_refused(attempt: Awaitable[T], default: T) -> T:
-    """Return the result of *attempt*; *default* if the result is an error that lasts."""
+    """Return the result of *attempt*; *default* after a permanent error."""
     try:
         return await attempt
     except StreamerError as exc:

@@ -1,6 +1,6 @@
 """The definitions of a copied table besides columns: planned, and created at the target.
 
-The round reads the source's definitions after the snapshot, and stores the statements in the
+The copy batch reads the source's definitions after the snapshot, and stores the statements in the
 bookkeeping (`plan_definitions`). Only the copy writes to a table that it fills directly. So the
 definitions of such a table, except foreign keys, are created before the switch to streaming. All
 remaining definitions are created beside the stream, without long locks (`make_online`): indexes
@@ -63,9 +63,11 @@ log = structlog.get_logger()
 LOCK_SECONDS: Final = 30
 """How long a concurrent build waits for transactions that use its table."""
 QUEUED_SECONDS: Final = 2
-"""How long a statement waits for a stronger lock, behind which sessions queue."""
+"""How long a statement waits for a strong lock, behind which other sessions queue."""
 FOREIGN_KEY_ATTEMPTS: Final = 30
-"""Tables are some moments apart while they stream, so a row may precede the row it refers to."""
+"""Tables are not exactly in step while they stream, so a row may precede the row to which it
+refers.
+"""
 LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger table in use gets no index whose build locks the table."""
 
@@ -111,7 +113,7 @@ where n.nspname = $1 and c.relname = $2 and a.attname = $3
 
 
 class TableWithDefinitions(Protocol):
-    """A table under copy, as far as its definitions depend on the copy."""
+    """A table under copy, with the facts that its definitions depend on."""
 
     mapped: MappedRelation
     relation: SourceRelation
@@ -135,7 +137,7 @@ async def plan_definitions(
 
     Raises SourceError, TargetError.
     """
-    # The stream contains the definitions of a table that gets some rows or columns only.
+    # A table that gets only some rows or columns receives its definitions from the stream.
     asking = [
         copy
         for copy in copies
@@ -176,7 +178,7 @@ async def _places(
     target: TargetConnection,
     names: set[RelationName],
 ) -> Places:
-    """Return where the tables go that foreign keys refer to."""
+    """Return the targets of the tables that foreign keys refer to."""
     mappings: list[RelationMapping] = []
     if names:
         present = await read_relation_names(plain)
@@ -188,7 +190,7 @@ async def _places(
         )
         try:
             mappings = resolve(replace(source, rules=rules), present, target_namespace)
-        except MappingError as exc:  # reported where tables join
+        except MappingError as exc:  # the join of the table reports the error
             log.warning("omitting foreign keys", source=source.label, error=exc.message)
     return await read_places(target, [m for m in mappings if m.source in names], source.sid)
 
@@ -198,7 +200,7 @@ async def _places(
 
 @dataclass(frozen=True, slots=True)
 class DefinitionFacts:
-    """How much of a definition the target has. ``index_is_valid``: None without that index."""
+    """The parts of a definition that the target has. ``index_is_valid``: None without the index."""
 
     index_is_valid: bool | None
     has_constraint: bool
@@ -238,21 +240,19 @@ _BUILT: Final = frozenset({ObjectKind.INDEX, ObjectKind.EXCLUSION, ObjectKind.UN
 def remaining_statements(
     record: DefinitionRecord, facts: DefinitionFacts, *, online: bool
 ) -> tuple[str, ...]:
-    """Return the statements of *record* that have not been run; all but the first may be run again.
-    Pure.
-    """
+    """Return the statements of *record* to run. All but the first may run twice. Pure."""
     statements = record.online if online else record.statements
     builds_index = online and record.kind in _CONSTRAINTS and record.index is not None
     if facts.shows(record.kind) and record.kind is not ObjectKind.NOT_NULL:
         if record.kind is ObjectKind.DEFAULT:
-            # An earlier plan may have made the sequence before a column owned it.
+            # An earlier plan may have created the sequence before a column owned the sequence.
             return tuple(sql for sql in record.statements if sql.startswith("alter sequence "))
         return statements[2 if builds_index else 1 :]
     return statements[1:] if builds_index and facts.index_is_valid else statements
 
 
 def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
-    """Return the first statement of *record* before and behind the table's name.
+    """Return the parts of the first statement of *record* before and behind the table's name.
 
     None without an expression of the source. Pure.
     """
@@ -271,7 +271,7 @@ def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
 
 
 async def make_before_switch(target: TargetConnection, relation_id: int) -> None:
-    """Create all definitions of a relation but foreign keys, if only the copy writes the table.
+    """Create the definitions of a relation, except foreign keys, if only the copy writes the table.
 
     Raises TargetError if the target is lost; a refused definition stays in the bookkeeping.
     """
@@ -285,19 +285,20 @@ async def make_before_switch(target: TargetConnection, relation_id: int) -> None
             await _attempt(target, record, online=False)
     finally:
         if not target.is_closed:
-            # RESET would restore the limit of the role or the database, and the caller has none.
+            # RESET would restore the limit of the role or the database, but the caller works
+            # without a limit.
             await target.execute("set lock_timeout = 0; reset maintenance_work_mem")
 
 
 async def make_online(target: TargetConnection) -> int:
     """Create the definitions of ready tables, beside the stream; return the number of definitions.
 
-    Raises TargetContentionError while another process does, and TargetError.
+    Raises TargetContentionError while another process creates definitions, and TargetError.
     """
     unwanted, records = await read_unwanted(target), await read_pending(target)
     if not records and not unwanted:
         return 0
-    # Held by the session, so also by a backend that still builds after its client died.
+    # The session holds the lock, so a backend that still builds after its client died also does.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", BUILD_LOCK):
         raise TargetContentionError("target: another process makes definitions")
     await target.fetch(_ENOUGH_MEMORY_SQL)
@@ -311,7 +312,7 @@ async def make_online(target: TargetConnection) -> int:
 
 
 async def mark_made(target: TargetConnection) -> None:
-    """Mark the definitions as made that streamer gave up and an operator has made since."""
+    """Mark failed definitions as made once an operator has made them."""
     for record in await read_given_up(target):
         facts = await _read_facts(target, record)
         if facts is not None and facts.shows(record.kind) and not facts.is_unvalidated:
@@ -319,9 +320,9 @@ async def mark_made(target: TargetConnection) -> None:
 
 
 async def _remove(target: TargetConnection, record: DefinitionRecord) -> None:
-    """Remove an object that was dropped at the source while a session may have made it.
+    """Remove an object that the source dropped while a session may have created it.
 
-    The lock of the caller keeps that session away; an object of a different plan stays.
+    The caller's lock excludes that session. An object of a different plan stays.
     """
     place = record.target
     if await is_remade(target, record):
@@ -394,7 +395,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
 
 
 async def _operator_steps(target: TargetConnection, record: DefinitionRecord) -> tuple[str, ...]:
-    """Return the statements for the parts of *record* that no attempt made."""
+    """Return the statements for the missing parts of *record*."""
     try:
         facts = await _clear(target, record)
     except StreamerError:

@@ -1,4 +1,4 @@
-"""Changes of a table's types as statements for the target, with the facts that these need."""
+"""Reads the facts for the translation of a table's type changes into statements."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ _KEEPS_VALUES: Final = frozenset({DdlKind.CREATE_TYPE, DdlKind.ADD_ENUM_VALUE})
 
 
 async def lock_types(target: TargetConnection) -> None:
-    """Lock the types of the target, and their use, against concurrent lanes until the commit.
+    """Lock the types of the target, and uses of types, against concurrent lanes until the commit.
 
-    A concurrent lane with the same change then makes the change, or finds it made.
+    A concurrent lane with the same change then makes the change, or finds the change made.
     """
     await target.fetch("select pg_catalog.pg_advisory_xact_lock($1)", _TYPES_LOCK)
 
@@ -64,7 +64,7 @@ async def translate_types(
 
 
 async def _newest(table: ChangedTable, changes: Sequence[TypeChange]) -> list[TypeChange]:
-    """Return *changes* with new types as the source has the types now."""
+    """Return *changes* with the present definitions of new types at the source."""
     if not any(change.kind is DdlKind.CREATE_TYPE for change in changes):
         return list(changes)
     now = await table.read_present()
@@ -103,7 +103,7 @@ async def _translate(
         if change.before is not None and (type_ := of_columns.get(change.after.quoted)) is not None
     }
     names = [t.full_name for t in named]
-    # Tables of peer sources share a type with this table, also across target tables.
+    # Tables of peer sources share types with this table, even if their target tables differ.
     words = [str(change) for change in changes]
     peers = await read_other_users(session, command.place, names, words)
     return TypeTranslator(

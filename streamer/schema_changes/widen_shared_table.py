@@ -48,7 +48,7 @@ async def widen_shared_table(
 
     The statements run on a separate connection, and have committed when the function returns.
     Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements if
-    the role may not run these.
+    the role lacks the privilege.
     """
     statements = widening_statements(relation.definition, mapping, table, sid)
     if not statements:
@@ -74,7 +74,7 @@ async def widen_shared_table(
     except StreamerError as exc:
         if exc.retry is Retry.TIMED:
             raise
-        # Another role may be permitted; the message names all causes.
+        # An operator's role may run the statements; the message names all causes.
         is_forbidden = isinstance(exc, TargetRejectedError)
         by_hand = Remedy.of("have its owner run there: ", at_target(*statements))
         raise TargetSchemaError(

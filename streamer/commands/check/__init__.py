@@ -1,4 +1,4 @@
-"""``streamer check``: the preflight. It changes nothing, anywhere.
+"""``streamer check``: the preflight. The check changes neither side.
 
 `check.py` reads the facts (`source_facts.py`, `target_facts.py`). Modules with the name
 ``*_findings`` judge them. `findings.py` has the report, and `sql_file.py` its statements as a

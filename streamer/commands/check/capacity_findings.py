@@ -1,4 +1,4 @@
-"""Slots, WAL senders and connections: those that `run` needs, and those that the servers have.
+"""Compares the slots, walsenders and connections that `run` needs with those of the servers.
 
 Pure.
 """
@@ -31,7 +31,8 @@ notifications, liveness, definitions, indexes, scripts.
 SOURCE_EACH = 3
 """Sessions for each source beside its walsender: guard, observations, backlog or start."""
 WALSENDERS_OF_STANDBY = 1
-"""Walsenders for each source on a standby beside the walsender of the stream: reads the timeline.
+"""The walsenders for each source on a standby beside the walsender of the stream: one reads the
+timeline.
 """
 COPY_SESSIONS = 2
 """Sessions at the source for each source that copies: its snapshot, and the lock on a table."""
@@ -39,7 +40,7 @@ COPY_SESSIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A number that the stream needs all the time, and how many more copies need."""
+    """The number that streams need all the time, and the additional number for copies."""
 
     always: int
     copies: int
@@ -75,7 +76,7 @@ def check_connections(target: TargetFacts, needs: Needs) -> Iterable[Finding]:
 def check_capacity(
     sources: Iterable[SourceFacts], target: TargetFacts | None, settings: Settings
 ) -> Iterable[Finding]:
-    """Free slots, walsenders and connections, for all sources on one server together.
+    """Check free slots, walsenders and connections, for all sources of a server together.
 
     A source that a process streams already occupies a slot and a walsender.
     """
@@ -131,7 +132,7 @@ def _check_server(
 def _check_free(
     place: Place, setting: str, most: int, free: int, needs: Needs, *, is_copying: bool
 ) -> Iterable[Finding]:
-    """*free* of *most* are left for streamer. *is_copying*: tables are to be copied."""
+    """Check whether *free* of *most* are enough. *is_copying*: copies of tables are due."""
     free = max(0, free)
     if free >= needs.most:
         return

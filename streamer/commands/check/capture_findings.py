@@ -1,4 +1,4 @@
-"""Whether changes of definitions at a source will be captured. Pure."""
+"""Whether the source will capture changes of definitions. Pure."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from streamer.source.capture.capture_functions import create_sql, schema_of
 
 
 def check_capture(facts: SourceFacts) -> Iterable[Finding]:
-    """Print the statements that create the capture where the role may not run them."""
+    """Name the statements that create the capture, if the role may not run the statements."""
     yield from _check_commits(facts)
     capture, server, place = facts.capture, facts.server, Place(facts.label)
     if facts.source.ddl is not DdlCapture.CAPTURE or server is None:

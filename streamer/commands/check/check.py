@@ -56,7 +56,7 @@ class Examination:
 
 
 async def check(settings: Settings, mapping: Mapping) -> CheckReport:
-    """Check all sources and the target. Raises ConfigurationError; all else is a finding."""
+    """Check all sources and the target. Raises ConfigurationError; other errors are findings."""
     require_sources(settings, mapping)
     report = (await examine(settings, mapping)).report
     report.findings += check_spark(settings.sync)
@@ -65,7 +65,7 @@ async def check(settings: Settings, mapping: Mapping) -> CheckReport:
 
 
 async def examine(settings: Settings, mapping: Mapping) -> Examination:
-    """Run the check, and return the facts too; the mapping may lack sources here."""
+    """Run the check, and return the facts, too. The mapping may be empty."""
     address = TargetAddress.parse(settings.target.url)
     create_tables = settings.target.create_tables
     sources = await _read_sources(mapping)
@@ -178,7 +178,8 @@ async def _confirm_expressions(
 async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:
     """Read a source again whose stored position was ahead of the position read before.
 
-    Most likely a process streams this source. Otherwise the source was restored to an earlier time.
+    Usually a process streams this source. Otherwise, somebody has restored the source to an earlier
+    time.
     """
     for source in sources:
         record = facts.sources.get(source.label)

@@ -1,4 +1,4 @@
-"""Definitions that `create` asks for, and that a target table cannot have."""
+"""Definitions that `create` asks for and that a target table cannot have."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -16,7 +16,7 @@ from streamer.schema.render_definitions import Renderer
 def check_definitions(
     facts: SourceFacts, target: TargetFacts, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Name the definitions of each missing table that streamer will leave out, with the SQL."""
+    """Name the definitions that streamer will omit from each missing table, with the SQL."""
     if not create_tables:
         return
     by_source = {mapping.source: mapping for mapping in facts.mappings}
@@ -46,15 +46,15 @@ _MADE_BY: Final = {
     "constraint": (Create.ALL,),
     "extended statistics": (Create.ALL,),
 }
-"""The values of `create` with which streamer makes an object with an expression."""
+"""The values of `create` that include an object with an expression."""
 
 
 def check_calls(
     facts: SourceFacts, target: TargetFacts, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Name expressions that missing tables and types will wait for, as the source shows them.
+    """Name the expressions, as the source shows them, for which missing tables and types will wait.
 
-    The target checks again, with the functions of the target.
+    The target checks the expressions again, with its own functions.
     """
     if not create_tables:
         return

@@ -28,7 +28,7 @@ FEEDBACK = "hot_standby_feedback"
 
 
 def check_failover(facts: SourceFacts) -> Iterable[Finding]:
-    """Judge the role of the source's server, the hosts of its url, and its standbys."""
+    """Judge the server's role, the hosts of the source's url, and the standbys."""
     if facts.server is None:
         return
     place = Place(facts.label)

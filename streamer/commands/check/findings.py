@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a problem. Without a source: *other*; without an object: the server."""
+    """The place of a problem; without a source the place *other*, without an object the server."""
 
     source: str | None = None
     object: str | None = None
@@ -53,7 +53,7 @@ _INTRODUCTIONS: Final = (
 class Fix:
     """A fix: statements to run at one side or commands to run here, and words.
 
-    ``is_choice``: the statements end or remove an object that may belong to other users.
+    ``is_choice``: the statements end or remove objects that may belong to different users.
     """
 
     at: Literal["source", "target", "here"] | None = None
@@ -111,7 +111,7 @@ class Finding:
     problem: str
     fix: Fix | None = None
     code: str | None = None
-    """The code of the error that `run` would stop with, if the check met that error."""
+    """The code of the error with which `run` would stop, if the check met that error."""
     page: str | None = None
     """The address of the runbook, if neither code nor place decides."""
 
@@ -226,7 +226,7 @@ SHOWN_MAX = 5
 
 
 def some_of(names: Iterable[str]) -> str:
-    """List names, the first few of many."""
+    """List the first few of *names*, and the number of the rest."""
     listed = list(names)
     more = f" and {len(listed) - SHOWN_MAX} more" if len(listed) > SHOWN_MAX else ""
     return ", ".join(listed[:SHOWN_MAX]) + more

@@ -36,9 +36,9 @@ def check_identity(
     details: Details,
     moves: Sequence[str] = (),
 ) -> Iterable[Finding]:
-    """Whether the source publishes updates and deletes, and changes of every partition.
+    """Whether the source publishes updates and deletes of a table and of all its partitions.
 
-    *moves*: the statements that then publish these changes, if streamer may not run them.
+    *moves*: the statements that afterwards publish these changes, if streamer lacks the privilege.
     """
     if (unlogged := unlogged_error(relation.identity)) is not None:
         yield from_error(place, unlogged)
@@ -60,7 +60,7 @@ def check_identity(
 
 
 def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[str]) -> Fix:
-    """Keep the table's own identity if usable, and give every partition the same identity."""
+    """Keep a usable identity of the table, and give every partition the same identity."""
     root = relation.identity.root
     if root.obstacle is None:
         return _fix(relation, details, root.published, root_way=None, moves=moves)
@@ -105,8 +105,8 @@ def _fix(
 ) -> Fix:
     """Make *identity* the identity of the partitions; *root_way* is the clause for the root.
 
-    A publication of updates includes the table only afterwards: updates of the application fail
-    while such a table has no identity.
+    Add the table to a publication of updates only afterwards: while a published table has no
+    identity, the application's updates fail.
     """
     statements = [] if root_way is None else [_alter(relation.identity.root, root_way)]
     for leaf in relation.identity.leaves:

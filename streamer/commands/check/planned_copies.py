@@ -13,7 +13,9 @@ from streamer.source.tables.chunk_columns import chunk_columns
 from streamer.util.quantities import format_bytes, format_duration
 
 ASSUMED_BYTES_PER_SECOND: Final = 20_000_000
-"""The rate of all copies together, before the first copy. Small machines reach it with two jobs."""
+"""The assumed rate of all copies together, before the first copy. Small machines reach this rate
+with two jobs.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class PlannedTable:
     in_one_piece: str | None = None
     """The reason why a table above `sync.resumable_above` is copied in one piece."""
     is_distant: bool = False
-    """The table is large, and neighbours of its key are in distant pages."""
+    """The table is large, and rows with neighbouring keys are in distant pages."""
 
 
 @dataclass(frozen=True, slots=True)

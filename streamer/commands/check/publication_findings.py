@@ -59,7 +59,7 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
     state = SourceState(facts.publications, identities, oids, server.version, facts.captures)
     records = {} if target is None else target.records_of(facts.source)
     unmapped = records.keys() - {mapping.source for mapping in facts.mappings}
-    # The plan does not depend on names in the target, so any namespace will do.
+    # The plan does not depend on names in the target, so the namespace does not matter.
     mappings = [*facts.mappings, *resolve_each(facts.source, sorted(unmapped), "public")[0]]
     members = members_by_fingerprint(facts.publications.values())
     tables = [_stored(mapping, records.get(mapping.source), members) for mapping in mappings]
@@ -69,7 +69,7 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
 def _stored(
     mapping: RelationMapping, record: RelationRecord | None, members: MembersByFingerprint
 ) -> MappedTable:
-    """Return a table as `run` holds it at a start."""
+    """Return a table in the form in which `run` starts with the table."""
     if record is None:
         return MappedTable(mapping)
     is_in_sync = record.table_state.need not in (Need.ROWS, Need.REQUEST)
@@ -133,9 +133,10 @@ def moving_sql(
 ) -> list[str]:
     """Return the statements that publish updates of a table once the identity allows that.
 
-    Empty if `run` may run these statements. The statements of `check_publications` go first.
+    Empty if `run` may run these statements. The statements of `check_publications` have to run
+    first.
     """
-    # A column list depends on the identity, so the next check knows the list.
+    # A column list depends on the identity, so only the next check can name the list.
     if (may_publish and relation.owned) or mapping.rule.column_list:
         return []
     return moves_to_updates(facts.source, relation.name, facts.publications)
@@ -168,9 +169,9 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
 
 
 def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[Finding]:
-    """Members that the mapping lacks and that `run` may not remove.
+    """Find members that the mapping lacks and that `run` may not remove.
 
-    Empty if a rule matches no table: a surplus member may be the table that the rule means.
+    Find none if a rule matches no table: a surplus member may be the table that the rule means.
     """
     if any(finding.severity is Severity.ERROR for finding in facts.mapping_findings):
         return
@@ -187,9 +188,9 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
 def _check_faults(
     facts: SourceFacts, plan: PublicationPlan, later: Mapping[RelationName, Case]
 ) -> Iterable[Finding]:
-    """A publication that an administrator created and that omits columns or rows.
+    """Find publications of an administrator that omit columns or rows.
 
-    *later*: the cases once streamer has changed the publications, as far as streamer may.
+    *later*: the cases after the changes that streamer may make to publications.
     """
     for fault in find_faults(plan.state, plan.tables, plan.wanted.lists, facts.source):
         fix = at_source(*fault.sql)
@@ -202,7 +203,7 @@ def _check_faults(
 
 
 def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]:
-    """Whether excluded columns leave the source."""
+    """Whether the source sends excluded columns."""
     assert facts.server is not None
     for mapping, relation in facts.mapped():
         place, rule = Place(facts.label, str(mapping.source)), mapping.rule
@@ -256,12 +257,12 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _check_case(place: Place, case: Case, *, is_planned: bool) -> Iterable[Finding]:
-    """The consequence that `run` draws for a table.
+    """Report the consequence of `run` for a table.
 
-    *is_planned*: the case does not depend on the changed publications.
+    *is_planned*: the case does not depend on changes of publications.
     """
     match case.fate:
-        # `check` judges identities, lists and missing tables beside the publications.
+        # Further checks judge identities, column lists and missing tables.
         case Fate.STOP | Fate.BLOCK if case.error and (is_planned or case.fault):
             fix = None if case.error.remedy is None else Fix.of(case.error.remedy)
             yield error(place, case.error.message, fix, case.error.code)

@@ -54,7 +54,7 @@ class SeenTable:
 
     @property
     def obstacle(self) -> str | None:
-        """The obstacle to replication, as "is …"; None without one."""
+        """The obstacle to replication, in the form "is …"; None without an obstacle."""
         if self.persistence == "t":
             return "a temporary table"
         if self.kind in _KINDS:

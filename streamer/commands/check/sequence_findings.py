@@ -20,7 +20,7 @@ from streamer.source.tables.source_sequences import create_sql
 
 
 def check_sequences(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
-    """Name sequences whose values are not copied, with the reason."""
+    """Name the sequences whose values streamer does not copy, with the reason."""
     if not facts.source.sequences:
         mapped = {mapping.source for mapping in facts.mappings}
         owned = [str(s.name) for s in facts.sequences if s.owner and s.owner[0] in mapped]

@@ -1,8 +1,8 @@
-"""The tables that streamer makes for several tenants, as wide as all definitions of them. Pure.
+"""The tables that streamer creates for several tenants, wide enough for all definitions. Pure.
 
 `streamer.schema_changes.widen_shared_table` widens such a table for each tenant before the copy of
-that tenant, and never afterwards. A column whose types have no common type takes the values of some
-tenants.
+that tenant, and never afterwards. A column without a type common to all tenants accepts the values
+of some tenants only.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ class SharedTable:
 def shared_tables(
     sources: Iterable[SourceFacts], target: TargetFacts, *, create_tables: bool
 ) -> dict[RelationName, SharedTable]:
-    """Return the tables of tenants that `run` makes, or has made, by name."""
+    """Return, by name, the tables of tenants that `run` creates or has created."""
     created = {record.target for record in target.relations.values() if record.target_created}
     shared: dict[RelationName, SharedTable] = {}
     for facts in sources:

@@ -51,7 +51,7 @@ from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_para
 READ_SECONDS: Final = 60.0
 """Catalogs answer at once; a slower query waits for a lock on a table."""
 LONG_SECONDS: Final = 5.0
-"""The check reports a transaction that has run this long: a new slot would wait for its end."""
+"""The check reports a transaction that has run for longer: a new slot would wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,7 @@ class IdentityDetails:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that a new slot would wait for; ``seconds`` is None without the right to see
-    it.
-    """
+    """A transaction for which a new slot would wait. ``seconds``: None if its start is hidden."""
 
     pid: int
     user: str
@@ -117,7 +115,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTransaction:
-    """A prepared transaction that a new slot would wait for."""
+    """A prepared transaction for which a new slot would wait."""
 
     gid: str
     database: str
@@ -125,7 +123,7 @@ class PreparedTransaction:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """The facts of a source; ``error`` says why facts are missing, unless ``is_complete``."""
+    """The facts of a source. ``error``: why facts are missing, unless ``is_complete``."""
 
     source: SourceMapping
     error: StreamerError | None = None
@@ -138,7 +136,7 @@ class SourceFacts:
     standbys: list[StandbyState] = field(default_factory=list)
     """The standby servers of the url, if a failover is to keep the slot."""
     primaries: list[Primary] = field(default_factory=list)
-    """The hosts of the url that accept writes, if it lists several."""
+    """The hosts of the url that accept writes, if the url lists several hosts."""
     found: Found | None = None
     """The owners of the slot and publications."""
     seen: list[SeenTable] = field(default_factory=list)
@@ -160,7 +158,7 @@ class SourceFacts:
     definitions: dict[RelationName, TableDefinition] = field(default_factory=dict)
     """The definitions of tables whose rule has a `create` beyond columns."""
     calls: list[ForeignCall] = field(default_factory=list)
-    """Functions in expressions that the target will not run, if names resolve there as here."""
+    """Functions in expressions that the target will not run, if it resolves names as the source."""
     publications: dict[str, Publication] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
     prepared_transactions: list[PreparedTransaction] = field(default_factory=list)
@@ -211,7 +209,7 @@ async def read_source(source: SourceMapping, target_namespace: str) -> SourceFac
 
 
 async def read_server_again(facts: SourceFacts) -> None:
-    """Read again the position of a source; after an error the earlier value stays."""
+    """Read the position of a source again; after an error, keep the earlier position."""
     with contextlib.suppress(StreamerError):
         async with connection(facts.source) as plain:
             facts.server = await read_server_by_query(plain)
@@ -283,7 +281,7 @@ select pg_catalog.pg_postmaster_start_time()::text as server_started,
 from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """  # noqa: S608
 
-# Every relation that a rule could match, replicable or not.
+# Every relation that a rule could match, even if streamer cannot replicate the relation.
 _SEEN_SQL: Final = """
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name, c.relkind::text as kind,
        c.relpersistence::text as persistence,

@@ -114,7 +114,7 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
 
 
 def check_server(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
-    """Version, wal_level, the role's right to replicate."""
+    """Check the version, wal_level, and the role's right to replicate."""
     if server.major > VERSION_TESTED:
         problem = (
             f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
@@ -128,7 +128,7 @@ def check_server(place: Place, server: SourceServer, source: SourceMapping) -> I
 
 
 def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iterable[Finding]:
-    """Settings that end the stream, lose the slot, or make decoding slow."""
+    """Find settings that end the stream, lose the slot, or slow down decoding."""
     settings = {name: int(value) for name, value in server.settings.items()}
     role = quote_identifier(server.role)
     timeout = settings["wal_sender_timeout"]
@@ -168,7 +168,7 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
 
 
 def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
-    """Whether the configured heartbeats can measure the time until commits become visible."""
+    """Whether the configured heartbeats can measure how long commits take to become visible."""
     configured = facts.source.heartbeat_interval
     seconds = interval if configured is None else configured
     if not seconds or facts.server is None or facts.usage is None:
@@ -191,7 +191,7 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
 
 
 def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
-    """Find a limit that a lower limit of the server defeats. A journal begins before either."""
+    """Find a WAL limit that the server's lower limit defeats. A journal begins before both."""
     limit = source.max_retained_wal_bytes
     size = int(server.settings.get("max_slot_wal_keep_size", -1))
     if source.on_max_retained_wal is OnMaxRetainedWal.SPOOL:
@@ -206,7 +206,7 @@ def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> 
 
 
 def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
-    """Text that the target may refuse."""
+    """Whether the target's encoding has every character of the source."""
     words = "create the target database with: encoding 'UTF8' template template0"
     if source == "SQL_ASCII":
         problem = (
@@ -247,7 +247,7 @@ def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
 
 
 def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
-    """Whether slot, source and target belong together, as decided by the pipeline at a start."""
+    """Whether slot, source and target belong together, by the rules of the pipeline's start."""
     place, slot, source, server = Place(facts.label), facts.slot, facts.source, facts.server
     assert server is not None
     record = target.sources.get(source.label) if target is not None else None
@@ -269,7 +269,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         problem = obstacle(facts.found, source, target.installation, is_known=is_known)
         if problem:
             hint = takeover_remedy(source)
-            # Each installation is responsible for its own readers.
+            # Every installation answers for its own readers.
             reads = slot is not None and slot.active_pid and not facts.found.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             end = at_source(sql, words=str(hint), is_choice=True) if sql else None
@@ -310,7 +310,7 @@ def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecor
 
 
 def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
-    """Transactions that the making of a slot would wait for."""
+    """Find the transactions for which the creation of a slot would wait."""
     if facts.slot is not None and not copied(facts, target):
         return
     place = Place(facts.label)
@@ -363,7 +363,7 @@ def _place(facts: SourceFacts, mapping: RelationMapping) -> Place:
 
 
 def check_usage(facts: SourceFacts, to_copy: list[RelationMapping]) -> Iterable[Finding]:
-    """Schemas whose tables the role cannot read, despite grants on the tables."""
+    """Find schemas whose tables the role cannot read, despite grants on the tables."""
     assert facts.server is not None
     namespaces = {mapping.source.namespace for mapping in to_copy}
     role = facts.server.role
@@ -376,7 +376,7 @@ def check_usage(facts: SourceFacts, to_copy: list[RelationMapping]) -> Iterable[
 def check_readable(
     facts: SourceFacts, mapping: RelationMapping, relation: SourceRelation, *, is_copied: bool
 ) -> Iterable[Finding]:
-    """Whether a copy, now or after a resync, can read every row. The stream needs no right to."""
+    """Whether a copy, now or after a resync, can read every row. The stream needs no such right."""
     assert facts.server is not None
     severity = Severity.ERROR if is_copied else Severity.WARNING
     for unreadable in find_unreadable(relation, facts.server.role):
@@ -402,7 +402,7 @@ def check_rule(
 
 
 def _unwritten(mapping: RelationMapping, relation: SourceRelation) -> list[str]:
-    """Return the columns that expressions use and that do not reach the target unchanged."""
+    """Return the columns that expressions use and that the target does not get unchanged."""
     unwritten = []
     for name in mapping.expression_inputs(relation.column_names):
         target_name = mapping.target_column(name)
@@ -436,7 +436,7 @@ def check_expressions(
         for column in relation.columns
         if column.may_be_toasted
         and column.name not in relation.key
-        # A row that enters a filter must be whole; computed columns need only their inputs.
+        # A row that enters a filter has to be complete; computed columns need only their inputs.
         and (mapping.rule.filter is not None or column.name in used)
     ]
     if large:
@@ -454,7 +454,7 @@ _TEXT_TYPES: Final = ("text", "character", "name", '"char"')
 def check_locales(
     facts: SourceFacts, target: TargetFacts, mapping: RelationMapping, relation: SourceRelation
 ) -> Iterable[Finding]:
-    """Whether both databases sort and fold letters alike, if expressions depend on that."""
+    """Whether both databases sort text and fold case alike, if expressions depend on locales."""
     assert facts.usage is not None
     source_locale, target_locale = facts.usage.locale, target.server.locale
     if source_locale == target_locale:
@@ -476,7 +476,7 @@ def check_locales(
 
 
 def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
-    """Objects that PostgreSQL's logical replication omits, for any mapping."""
+    """Find objects that PostgreSQL's logical replication omits, with any mapping."""
     place, usage = Place(facts.label), facts.usage
     assert usage is not None
     if usage.is_target and not facts.source.forward_origins:

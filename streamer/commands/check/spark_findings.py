@@ -22,7 +22,7 @@ def check_java() -> Iterator[Finding]:
 
 
 def check_spark(settings: SyncSection) -> Iterator[Finding]:
-    """Judge whether a cluster protects the connection strings that copies send there."""
+    """Judge whether a cluster protects the connection strings that copies send to it."""
     if is_local(settings.spark_master):
         return
     spec = find_spec("pyspark")

@@ -37,7 +37,7 @@ from streamer.util.migrations import read_migrations
 VERSION_MIN: Final = 12_00_00
 OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
 STATEMENT_SECONDS: Final = 20
-"""How long the search for rows may take: a table may be large, or locked."""
+"""The time limit of the search for rows, because a table may be large or locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TargetServer:
     system_identifier: str
     timeline: int
     started: int
-    """When the server was started, as `SourceServer.started`."""
+    """When the server started, in the form of `SourceServer.started`."""
     synchronous_commit: str
     fsync: str
     max_connections: int
@@ -75,7 +75,7 @@ class TargetServer:
 
 @dataclass(frozen=True, slots=True)
 class BookkeepingFacts:
-    """Schema streamer. ``migration``: None without a table that holds the number."""
+    """Schema streamer. ``migration``: None without the table of migrations."""
 
     exists: bool
     may_use: bool
@@ -105,7 +105,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A schema of the target that is there."""
+    """An existing schema of the target."""
 
     may_use: bool
     may_create: bool
@@ -118,7 +118,7 @@ class TargetFacts:
     server: TargetServer
     bookkeeping: BookkeepingFacts
     refusal: StreamerError | None = None
-    """Why the target refuses the bookkeeping that `run` would make."""
+    """Why the target refuses the bookkeeping that `run` would create."""
     installation: str = ""
     """The id of this installation; empty before the first start."""
     sources: dict[str, SourceRecord] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class TargetFacts:
         return self.relations.get((source.label, str(mapping.source)))
 
     def records_of(self, source: SourceMapping) -> dict[RelationName, RelationRecord]:
-        """Return the records of the tables of *source*, by the names of the tables there."""
+        """Return the records of the tables of *source*, by their names at the source."""
         return {
             parse_name(name): record
             for (label, name), record in self.relations.items()
@@ -213,7 +213,7 @@ async def read_server(connection: TargetConnection) -> TargetFacts:
 
 
 def _would_make(facts: TargetFacts) -> bool:
-    """Whether `run` would make or alter the bookkeeping, as far as the catalogs show."""
+    """Whether `run` would create or alter the bookkeeping, by the catalogs."""
     server, bookkeeping = facts.server, facts.bookkeeping
     if server.in_recovery or not (server.may_create and server.may_use_plpgsql):
         return False
@@ -270,7 +270,7 @@ async def _read_bookkeeping(connection: TargetConnection) -> BookkeepingFacts:
         try:
             migration = await read_version(connection)
         except TargetSchemaError:
-            migration = None  # another program's table of that name
+            migration = None  # a table of that name that belongs to another program
     return BookkeepingFacts(row["exists"], row["may_use"], tables, forbidden, migration)
 
 
@@ -280,7 +280,7 @@ async def read_records(
     sources: Iterable[SourceFacts],
     target_namespace: str,
 ) -> None:
-    """Read the bookkeeping, if streamer owns the schema and no newer version wrote there."""
+    """Read the bookkeeping, if streamer owns the schema and no newer version has written it."""
     bookkeeping = Bookkeeping(address, "streamer check")
     try:
         if await is_installed(bookkeeping):

@@ -58,7 +58,7 @@ def check_target(
 
 
 def check_server(server: TargetServer) -> Iterable[Finding]:
-    """Version, privileges of the role, and durability of commits."""
+    """Check the version, the privileges of the role, and the durability of commits."""
     role, database = quote_identifier(server.role), quote_identifier(server.database)
     if server.version < VERSION_MIN:
         problem = f"PostgreSQL {server.version_text} is too old"
@@ -179,7 +179,7 @@ def check_namespaces(
 
 
 def _namespaces_of_types(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iterable[str]:
-    """Schemas of the types that streamer creates along with tables."""
+    """Return the schemas of the types that streamer creates along with tables."""
     for source in sources:
         for mapping in source.mappings:
             if mapping.target not in facts.tables:

@@ -1,7 +1,7 @@
 """Problems of target tables: verdict of the plan, privileges, types, keys, existing rows.
 
-`streamer.apply.rows.apply_plan` makes the plans from the source's present catalogs, so the verdict
-is the verdict of `run` at the first change. Pure.
+`streamer.apply.rows.apply_plan` makes the plans from the source's present catalogs. So the verdict
+is that of `run` at the first change. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -86,13 +86,13 @@ def check_target_tables(
     yield from check_labels(facts, target)
 
 
-# ---- tables that are not there -----------------------------------------------------------------
+# ---- missing tables ----------------------------------------------------------------------------
 
 
 def check_missing(
     pair: Pair, shared: SharedTable | None, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Judge a target table that `run` would make, or should find."""
+    """Judge a missing target table, which `run` creates or an operator has to create."""
     try:
         pair.wanted.check()
     except TargetSchemaError as exc:
@@ -122,7 +122,7 @@ def check_missing(
 
 
 def check_collations(pair: Pair) -> Iterable[Finding]:
-    """Collations that the columns of the table have, and the target has not."""
+    """Find collations of the table's columns that the target lacks."""
     for column in pair.relation.columns:
         name = pair.mapping.target_column(column.name)
         if name is None or column.collation is None or column.collation in pair.target.collations:
@@ -165,13 +165,13 @@ def missing_types_sql(pair: Pair) -> list[str]:
     return list(dict.fromkeys([*statements, *schemas_and_types_sql((), new, namespaces)]))
 
 
-# ---- tables that are there ---------------------------------------------------------------------
+# ---- existing tables ---------------------------------------------------------------------------
 
 
 def check_table(
     pair: Pair, table: TargetTable, relation: TargetRelation, shared: SharedTable | None
 ) -> Iterable[Finding]:
-    """Judge a target table as it is, or as `run` makes it."""
+    """Judge a target table, in its present form or as `run` widens it."""
     yield from check_rights(pair, table, relation)
     is_widened = shared is not None and pair.needs_copy
     if shared is not None:
@@ -226,7 +226,7 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
 
 
 def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, ColumnChange]:
-    """Return the changes that columns which the target lacks come from, if `run` stored them."""
+    """Return the changes that `run` stored about columns that the target lacks."""
     filled = pair.target.filled.get((pair.facts.label, str(pair.mapping.source)))
     if filled is None:
         return {}
@@ -237,14 +237,14 @@ def _judge_missing(pair: Pair, missing: list[tuple[str, str]]) -> dict[str, Colu
 def _missing_fix(
     pair: Pair, missing: list[tuple[str, str]], judged: dict[str, ColumnChange]
 ) -> Fix:
-    """Return the remedy that `run` gives where it meets a change."""
+    """Return the remedy that `run` gives for the change."""
     types = {column.name: column.type for column in pair.relation.columns}
     statements, words = missing_remedy(pair.mapping, pair.name, missing, types, judged)
     return at_target(*missing_types_sql(pair), *statements, words=words)
 
 
 def check_added_types(pair: Pair, added: list[DefinedColumn]) -> Iterable[Finding]:
-    """Types of columns to add that the target lacks; `run` makes types only along with a table."""
+    """Find missing types of columns to add: `run` creates types only along with a table."""
     names = {column.name for column in added}
     user_types = {
         column.name
@@ -259,7 +259,7 @@ def check_added_types(pair: Pair, added: list[DefinedColumn]) -> Iterable[Findin
 def plan_fix(
     pair: Pair, relation: TargetRelation, exc: TargetSchemaError | MappingError
 ) -> Fix | None:
-    """Turn the advice of a plan into statements."""
+    """Return the statements for the hint of a plan's error."""
     if exc.column is not None:
         computed = _generated_source(pair, exc.column)
         if computed is not None:
@@ -289,7 +289,7 @@ def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, is_there: boo
 
 
 def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
-    """The privileges that the role needs on the table."""
+    """Find the privileges on the table that the role lacks."""
     role = pair.target.server.role
     deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
     sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
@@ -320,7 +320,7 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
 
 
 def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
-    """Whether an index finds the rows to change. The end of a copy restores deferred indexes."""
+    """Whether an index locates the rows to change. The end of a copy restores deferred indexes."""
     if str(pair.name) in pair.target.deferred:
         return
     key = [SID] if plan.sid is not None else []
@@ -394,7 +394,7 @@ def _check_type(pair: Pair, column: DefinedColumn, stored: TargetColumn) -> Iter
 
 
 def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
-    """Find foreign keys and triggers that would act on changes, for lack of a privilege."""
+    """Find foreign keys and triggers that would fire, because the role lacks a privilege."""
     server = pair.target.server
     if server.may_replace_role or not (table.has_foreign_keys or table.triggers):
         return

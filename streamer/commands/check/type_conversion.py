@@ -26,7 +26,7 @@ def type_risk(source: str, target: str) -> str | None:
         return None
     if source.endswith("[]") and target.endswith("[]"):
         return type_risk(source.removesuffix("[]"), target.removesuffix("[]"))
-    # An array is no value of a plain type.
+    # No value of an array type is a value of a plain type.
     old, new = (TypeName(t) if t.endswith("[]") else TypeName.parse(t) for t in (source, target))
     if new.base in _STRINGS:
         return _string_risk(old, new)
@@ -56,14 +56,14 @@ def _string_risk(source: TypeName, target: TypeName) -> str | None:
 
 
 def _whole_digits(kind: TypeName) -> int | None:
-    """Return how many digits stand before the decimal point at most; None for no limit."""
+    """Return the maximum number of digits before the decimal point; None without a limit."""
     if kind.base in _DIGITS:
         return _DIGITS[kind.base]
     return kind.whole_digits if kind.modifiers else None
 
 
 def _scale(kind: TypeName) -> int | None:
-    """Return how many digits stand behind the decimal point at most; None for no limit."""
+    """Return the maximum number of digits after the decimal point; None without a limit."""
     if kind.base in _DIGITS:
         return 0
     return kind.scale if kind.modifiers else None

@@ -1,1 +1,1 @@
-"""``streamer cutover``: programs go over from a source to the target, step by step."""
+"""``streamer cutover``: moves programs from a source to the target, step by step."""

@@ -78,14 +78,16 @@ from streamer.util.lsn import NOTHING, Lsn
 
 POLL_SECONDS: Final = 0.2
 GRACE_SECONDS: Final = 10.0
-"""A step may take this much longer than a wait in the step, whose error names the cause."""
+"""A step may take this much longer than its wait, so that the error of the wait, which names the
+cause, comes first.
+"""
 COMPARE_FACTOR: Final = 2.0
 
 Problem = tuple[str, Remedy | None]
 """The reason why a step would fail, and the remedy."""
 
 Report = Callable[[str, str], None]
-"""Called with a step and its outcome, in words."""
+"""Called with the name and the outcome of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class CutoverState:
         ]
 
     def marked_lines(self, obstacles: Sequence[StepObstacle]) -> list[str]:
-        """Return the steps with the verdicts of the check, each with its obstacles below."""
+        """Return the steps with the verdicts of the check, and the obstacles below each step."""
         lines = []
         for step, line in zip(self.remaining, self.lines(), strict=True):
             lines.append(f"{marked(step, obstacles):<5} {line}")
@@ -138,7 +140,7 @@ class Cutover:
         self._record: CutoverRecord | None = None
         self._equality = Equality(settings, mapping, source, self._bookkeeping)
         self._counters: ChangeCounters | None = None
-        """The marks before the comparison that found all tables equal."""
+        """The change counters from before the comparison that found all tables equal."""
         self._compared_seconds = 0.0
         self.obstacles: list[StepObstacle] = []
         """The findings of the last check."""
@@ -155,7 +157,7 @@ class Cutover:
     # ---- for the command -----------------------------------------------------------------------
 
     async def state(self) -> CutoverState:
-        """Read how far the cut-over is. Raises MappingError if the source never streamed."""
+        """Read the state of the cut-over. Raises MappingError if the source never streamed."""
         source = self._source
         if await is_installed(self._bookkeeping):
             records = await read_source_records(self._bookkeeping)
@@ -251,7 +253,7 @@ class Cutover:
             return await self._equality.mappings(plain)
 
     async def run(self) -> None:
-        """Do the remaining steps. Raises CutoverError at the first that cannot be done."""
+        """Run the remaining steps. Raises CutoverError for the first step that fails."""
         for step in steps(self._options, self._record):
             async with self._acting(step.value):
                 await self._do(step)
@@ -277,7 +279,7 @@ class Cutover:
                 hint="run a cut-over in the other direction, with the configuration of the "
                 "reverse stream",
             )
-        if record.details["has_stopped"]:  # first: programs wait for that
+        if record.details["has_stopped"]:  # first, because programs wait for the source
             sql = await self._allow_writes(record)
             self._report("undo", f"writes are allowed at {self._source.label} again: {sql}")
         if self._options.reverse is not None and Step(record.step) in (Step.REVERSE, Step.FINISH):
@@ -308,7 +310,7 @@ class Cutover:
             Step.FINISH: self._finish,
         }[step]
         try:
-            if step is not Step.STOP_WRITES:  # that step stores more
+            if step is not Step.STOP_WRITES:  # STOP_WRITES stores more details
                 await self._store(step, self._details)
             async with asyncio.timeout(self._limit(step)):
                 outcome = await work()
@@ -331,7 +333,8 @@ class Cutover:
     def _limit(self, step: Step) -> float:
         """Return the limit of a step, which exceeds the limit of each wait in the step.
 
-        A comparison may take as long as in the check, which ran beside writing programs.
+        A comparison may take as long as the comparison of the check, which ran beside writing
+        programs.
         """
         seconds = self._options.seconds + GRACE_SECONDS
         if step is Step.COMPARE:
@@ -483,7 +486,7 @@ class Cutover:
         return ""
 
     async def _open_target(self) -> str:
-        """Allow programs to write at the target. The cut-over is final from here on."""
+        """Allow programs to write at the target. From then on, the cut-over is final."""
         try:
             async with asyncio.timeout(self._options.seconds + GRACE_SECONDS):
                 async with self._bookkeeping.connection() as target:
@@ -512,7 +515,7 @@ class Cutover:
     async def _sequences(
         self, plain: Connection, mappings: list[RelationMapping]
     ) -> list[tuple[SourceSequence, TargetSequence | None]]:
-        """Return the sequences with a place at the target, and their counterparts there, if any."""
+        """Return the mapped sequences, and their counterparts at the target, if any."""
         sequences = await read_sequences(plain)
         expected = places(sequences, mappings, self._settings.target.schema_)
         async with self._bookkeeping.connection() as target:

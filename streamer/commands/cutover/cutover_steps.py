@@ -52,7 +52,7 @@ class StopWrites(enum.StrEnum):
 
 
 class FinalComparison(enum.StrEnum):
-    """How the rows are compared once writes have stopped."""
+    """The comparison of the rows once writes have stopped."""
 
     CHANGES = "changes"
     FULL = "full"
@@ -80,7 +80,7 @@ class CutoverOptions:
         }
 
     def begun_with(self, record: CutoverRecord | None) -> "CutoverOptions":
-        """Return these options, replaced by the stored options of a cut-over that has begun."""
+        """Return these options or, for a cut-over that has begun, the stored options."""
         if record is None:
             return self
         stored = record.details
@@ -105,7 +105,7 @@ def steps(options: CutoverOptions, record: CutoverRecord | None) -> list[Step]:
 
 
 def describe(step: Step, options: CutoverOptions, label: str, database: str) -> str:
-    """Return what a step does, in words."""
+    """Return the description of a step."""
     match step:
         case Step.CHECK:
             return (

@@ -1,8 +1,8 @@
 """Whether the target of a cut-over contains the rows of its source.
 
-A comparison reads all rows while programs write. Before that, the command reads marks of both
-servers (`streamer.compare.change_counters`). So the comparison in the downtime reads only the
-changes since the marks.
+A comparison reads all rows while programs write. Before that comparison, the command reads the
+change counters of both servers (`streamer.compare.change_counters`). So the comparison in the
+downtime reads only the changes since then.
 """
 
 import time
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 
 _COUNT_SQL: Final = "select pg_catalog.count(*) as number from {}"
 NAMED_MAX: Final = 20
-"""The tables that an outcome names."""
+"""The maximum number of tables that an outcome names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The compared tables with their results, and the skipped tables, which did not change.
 
-    ``seconds``: the time of the comparison. ``skip_seconds``: the time to read the marks of all
-    tables.
+    ``seconds``: the time of the comparison. ``skip_seconds``: the time to read the change counters
+    of all tables.
     """
 
     compared: list[tuple[TableResult, Extent]]
@@ -122,9 +122,9 @@ class Equality:
     async def compare_changes(
         self, source_id: int, earlier: ChangeCounters, stopped_at: str | None
     ) -> Answer:
-        """Compare the changes since *earlier*, the marks before a comparison found all rows equal.
+        """Compare the changes since the counters *earlier*, read before all rows were found equal.
 
-        *stopped_at*: the time from which new sessions of the source cannot write, if known.
+        *stopped_at*: when the source began to refuse writes of new sessions, if known.
         """
         began = time.monotonic()
         now = await self.read_counters(source_id, stopped_at)
@@ -178,10 +178,10 @@ class Equality:
                     )
         return different
 
-    # ---- marks ---------------------------------------------------------------------------------
+    # ---- change counters -----------------------------------------------------------------------
 
     async def read_counters(self, source_id: int, stopped_at: str | None = None) -> ChangeCounters:
-        """Return the marks of all tables. Raises SourceError, TargetError."""
+        """Return the change counters of all tables. Raises SourceError, TargetError."""
         records = await read_relation_records(self._bookkeeping, source_id)
         positions = {record.source: str(record.end_lsn) for record in records}
         async with (
@@ -191,7 +191,8 @@ class Equality:
             mappings = await self.mappings(plain)
             names = [mapping.source for mapping in mappings]
             targets = [mapping.target for mapping in mappings]
-            # First: the counts read afterwards include the changes of a session that is not late.
+            # This read comes first, so that later counts include the changes of a session that is
+            # not late.
             is_late = (await fetch_one(plain, late_sql(stopped_at).encode()))["late"]
             is_late = is_late or await target.fetch_value(late_sql(None))
             source_server = await fetch_one(plain, server_sql().encode())

@@ -1,9 +1,9 @@
 """The reverse stream from the target to the source, for programs that have moved to the target.
 
 The configuration mirrors the configuration of the source. The slot exists before programs may write
-at the target, so no change is missed whenever its `run` starts. Both streams mark their
-transactions with a replication origin, so a change does not come back. The tables are marked as in
-sync (``initial: none``), as the earlier steps have proved.
+at the target. So the reverse stream misses no change, whenever its `run` starts. Both streams mark
+their transactions with a replication origin, so no change comes back. The tables count as in sync
+(``initial: none``), because the earlier steps have proved equality.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ POLL_SECONDS: Final = 0.1
 
 
 def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
-    """Return why changes of the target cannot flow back to *source*. Pure."""
+    """Return the reasons why changes of the target cannot flow back to *source*. Pure."""
     problems = []
     if source.sid is not None:
         problems.append(
@@ -110,9 +110,9 @@ def write(path: Path, content: dict[str, Any]) -> None:
 async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
     """Return the findings of `streamer check` that would stop the reverse stream, on either side.
 
-    A file at *path* precedes *content*. Warnings count if a GRANT fixes them, or if they concern
-    the event triggers of `ddl: capture`. The remedies name the sides of the cut-over: the target is
-    the source of the reverse stream.
+    An existing file at *path* takes precedence over *content*. A warning counts if a GRANT fixes
+    the problem, or if the warning concerns the event triggers of `ddl: capture`. The remedies name
+    the sides of the cut-over: the target is the source of the reverse stream.
     """
     with tempfile.TemporaryDirectory() as directory:
         if not await asyncio.to_thread(path.exists):
@@ -131,7 +131,7 @@ async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, R
 
 
 def _remedy(fix: Fix | None) -> Remedy | None:
-    """Return a fix of the reverse stream as a remedy of the cut-over."""
+    """Convert a fix of the reverse stream into a remedy of the cut-over."""
     if fix is None or not fix.sql:
         return None if fix is None else Remedy.given(fix.words)
     words = f"; {fix.words}" if fix.words else None

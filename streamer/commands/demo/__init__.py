@@ -1,4 +1,4 @@
-"""``streamer demo``: two shops stream into one warehouse, all of it on this machine.
+"""``streamer demo``: two shops stream into a warehouse, on this machine alone.
 
 demo.py              the demo from beginning to end
 embedded_servers.py  PostgreSQL servers, also for tests

@@ -1,7 +1,7 @@
 """The demo from beginning to end.
 
 After any end, an error or Ctrl-C included, the demo stops its processes and removes the directory.
-`--keep` leaves both, but only after the comparison.
+With `--keep`, both stay after the comparison.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ async def _play(stage: Stage, view: View, seconds: float) -> DemoReport:
 
 
 async def _make_shops(stage: Stage) -> int:
-    """Make and fill the shops' tables; return how many rows there are."""
+    """Create and fill the shops' tables; return the number of rows."""
 
     async def make(sid: str, url: str) -> int:
         counts = (f"(select count(*) from {table.source})" for table in shop_tables.TABLES)  # noqa: S608
@@ -145,7 +145,7 @@ async def _make_shops(stage: Stage) -> int:
 
 
 class _Program:
-    """The program of the demo, as the commands see it."""
+    """The streamer process of the demo, as commands see the process."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

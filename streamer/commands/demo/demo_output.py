@@ -32,7 +32,7 @@ class View:
 
     @contextlib.contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """Show *text* during some work, and then how long the work took."""
+        """Show *text* during the block, and then the time that the block took."""
         began = time.monotonic()
         with self._console.status(text) if self._console.is_terminal else contextlib.nullcontext():
             yield
@@ -40,7 +40,7 @@ class View:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[Follow]:
-        """Show what the returned function is given, as ``status --watch`` does."""
+        """Show the statuses passed to the returned function, as ``status --watch`` does."""
         if self._console.is_terminal:
             with Live(console=self._console, transient=True, auto_refresh=False) as live:
 

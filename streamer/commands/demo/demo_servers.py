@@ -1,4 +1,4 @@
-"""The processes of the demo: a directory, three servers there, and streamer; start and stop."""
+"""The processes of the demo: starts and stops three servers and streamer, in a directory."""
 
 import asyncio
 import contextlib
@@ -145,7 +145,7 @@ class Stage:
             output, errors = await process.communicate()
         finally:
             if process.returncode is None:
-                process.send_signal(signal.SIGINT)  # also ends its Spark process
+                process.send_signal(signal.SIGINT)  # also ends the Spark process of the comparison
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STOP_SECONDS):
                         await process.wait()
@@ -243,7 +243,7 @@ def _make(server: Server, database: str) -> None:
 
 
 async def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask the program to stop; kill a program that does not stop. Its Spark ends, too."""
+    """Stop the program, by a kill if necessary, together with its Spark process."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS

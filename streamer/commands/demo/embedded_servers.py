@@ -67,7 +67,7 @@ def free_port() -> int:
 
 
 def make_directory(prefix: str) -> Path:
-    """Make a temporary directory for servers, which may pass through but not list the directory."""
+    """Make a temporary directory, which the user of the servers may enter but not list."""
     parent = Path(tempfile.gettempdir())
     if _server_user() is not None and not _can_reach(parent):
         parent = Path("/tmp")  # root's own temporary directory may be closed to the server's user

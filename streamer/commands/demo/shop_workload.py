@@ -1,7 +1,7 @@
 """The work in a shop while its changes stream: customers order, pay, return, look and leave.
 
-Each customer follows a pace, so that the machine has time left for streamer. The demo shows that
-streamer follows, not how fast.
+Each customer keeps a fixed pace, which leaves processor time for streamer. The demo shows that
+streamer keeps up, not its highest speed.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class ShopClient:
                 else:
                     (action,) = self._random.choices(actions, weights)
                 await self._transact(action)
-                # A client that is late does not catch up in full.
+                # A late client catches up in part only.
                 due = max(due + self._random.expovariate(TRANSACTIONS_PER_SECOND), now - 0.2)
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -66,7 +66,7 @@ class ShopClient:
                 if self._random.random() < 0.02:
                     raise psycopg.Rollback
         except (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure):
-            return  # an application would try again; there is enough to do here
+            return  # an application would retry; the demo goes on with the next action
         self.transactions += 1
 
     async def _execute(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -88,7 +88,7 @@ class ShopClient:
         age = int(self._random.expovariate(1 / 3000))
         return max(1, self._last_order - age)
 
-    # ---- their actions --------------------------------------------------------------------------
+    # ---- actions of customers -------------------------------------------------------------------
 
     async def _order(self) -> None:
         customer = self._random.randint(1, shop_tables.CUSTOMERS)

@@ -53,7 +53,7 @@ from streamer.target.connection import TargetAddress, target_connection
 from streamer.util.waiting import in_thread
 
 NET_LENGTH_MIN: Final = 4
-"""The search in texts skips shorter secrets: every second word would contain such a secret."""
+"""The search in texts skips shorter secrets, which would match parts of ordinary words."""
 SECONDS_MAX: Final = 30.0
 
 
@@ -70,7 +70,7 @@ def _file_exists_error(path: Path) -> SettingsError:
 async def write_bundle(
     path: Path, settings: Settings, mapping: Mapping, diagnosis: Diagnosis
 ) -> None:
-    """Write a zip file to *path*, which must not be there yet. Raises SettingsError."""
+    """Write a zip file to *path*, which must not exist yet. Raises SettingsError."""
     texts = {
         "report.txt": "\n".join(sentences(diagnosis)) + "\n",
         "report.json": _as_json(diagnosis.to_json()),
@@ -190,7 +190,7 @@ def _secrets_in_url(url: Secret) -> set[str]:
 
 
 class _Net:
-    """Blanks secrets in texts, regardless of their origin."""
+    """Blanks secrets in texts of any origin."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         long_enough = (secret for secret in secrets if len(secret) >= NET_LENGTH_MIN)
@@ -216,7 +216,9 @@ from pg_catalog.pg_replication_slots s where s.slot_name = %s
 
 
 async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
-    """Return each source's view of its slot, or an error if a server other than `run`'s answers."""
+    """Return the slot as each source shows it, or an error if the server is not the server of
+    `run`.
+    """
     bookkeeping = Bookkeeping(TargetAddress.parse(settings.target.url), "streamer doctor")
 
     async def read(source: SourceMapping) -> Any:

@@ -1,4 +1,4 @@
-"""Problems as sentences: findings of a check, and deviations in the status.
+"""Problems as sentences: the findings of a check, and the problems of the status.
 
 `streamer doctor` has no rules: a check judges servers and configuration, and
 `streamer.report.problems` judges the status.
@@ -52,8 +52,8 @@ async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
 def merged(reported: Sequence[Finding], checked: Sequence[Finding]) -> list[Finding]:
     """Return the problems of the status, and the problems that only a check finds; the worst first.
 
-    A check meets the error of a stopped source or table too. All screens use the words and the
-    remedy of the status for that error. Pure.
+    A check also meets the error of a stopped source or table. For that error, all screens use the
+    words and the remedy of the status. Pure.
     """
     codes = {(finding.place, finding.code) for finding in reported if finding.code is not None}
     new = [finding for finding in checked if (finding.place, finding.code) not in codes]
@@ -66,7 +66,7 @@ async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStat
     try:
         return await read_status(bookkeeping, mapping)
     except StreamerError:
-        return []  # a check says that the target is away
+        return []  # the check reports an unreachable target
     finally:
         await bookkeeping.close()
 

@@ -1,8 +1,8 @@
 """``streamer tenants add`` and ``remove``: a group's tables and settings are the template.
 
-With a mapping database, both edit the draft and apply it (`streamer.admin.service.edit_draft`). In
-static mode they edit the configuration file where comments and layout can stay. Elsewhere they
-print the lines to write.
+With a mapping database, both commands edit and apply the draft
+(`streamer.admin.service.edit_draft`). In static mode they edit the configuration file if comments
+and layout can stay. Otherwise they print the lines to write.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ def urls_of(template: str, sids: list[str]) -> list[tuple[str, str]]:
 async def check_new(
     address: TargetAddress, mapping: Mapping, database: str, sids: list[str]
 ) -> None:
-    """Raise MappingError for a group that is not there, and for sids that are in use."""
+    """Raise MappingError for an unknown group, and for sids in use."""
     group = [source for source in mapping.sources if source.database == database]
     if not group:
         raise MappingError(
@@ -120,7 +120,7 @@ def remove_from_file(config: Path, database: str, sid: str) -> Changed:
 
 
 def _write(config: Path, text: str) -> bool:
-    """Replace the file if the new text is a sound configuration; False if the write fails."""
+    """Write the file if *text* is a valid configuration; return False if the write fails."""
     try:
         path = config.resolve(strict=True)
         with tempfile.NamedTemporaryFile(
@@ -146,7 +146,7 @@ def _write(config: Path, text: str) -> bool:
 async def finish_removal(
     address: TargetAddress, settings: Settings, source: SourceMapping, actor: str, seconds: float
 ) -> Teardown | None:
-    """Wait until the process that ran *source* has dropped the slot; without a process, drop it.
+    """Wait until the process of *source* has dropped the slot; without a process, drop the slot.
 
     Returns None if a process still runs the source after *seconds*.
     """

@@ -1,10 +1,9 @@
 """``streamer tenants purge``: deletes the rows of a source that is no longer mapped, in chunks.
 
-The purge holds the source's lock (`streamer.bookkeeping.source_lock`), so no process can stream the
-source meanwhile, and the purge refuses to begin while a process streams. A chunk is a range of
-blocks of a table, or a number of rows where an index finds the rows of a sid. The transaction that
-deletes a chunk checks the lock and stores the position. A killed purge loses no work: the next
-purge continues at the stored position.
+The purge holds the source's lock (`streamer.bookkeeping.source_lock`), which excludes a process
+that streams the source. A chunk is a range of blocks of a table, or a number of rows where an index
+finds the rows of a sid. The transaction that deletes a chunk checks the lock and stores the
+position. A killed purge loses no work: the next purge continues at the stored position.
 """
 
 import os
@@ -66,7 +65,7 @@ where c.relkind = 'r' order by c.oid
 """
 
 Report = Callable[[list[PurgeRecord]], None]
-"""Shows how far the tables of a purge are."""
+"""Shows the progress of the tables of a purge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ async def purge(
 
 
 async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> None:
-    """Refuse a database without known target tables, perhaps a typing error."""
+    """Refuse a database without known target tables, which may be a typing error."""
     async with bookkeeping.connection() as connection:
         targets = await read_targets(connection, database)
     if not targets and not await _read_purges(bookkeeping, database, sid):
@@ -191,7 +190,7 @@ async def _purge_all(
     async with _under(fence, target):
         await begin_purge(target, database, sid, relations)
         await store_columns(target, fence.source_id)
-        # From here on rows are missing: a source that returns needs a new copy.
+        # From here on rows are missing, so the source needs a new copy if the mapping gets it back.
         await remove_relations(target, fence.source_id)
         for record in records:  # tables that were dropped meanwhile
             if record.target not in relations:

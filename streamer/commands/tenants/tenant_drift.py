@@ -1,10 +1,10 @@
 """``streamer tenants drift``: where the tables of a group's databases differ from each other.
 
 Each source's definitions come from its catalogs. An item is a column, a primary key or another
-constraint of a table. The definition that most tenants have is the common one; a tenant that has
-another, or none, deviates. The target deviates if its table deviates from the table that the common
-definition makes, by the rules of `streamer compare --definitions`. So does a target with a column
-that only removed tenants had.
+constraint of a table. The common definition is that of most tenants; a tenant with a different
+definition, or without the item, deviates. The target deviates if its table differs from the table
+for the common definition, by the rules of `streamer compare --definitions`. A column that only
+removed tenants had is also a deviation.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ class TenantTable:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One item of a table.
+    """An item of a table.
 
     ``common``: the definition of most tenants; None if most lack the item. ``target``: the
-    definition of the target; None if it lacks the item or does not get it. ``deviating``: other
-    definitions, by tenant.
+    definition of the target; None if the target lacks or does not get the item. ``deviating``: the
+    deviating definitions, by tenant.
     """
 
     table: str
@@ -70,7 +70,7 @@ class Drift:
     deviating: dict[str, str | None]
     target_deviates: bool
     remedy: str | None = None
-    """The command to run, for a column that only removed tenants had."""
+    """The command for a column that only removed tenants had."""
 
     @property
     def is_equal(self) -> bool:
@@ -212,7 +212,7 @@ def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -
 
 
 def _at_target(mapping: RelationMapping, item: Item) -> Item | None:
-    """Return the target's item for a tenant's; None for an item that the target need not have."""
+    """Return the target's counterpart of a tenant's item; None if the target needs none."""
     kind, name = item
     column = mapping.target_column(name) if kind == "column" else None
     items = {TABLE: str(mapping.target), KEY: "", "column": column}
@@ -250,7 +250,7 @@ def _judge_remaining(
         remedy = (
             f"run at the target: alter table {table} drop column {quote_identifier(leftover.name)}"
         )
-        if column.unpurged_sid is not None:  # its rows may have values
+        if column.unpurged_sid is not None:  # rows of the removed tenant may have values
             sid = column.unpurged_sid
             remedy = f"run first: {command('tenants purge', column.database, '--yes', sid=sid)}"
         yield Drift(
@@ -268,7 +268,7 @@ def _judge_remaining(
 
 def _most_common(values: Iterable[str | None]) -> str | None:
     counts = Counter(values)
-    # Break ties: prefer a definition over an absent one, then the first by text.
+    # Break ties: prefer a definition over its absence, then the first by text.
     return max(sorted(counts, key=str), key=lambda value: (counts[value], value is not None))
 
 
@@ -284,7 +284,7 @@ def items_of(definition: TableDefinition | None) -> dict[Item, str]:
         if constraint.kind == "p":
             items[KEY, ""] = ", ".join(constraint.columns)
         else:
-            # Without the name that a tenant gave it.
+            # without the name, which may differ between tenants
             items[_KINDS[constraint.kind], constraint.definition] = "present"
     for index in definition.indexes:
         if index.is_unique:
@@ -327,7 +327,7 @@ _COLUMNS: Final[Sequence[ListingColumn[Drift]]] = (
 
 
 def deviations(item: Drift) -> list[str]:
-    """Return the other definitions of an item, each with its tenants; `target` comes last."""
+    """Return the deviating definitions of an item, each with its tenants; `target` comes last."""
     by_value: dict[str, list[str]] = {}
     for label, value in item.deviating.items():
         by_value.setdefault(value or "absent", []).append(label)

@@ -1,4 +1,6 @@
-"""``streamer tenants list``: the mapped sources, and those whose rows are still in the target."""
+"""``streamer tenants list``: the mapped sources, and removed sources whose rows are still in the
+target.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

@@ -45,9 +45,7 @@ class Membership:
         return self.directory / str(self.number)
 
     def siblings(self) -> dict[int, Path]:
-        """Return the sockets of the remaining processes by number; some of the processes may not
-        run.
-        """
+        """Return the sockets of the sibling processes by number, whether or not they run."""
         sockets = {int(path.name): path for path in self.directory.iterdir() if path.name.isdigit()}
         return {number: sockets[number] for number in sorted(sockets) if number != self.number}
 

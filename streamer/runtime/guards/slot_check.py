@@ -73,9 +73,7 @@ class SlotCheck:
         journal: Journal | None,
         branch: Branch,
     ) -> None:
-        """*journal*: the journal to read in place of the slot, if any. *branch*: the source's
-        history.
-        """
+        """*journal*: the input in place of the slot, if any. *branch*: the source's history."""
         self._branch = branch
         self._guard = guard
         self._journal = journal

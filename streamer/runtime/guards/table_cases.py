@@ -85,9 +85,7 @@ class TableCases:
         return bool(self._open_cases(Fate.RENAMED))
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
-        """Whether the copy that *mapped* needs may begin: no open case or missing request prevents
-        the copy.
-        """
+        """Whether no open case, and no missing request, prevents the copy that *mapped* needs."""
         waiting = self._open.get(mapped)
         if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
             return False

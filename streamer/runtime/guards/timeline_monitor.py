@@ -71,8 +71,7 @@ class TimelineMonitor:
         """The message about a new timeline that a check has found."""
 
     async def run(self) -> None:
-        """Check until cancelled, and once more at the end, because copies store positions without
-        the reader.
+        """Check until cancelled, then once more, because copies store positions without the reader.
 
         Raises SourceConnectionError when the timeline has changed.
         """

@@ -58,9 +58,7 @@ class RunningMapping:
         return Fleet() if self.sources is None else self.sources.fleet
 
     def led(self) -> Mapping:
-        """Return the mapping of the sources for which this process does the shared work of the
-        replicas.
-        """
+        """Return the sources for which this process does the shared work of the replicas."""
         led = tuple(s for s in self.now.sources if self.sources is None or self.sources.leads(s))
         return replace(self.now, sources=led)
 

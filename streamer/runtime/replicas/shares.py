@@ -197,8 +197,6 @@ def decide(
 
 
 def leads(number: int, members: Sequence[Peer], label: str) -> bool:
-    """Whether replica *number* does the shared work at the target for source *label*. The oldest
-    replica that may run the source does this work, if it has the newest mapping.
-    """
+    """Whether *number* is the oldest replica for source *label*, which does the shared work."""
     able = [m.number for m in members if label in m.sources and m.has_newest_mapping]
     return not able or number == min(able)

@@ -110,9 +110,7 @@ class Dispatcher:
         source may write messages.
         """
         self.stop_lsn = stop_lsn
-        """The dispatcher ignores transactions that commit here or later; `EVERYTHING`: not known
-        yet.
-        """
+        """The dispatcher ignores transactions from here on; `EVERYTHING`: not known yet."""
         self.has_passed_stop = False
         """A transaction at or behind `stop_lsn` has arrived."""
         self._assembler = assembler

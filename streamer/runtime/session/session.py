@@ -74,8 +74,7 @@ class Session:
         return isinstance(self.stream, ReplicationStream)
 
     async def remove(self, mapped: MappedRelation) -> None:
-        """Remove a relation from the stream, unless the guard of the source has removed the
-        relation before.
+        """Remove a relation from the stream, unless the guard has removed the relation already.
 
         Workers apply or discard its dispatched changes.
         """

@@ -54,8 +54,7 @@ class SourceCapture:
     async def send_baseline(
         self, plain: Connection, bookkeeping: Bookkeeping, relations: list[MappedRelation]
     ) -> None:
-        """Request the definitions that streamer lacks: those of tables copied before the capture
-        began.
+        """Request the definitions of tables that streamer copied before the capture began.
 
         streamer finds the objects that a command drops by the stored definitions of the tables.
         """

@@ -24,9 +24,7 @@ class Lag:
         self._clock = clock
         self._delivered_at: float | None = None
         self._sights: deque[tuple[Lsn, float]] = deque()
-        """Ends of the source's WAL that the stream has not reached, each with the time of its
-        reading.
-        """
+        """Ends of the source's WAL that the stream has not reached, with the times of reading."""
 
     def saw_end(self, lsn: Lsn, moment: float) -> None:
         """Record that all commits before *moment* end at *lsn* or before."""

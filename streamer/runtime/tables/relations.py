@@ -178,9 +178,7 @@ class Relations:
             self._health.table_errors[table] = state.error
 
     def _hold_to_point(self, mapped: MappedRelation) -> None:
-        """Hold the lane at the point of a copy: the lane applies exactly the changes before that
-        point.
-        """
+        """Stop the lane exactly at the point of a copy."""
         if mapped.state.need in TO_POINT:
             is_behind = self.followed(mapped) is not None
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
@@ -291,9 +289,7 @@ class Relations:
         return any(lane.is_behind(lsn) for lane in lanes)
 
     def may_follow_chunks(self, mapped: MappedRelation) -> bool:
-        """Whether the lane may leave out changes of some rows; not where foreign keys could refer
-        to the rows.
-        """
+        """Whether a lane may leave out changes of some rows: no foreign key can refer to them."""
         return mapped.mapping.target not in self._groups
 
     def followed(self, mapped: MappedRelation) -> Lane | None:

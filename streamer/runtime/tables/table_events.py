@@ -170,8 +170,7 @@ class TableEvents:
                 await self._store_conflict(mapped, error.conflict)
 
     async def _store_conflict(self, mapped: MappedRelation, conflict: Conflict) -> None:
-        """Store why a table stops. Repeated calls with an unchanged reason have no further effect.
-        """
+        """Store why a table stops. Each retry calls this method again, without further effect."""
 
         async def store() -> None:
             async with self._services.bookkeeping.connection() as target, transaction(target):

@@ -1,7 +1,7 @@
-"""The sequence of a target's column, which follows that of the source's column. Pure.
+"""The sequence of a target column follows the sequence of the source column. Pure.
 
-The target's sequence keeps its value. So streamer alters in place a sequence whose column, type or
-name changes. A new sequence is planned (`streamer.schema.render_definitions`).
+The target's sequence keeps its value. So streamer alters the sequence in place when its column,
+type or name changes. A new sequence is planned (`streamer.schema.render_definitions`).
 """
 
 from dataclasses import replace
@@ -16,8 +16,8 @@ from streamer.schema_changes.translate.generated_columns import GeneratedFacts
 def find_sequence(
     table: RelationName, name: str, new: DefinedSequence | None, facts: GeneratedFacts
 ) -> DefinedSequence | None:
-    """Return the sequence that column *name* of the target has, or is to get from another column,
-    where the source's column has *new*.
+    """Return the target's sequence for column *name*, whose column at the source has the sequence
+    *new*. The target's sequence may still belong to another column.
     """
     if new is None:
         return None
@@ -36,9 +36,7 @@ def follow_sequence(
     column: DefinedColumn,
     facts: GeneratedFacts,
 ) -> list[str]:
-    """Return the statements that adapt the sequence of the target's column *name* to the sequence
-    of the source's *column*, if the target has a sequence.
-    """
+    """Return the statements that adapt the sequence of target column *name* to source *column*."""
     new, former = column.sequence, old.sequence
     present = find_sequence(table, name, new, facts)
     if new is None or present is None or new == former:
@@ -68,7 +66,7 @@ def lost_sequence(
     column: DefinedColumn,
     facts: GeneratedFacts,
 ) -> DefinedSequence | None:
-    """Return the sequence that the target's column *name* owns and the source's no longer owns."""
+    """Return the sequence that target column *name* owns and that the source column has lost."""
     former, present = old.sequence, facts.sequences.get(name)
     is_serial = former is not None and former.is_owned and not old.identity
     is_gone = column.sequence is None or bool(column.identity)
@@ -80,7 +78,7 @@ def lost_sequence(
 def with_sequence(
     name: str, present: DefinedSequence, column: DefinedColumn, facts: GeneratedFacts
 ) -> GeneratedFacts:
-    """Return *facts* after `follow_sequence`: a sequence has one owner."""
+    """Return *facts* after `follow_sequence`, in which the sequence has no other owner."""
     is_owned = column.sequence is not None and column.sequence.is_owned
     changed = {
         column_name: replace(sequence, is_owned=False)

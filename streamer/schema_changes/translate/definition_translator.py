@@ -1,9 +1,9 @@
 """A change of a source table's definition as statements for its target. Pure.
 
-The mapping translates names. It leaves out excluded and computed columns. A history table keeps
-every column, because its old versions have values there. In the table of several tenants the first
-tenant adds a column, and the last tenant drops it. Defaults and NOT NULL of a single tenant do not
-bind its peers, so the target lacks them.
+The mapping translates names, and omits excluded and computed columns. A history table keeps every
+column, because its old versions have values there. In the table of several tenants the first tenant
+adds a column, and the last tenant drops it. Defaults and NOT NULL of a single tenant do not bind
+its peers, so the target lacks them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -54,7 +54,7 @@ class Translation:
 
     ``filled``: target columns to copy for existing rows, because no statement computes the source's
     values. ``reason``: why the columns need a copy. ``objects``: the changes of indexes and
-    constraints; ``statements`` contain their statements, too.
+    constraints, whose statements are part of ``statements``.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -64,13 +64,13 @@ class Translation:
     needed_types: set[str] = field(default_factory=set)
     """Types that the statements use and do not create."""
     unfinished: list[DefinedColumn] = field(default_factory=list)
-    """New columns that get NOT NULL and their sequence when their rows have values."""
+    """New columns that get NOT NULL and a sequence once all rows have values."""
     doubts: list[tuple[AnyChange, str]] = field(default_factory=list)
-    """Changes for which an operator decides, also where `on_ddl` applies them; and why."""
+    """Changes that need an operator's decision even where `on_ddl` says apply, with the reasons."""
     leaving: list[PartitionRows] = field(default_factory=list)
-    """The rows of partitions that leave the table."""
+    """The rows that leave the table with detached partitions."""
     substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
-    """By rejected statement: its fallback, and the column that then needs a backfill."""
+    """The fallback of a rejected statement, and the column that then needs a backfill."""
     before: list[str] = field(default_factory=list)
     """Statements to commit in a transaction of their own before `statements`."""
     is_for_all: bool = False
@@ -82,7 +82,7 @@ class Translation:
 
     @property
     def sql(self) -> list[str]:
-        """The statements to show: those to run in place, and those that run beside the stream."""
+        """The statements to show: those in the stream, and those beside the stream."""
         planned = [] if self.objects is None else self.objects.planned
         return [*self.statements, *(plan.sql for plan in planned)]
 
@@ -131,7 +131,7 @@ class DefinitionTranslator:
         self._peers = peers
         self._unchanged = peers if unchanged is None else unchanged
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
-        self._wanted: list[int] = []  # sequences of the source that a column gets or keeps
+        self._wanted: list[int] = []  # sequences of the source that columns get or keep
         self._columns = {
             name: _Present(
                 under_new_name(column.type, renamed or {}),
@@ -146,16 +146,16 @@ class DefinitionTranslator:
         return frozenset(self._columns)
 
     def fill(self, column: DefinedColumn, reason: str, result: Translation) -> None:
-        """Backfill a column of the source, if the target has the column."""
+        """Request a backfill for a column of the source, if the target has the column."""
         self._fill_computed(column, reason, result)
         name = self._name(column)
         if name is not None and name in self._columns:
             result.fill(name, reason)
 
     def backfill_made(self, change: ColumnChange, result: Translation) -> None:
-        """Backfill a column after a change that a peer source has made for this source, too.
+        """Request a backfill after a change that a peer source has made for this source, too.
 
-        The target may have the column under a later name by now, from the next changes.
+        Later changes may have renamed the column at the target by now.
         """
         column = change.after
         if change.kind is not DdlKind.CHANGE_TYPE or column is None:
@@ -177,7 +177,7 @@ class DefinitionTranslator:
 
     @property
     def _is_for_all(self) -> bool:
-        """Whether all peers wait for the changes, so that the last source makes the changes."""
+        """Whether all peers wait with the same changes, which this source then has to make."""
         return bool(self._peers) and not self._unchanged
 
     @property
@@ -199,7 +199,7 @@ class DefinitionTranslator:
         return result
 
     def _stored(self, change: ColumnChange) -> ColumnChange:
-        """Return *change* as it concerns the values that the target stores."""
+        """Return *change* reduced to its effect on the stored values of the target."""
 
         def stored(column: DefinedColumn | None) -> DefinedColumn | None:
             name = None if column is None else self._mapping.target_column(column.name)
@@ -211,7 +211,7 @@ class DefinitionTranslator:
         return replace(change, before=stored(change.before), after=stored(change.after))
 
     def ignore(self, changes: Sequence[ColumnChange]) -> Translation:
-        """Return the statements that let rows arrive without *changes* at the target."""
+        """Return the statements after which the target accepts rows although it omits *changes*."""
         result = Translation()
         narrowing = (DdlKind.DROP_COLUMN, DdlKind.RENAME_COLUMN, DdlKind.DROP_NOT_NULL)
         for change in changes:
@@ -240,7 +240,7 @@ class DefinitionTranslator:
         if name is None or name not in self._columns:
             return []
         if self._columns[name].is_generated and not after.generated:
-            return []  # the target computes a column that the source has not
+            return []  # the target computes a column that the source lacks
         match change.kind:
             case DdlKind.WIDEN_TYPE | DdlKind.CHANGE_TYPE:
                 return self._change_type(change, name, after, result)
@@ -267,7 +267,7 @@ class DefinitionTranslator:
             return []
         present, replaced = self._columns.get(name), list[str]()
         if present is not None and present.type != column.type:
-            # Another tenant added the column, or a history kept it.
+            # Another tenant has added the column, or a history has kept the column.
             may_differ = (self._is_shared or self._is_history) and not present.is_generated
             is_wide = widens(column.type, present.type) or widens(present.type, column.type)
             if not (may_differ and is_wide):
@@ -296,8 +296,8 @@ class DefinitionTranslator:
         """Return the statement that drops a column whose type differs from the type of new
         *column*.
 
-        Raises TargetSchemaError, unless all sources wait for this: each has dropped the former
-        column.
+        Raises TargetSchemaError unless all sources wait with the same changes, and so have dropped
+        the former column.
         """
         message = (
             f'target table "{self._target.name}" has a column "{name}" already, of type '
@@ -330,7 +330,7 @@ class DefinitionTranslator:
         return statements
 
     def _make_room(self, name: str, column: DefinedColumn) -> list[str]:
-        """Return the statement after which the target takes the values of a column."""
+        """Return the statement after which a target column accepts the values of *column*."""
         present = self._columns.get(name)
         if present is None:
             return self._add_column(name, column)
@@ -382,7 +382,7 @@ class DefinitionTranslator:
         if is_shared_name or (self._is_shared and name in self._columns):
             return self._move(old, after, former, name, is_last=not is_shared_name)
         dropped = []
-        if name in self._columns:  # `ignore` left it, a history keeps it, or an operator added it
+        if name in self._columns:  # left by `ignore`, kept by a history, or added by an operator
             if self._is_history:
                 return [*self._add(after, result), *self._drop_not_null(former)]
             reason = (
@@ -423,7 +423,7 @@ class DefinitionTranslator:
         return [*statements, f"{self._alter} drop column {quote_identifier(former)}"]
 
     def _refuse_users(self, former: str) -> None:
-        """Raise TargetSchemaError if a generated column of the target uses a column."""
+        """Raise TargetSchemaError if a generated column of the target uses column *former*."""
         for name, text in self._generated.expressions.items():
             if name != former and uses_column(text, former):
                 raise TargetSchemaError(
@@ -434,7 +434,7 @@ class DefinitionTranslator:
     def _record_new_values(
         self, change: ColumnChange, column: DefinedColumn, result: Translation
     ) -> None:
-        """Record the columns and conditions that depend on values of a column with a new type."""
+        """Record the columns and conditions that depend on a column with a new type."""
         self._fill_computed(column, f'column "{column.name}" got another type', result)
         condition = self._mapping.rule.filter
         if condition is None or not (change.kind is DdlKind.CHANGE_TYPE or _is_sorted_anew(change)):
@@ -455,7 +455,7 @@ class DefinitionTranslator:
             result.fill(name, reason)
         was_alike = change.before is not None and change.before.type == present.type
         if present.type != column.type and not was_alike and widens(column.type, present.type):
-            column = replace(column, type=present.type)  # the target was made wider than the source
+            column = replace(column, type=present.type)  # the target's is wider
         is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, result)
         if present.type == column.type and not is_sorted_anew:
             return []
@@ -471,7 +471,7 @@ class DefinitionTranslator:
         return is_alike
 
     def give_type(self, column: DefinedColumn, result: Translation) -> None:
-        """Give a column the source's type, which takes the same values as the target's."""
+        """Give a column the source's type, which accepts the same values as the present type."""
         name = self._name(column)
         if name is not None and name in self._columns and self._columns[name].type != column.type:
             result.statements += self._retype(name, column)
@@ -479,11 +479,12 @@ class DefinitionTranslator:
     def _retype(
         self, name: str, column: DefinedColumn, result: Translation | None = None
     ) -> list[str]:
-        """Return the statement that gives a column the type of a source's. Raises TargetSchemaError
-        if a peer's values do not fit the type.
+        """Return the statement that gives a target column the type of the source *column*. Raises
+        TargetSchemaError if a peer's values do not fit the type.
 
-        The target casts the values. With *result*, a backfill follows with the source's values. If
-        the target lacks the cast or refuses a value, the values are null until the backfill.
+        The target casts the values. With *result*, a backfill then replaces them by the source's
+        values. If the target lacks the cast or refuses a value, the column is null until the
+        backfill.
         """
         present = self._columns[name]
         for peer in self._columns_of(self._unchanged, name) if self._is_shared else ():
@@ -497,7 +498,7 @@ class DefinitionTranslator:
         self._columns[name] = replace(present, type=column.type)
         if present.is_generated:
             return [f"{self._alter} {alter} {typed}"]
-        # The types of a source have casts to and from text only.
+        # A source's own types have only casts to and from text.
         is_own = "." in present.type or "." in column.type
         way = "text::" if is_own and column.type != "text" else ""
         value = f"{quoted}::{way}{column.type}"
@@ -514,7 +515,7 @@ class DefinitionTranslator:
         return [statement]
 
     def _defaults(self, name: str, column: DefinedColumn) -> tuple[list[str], list[str]]:
-        """Return the actions before and after a new type, which has no cast for the default."""
+        """Return the actions before and after a change of type that cannot cast the default."""
         has_own = self._columns[name].has_default and name not in self._generated.identities
         is_reported = column.default is not None or column.default_mark is None
         draws = column.default is not None and column.own_default is None
@@ -538,7 +539,7 @@ class DefinitionTranslator:
         self, change: ColumnChange, name: str, column: DefinedColumn, result: Translation
     ) -> list[str]:
         if not self._columns[name].is_generated:
-            return []  # no change has had values of the column
+            return []  # changes have not contained values of the column
         facts = self._generated
         text = expression_of(column, self._mapping, self._columns, facts)
         statements, doubt = set_expression(self._alter, name, column, text, facts)
@@ -585,7 +586,7 @@ class DefinitionTranslator:
         is_all = self._mapping.rule.create is Create.ALL
         draws = name in self._generated.drawing
         if column.draws and draws and (sequence is not None or not is_all):
-            return statements  # the operator owns the default: `create` demands none
+            return statements  # the operator owns the default: not part of `create`
         if column.draws and sequence is not None:
             return [*statements, f"{alter} {draws_from(sequence.quoted)}"]
         default = column.own_default
@@ -598,7 +599,7 @@ class DefinitionTranslator:
         return statements
 
     def _still_draws(self, name: str, old: DefinedColumn) -> bool:
-        """Whether a peer has the sequence of *old*, a column before its change."""
+        """Whether a peer still uses the sequence of *old*, a column before its change."""
         peers = self._columns_of(self._peers, name)
         return any(_like(peer.sequence, old.sequence) for peer in peers)
 
@@ -635,14 +636,14 @@ class DefinitionTranslator:
         column: DefinedColumn,
         result: Translation,
     ) -> list[str]:
-        """Return the statements for the identity of an existing column; an addition waits."""
+        """Return the statements for a changed identity of a column; a new identity waits."""
         if old.identity == column.identity or self._mapping.rule.create is not Create.ALL:
             return []
         present = self._generated.identities.get(name)
         if column.identity and not old.identity and present is None:
             result.unfinished.append(column)
         if present is None:
-            return []  # a plan that is still to be made follows the change
+            return []  # a pending plan follows the change
         if not column.identity:
             return [f"{alter} drop identity"]
         desired = identity_of(column.identity, is_key=name in self._target.primary_key)
@@ -650,7 +651,7 @@ class DefinitionTranslator:
 
 
 def _like(sequence: DefinedSequence | None, peer: DefinedSequence | None) -> bool:
-    """Whether sequences of two sources are equal, apart from their OIDs."""
+    """Whether sequences of two sources are equal except for the OIDs."""
     return sequence is not None and peer is not None and replace(sequence, oid=peer.oid) == peer
 
 

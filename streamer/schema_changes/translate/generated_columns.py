@@ -2,8 +2,8 @@
 
 Publications leave generated columns out, so the target computes the values. ALTER COLUMN … SET
 EXPRESSION (PostgreSQL 17 and later) rewrites all rows of the source without a change in its stream.
-The same statement rewrites those of the target. One expression serves all rows of a table, so an
-operator decides where rows of peer sources, or former versions, would change too.
+The same statement rewrites the rows of the target. An expression applies to all rows of a table, so
+an operator decides if rows of peer sources, or former versions, would change too.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -73,8 +73,8 @@ def expression_of(
 ) -> str:
     """Return the expression of a generated column for the target, which has the columns *present*.
 
-    Raises TargetSchemaError if the expression uses a column that the target does not get, or of
-    which the target gets hashes.
+    Raises TargetSchemaError if the expression uses a column that the target lacks or stores as a
+    hash.
     """
     names = names_at_target(facts.source_columns, mapping, present)
     return generation_expression(column, names, mapping)
@@ -85,8 +85,8 @@ def set_expression(
 ) -> tuple[list[str], str | None]:
     """Return the statements that give column *name* of the target the expression *text*.
 
-    The list is empty if the column has that expression. The second item is the reason to ask an
-    operator, or None.
+    The list is empty if the column already has that expression. The second item is the reason for
+    an operator's decision, or None.
     """
     former = facts.expressions.get(name)
     if former is not None and without_needless_quotes(former) == without_needless_quotes(text):

@@ -1,8 +1,8 @@
-"""A source that joins a table of peer sources: the part of its definition that the target has
-already. Pure.
+"""A source that joins a table of peer sources: the part of its definition that the target already
+has. Pure.
 
-streamer makes the difference from that part to the whole definition like any change of the source.
-So the same mechanism decides by kind, stops with the SQL, and keeps the peers' values.
+streamer treats the rest of the definition as a change of the source. So the mechanism for changes
+decides by kind, stops with the SQL, and keeps the peers' values.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -36,10 +36,10 @@ def part_of_target(
     partitions: Sequence[Partition],
     lacking: Collection[str],
 ) -> SourceDefinition:
-    """Return *definition* without the parts that keep rows of the source out of *target*.
+    """Return *definition* without the parts that *target* lacks and that rows of the source need.
 
     *types*: the types that the target table uses. *partitions*: the partitions of the target, if
-    any. *lacking*: the source's names of columns that the target has to get.
+    any. *lacking*: the missing columns of the target, by the source's names.
     """
     target_types = {type_.full_name: type_ for type_ in types}
     columns = tuple(
@@ -62,7 +62,7 @@ def part_of_target(
 
 
 def _partitions(tree: Sequence[Partition], target_tree: Sequence[Partition]) -> Iterator[Partition]:
-    """Yield the source's partitions whose bounds the target has, under any name."""
+    """Yield the source's partitions whose bounds the target has, whatever their names."""
     bounds = {(node.parent, node.bound): node.oid for node in target_tree}
     matches = {ROOT: ROOT}
     for node in tree:
@@ -89,7 +89,7 @@ def _column(
 
 
 def _type(type_: DefinedType, target: DefinedType) -> DefinedType:
-    """Return the part of the source's type whose values the target's type takes."""
+    """Return the part of the source's type whose values the target's type accepts."""
     match type_.kind:
         case "e":
             labels = {label for _, label in target.labels}
@@ -105,7 +105,7 @@ def _type(type_: DefinedType, target: DefinedType) -> DefinedType:
             shared = [
                 (n, name, present[name]) for n, name, _ in type_.attributes if name in present
             ]
-            # Numbers that the source's type does not have.
+            # Attribute numbers that the source's type does not have.
             more = [(-n, name, kind) for n, name, kind in target.attributes if name not in names]
             return replace(type_, attributes=(*shared, *more))
         case _:
@@ -117,9 +117,9 @@ def widening(
 ) -> tuple[list[ColumnChange], list[str]]:
     """Return the changes that a shared *target* needs to hold the source's rows.
 
-    The second list names the columns that are NOT NULL and that the source does not fill. Each
-    change adds a column, widens a type or drops NOT NULL. It leaves all values of the peers
-    unchanged, so their definitions do not matter.
+    The second list names the NOT NULL columns that the source does not fill. Each change adds a
+    column, widens a type or drops NOT NULL. No value of a peer changes, so the peers' definitions
+    do not matter.
     """
     lacking = {
         column.name
@@ -166,9 +166,9 @@ def joining_statements(
     sid: str | None,
     peers: Sequence[SourceDefinition],
 ) -> list[str]:
-    """Return the statements after which *target* takes all values of the source.
+    """Return the statements after which *target* accepts all values of the source.
 
-    Raises TargetSchemaError if these would break a peer source.
+    Raises TargetSchemaError if the statements would break a peer source.
     """
     part = part_of_target(definition, mapping, target, types, (), ())
     changes = all_differences(part, definition)

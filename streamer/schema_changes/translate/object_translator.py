@@ -1,15 +1,15 @@
 """Changes of a source table's indexes and constraints, for its target. Pure.
 
-A drop or a rename is a statement in the transaction of its place in the stream, because a dropped
-constraint would refuse later rows. An addition is planned, and made beside the stream without long
-locks, as the definitions of a copied table are (`streamer.schema_changes.target_definitions`).
+A drop or a rename runs in the transaction of its place in the stream, because a dropped constraint
+would refuse later rows. An addition is planned, and built beside the stream without long locks,
+like the definitions of a copied table (`streamer.schema_changes.target_definitions`).
 
-The target gets what `create` asks for: indexes, unique and exclusion constraints with `keys`,
-checks and foreign keys with `all`. A primary key comes with every level.
+`create` decides which objects the target gets: indexes, unique and exclusion constraints with
+`keys`, checks and foreign keys with `all`. Every level includes the primary key.
 
 In the table of several tenants, a constraint of a single tenant must not bind its peers. So the
-last tenant that gets a constraint or a unique index adds it, and the first tenant that drops it
-drops it. A plain index exists while any tenant has it.
+target has a constraint or a unique index while all tenants have that object, and a plain index
+while any tenant has that index.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ KINDS: Final = {
     "c": (ObjectKind.CHECK,),
     "f": (ObjectKind.FOREIGN_KEY,),
 }
-"""The kinds of an object in a plan; rows of a history are not unique, so a history has an index."""
+"""The kinds of an object in a plan. Keys are not unique in a history, which gets an index."""
 
 
 def is_created(create: Create, kind: str) -> bool:
@@ -61,8 +61,8 @@ def is_created(create: Create, kind: str) -> bool:
 @dataclass(slots=True)
 class ObjectTranslation:
     """``statements``: run at the position of the change. ``planned``: definitions to build beside
-    the stream. ``ended``: kinds and names of obsolete plans. ``reasons``: why an object is left
-    out.
+    the stream. ``ended``: kinds and names of obsolete plans. ``reasons``: why the target gets no
+    such object.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class ObjectTranslator:
     """Translates changes for the target of one relation.
 
     *definition*: the source's table after the changes. *there*: the target's table. *peers*: the
-    definitions of peer sources. *acts*: foreign keys would act on changes at the target.
+    definitions of peer sources. *acts*: foreign keys of the target would fire on changes.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ObjectTranslator:
     def plan_lost(
         self, objects: Sequence[DefinedObject], lost: frozenset[str]
     ) -> ObjectTranslation:
-        """Return the plans for those of the source's *objects* whose names are among *lost*."""
+        """Return the plans for the source's *objects* with names in *lost*."""
         result = ObjectTranslation()
         for lost_object in objects:
             is_included = is_created(self._place.mapping.rule.create, lost_object.kind)
@@ -127,7 +127,7 @@ class ObjectTranslator:
         return result
 
     def planned(self, kind: ObjectKind, name: str) -> Planned | None:
-        """Return the plan for an object that the source has; None without an object of that
+        """Return the plan for an object of the source; None if the source has no object of that
         name.
         """
         for key in self._renderer.primary_key():
@@ -151,7 +151,7 @@ class ObjectTranslator:
             return
         if new.kind == "p":
             if self._is_history and (index := self._find(new)) is not None:
-                # A unique index of the source became the key. The target's index is not unique.
+                # A unique index of the source became the key, but the target's index is not unique.
                 self._remove(index, result)
             if not (self._row_keys if self._is_history else self._primary_key):
                 result.planned += self._renderer.primary_key()
@@ -199,8 +199,8 @@ class ObjectTranslator:
             )
             self._present.remove(present)
             self._present.append(replace(present, name=name))
-        # A builder may have died half way, or be under way. The plan of the former name ends here,
-        # so the rest needs a plan under the new name.
+        # A builder may have died half way, or may still run. The plan under the former name ends
+        # here, so the rest needs a plan under the new name.
         self._add(new, result)
 
     def _remove(self, present: DefinedObject, result: ObjectTranslation) -> None:
@@ -213,7 +213,7 @@ class ObjectTranslator:
 
     @property
     def _row_keys(self) -> list[DefinedObject]:
-        """The indexes and constraints of a history by which a key has one open version."""
+        """The indexes and constraints of a history that allow one open version of a key."""
         return [
             o
             for o in self._present
@@ -221,7 +221,7 @@ class ObjectTranslator:
         ]
 
     def _keys_of_versions(self) -> list[DefinedObject]:
-        """Return the objects without which a history takes several open versions of a key."""
+        """Return the objects that limit a history to one open version of a key."""
         key = self._primary_key
         return self._row_keys + ([key] if key and key.columns != (HISTORY_ID,) else [])
 
@@ -234,9 +234,9 @@ class ObjectTranslator:
         return next((c for c in constraints_of(self._present) if c.kind == "p"), None)
 
     def _find(self, source_object: DefinedObject) -> DefinedObject | None:
-        """Return the target's object for a source's; an index may stand for a constraint."""
+        """Return the target's counterpart of a source's object, or an index for a constraint."""
         if source_object.kind == "p" and self._place.mapping.type is TableType.CLONE:
-            return self._primary_key  # its name may come from the target table
+            return self._primary_key  # whose name may come from the target table
         kinds = [source_object.kind] if source_object.kind != "p" else []
         kinds += [INDEX] if ObjectKind.INDEX in KINDS[source_object.kind] else []
         by_name = {(o.kind, o.name): o for o in self._present}

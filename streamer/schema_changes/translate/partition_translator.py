@@ -1,8 +1,8 @@
 """A partition that joined or left the source's table, as statements for its target. Pure.
 
-A target with the same partition follows: it attaches or detaches its own. Elsewhere the rows of a
-detached partition leave, because the source's table no longer has them. A clone loses them,
-`on_delete: mark` marks them, and a history closes their versions. An append table keeps them.
+A target with the same partition attaches or detaches that partition. On other targets, the rows of
+a detached partition leave, as they left the source's table. A clone deletes the rows, `on_delete:
+mark` marks the rows, and a history closes their versions. An append table keeps the rows.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class PartitionTranslator:
         return statements
 
     def leaving(self, changes: Sequence[PartitionChange]) -> list[PartitionRows]:
-        """Return the rows that leave with *changes*. An append table keeps them."""
+        """Return the rows that leave with *changes*; none in an append table."""
         leaving: list[PartitionRows] = []
         for change in changes if self._mapping.type is not TableType.APPEND else ():
             if change.kind is DdlKind.DETACH_PARTITION:
@@ -95,7 +95,7 @@ class PartitionTranslator:
         )
 
     def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
-        """Return the target's partition for one of the source's, under any name."""
+        """Return the target's partition with the bounds of the source's *partition*."""
         bounds = _bounds(partition, tree)
         return next((node for node in self._there if _bounds(node, self._there) == bounds), None)
 
@@ -116,7 +116,7 @@ class PartitionTranslator:
             return []
         above = ROOT if partition.parent == ROOT else parent.oid
         if any((e.parent, e.bound) == (above, partition.bound) for e in self._there):
-            return []  # another source, or an operator, made it, perhaps by another name
+            return []  # made by another source or an operator, perhaps under another name
         render = key_renderer(self._mapping, self._columns, self._target.columns)
         statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
         # A later change of the same message may concern this partition.
@@ -135,7 +135,7 @@ class PartitionTranslator:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the target has the partitions of this source only."""
+        """Whether the target has only the partitions of this source."""
         return self._sid is None and self._mapping.type is TableType.CLONE
 
     def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:

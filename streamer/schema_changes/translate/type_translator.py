@@ -1,7 +1,8 @@
 """Changes of a source's types as statements for the target, which uses the same names. Pure.
 
-Every table that uses the type receives the change at its own position in the stream; the first
-table applies it. A statement is therefore generated only if the target's type lacks the change.
+Every table that uses the type receives the change at its own position in the stream, and the first
+table applies the change. The translator therefore returns a statement only if the target's type
+lacks the change.
 
 A transaction that adds a value to an enum cannot use the value, unless it also creates the enum.
 The source has the same rule, so rows with the value arrive in later transactions.
@@ -34,11 +35,12 @@ class TypeTranslation:
     """The statements for the target, and their effects.
 
     ``statements``: run at the position of the change. ``before``: run in an earlier transaction,
-    because no transaction can use a label that it adds. ``rewritten``: types whose values in
-    existing rows differ at the target, with the reason. ``doubts``: changes that an operator should
-    see first, and why. ``renamed``: the new names of the target's types, by their former names.
-    ``merged``: the types that columns of a renamed type get. ``created``: types that the statements
-    create. ``awaited``: OIDs of types of the source; no other table with such a type may be behind.
+    because no transaction can use a label that it adds itself. ``rewritten``: types whose values in
+    existing rows differ at the target, with the reason. ``doubts``: changes that an operator has to
+    review first, and why. ``renamed``: the new names of the target's types, by their former names.
+    ``merged``: the existing types that columns of a renamed type get. ``created``: types that the
+    statements create. ``awaited``: OIDs of types of the source; the statements wait for all other
+    tables with these types.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -56,7 +58,7 @@ class TypeTranslator:
 
     *peers*: the types of peer sources. *uses*: the uses of the target's types, by OID. *own*: the
     target's types of the table's columns, by the source's names before the changes. *known*: the
-    OIDs of the source's types in its other tables, by name. *kept*: labels of enums, by name, that
+    OIDs of the types in the source's other tables, by name. *kept*: labels of enums, by name, that
     only ended versions of a history have.
     """
 
@@ -126,7 +128,7 @@ class TypeTranslator:
         present = self._there.get(new.full_name)
         if present is not None:
             is_alike = present.content == new.content and self._replaced.isdisjoint(new.parts)
-            if new.oid in self._known.get(new.full_name, ()):  # another table changes it in place
+            if new.oid in self._known.get(new.full_name, ()):  # altered by another table
                 result.awaited |= set() if is_alike else {new.oid}
                 return
             if is_alike or (self._use(present).foreign and present.takes_all(new)):
@@ -140,7 +142,7 @@ class TypeTranslator:
         self._there[new.full_name] = replace(new, oid=-new.oid)
 
     def _joins(self, new: DefinedType, target: DefinedType, result: TypeTranslation) -> bool:
-        """Whether the type of a peer source takes all values of *new* after more statements."""
+        """Whether the type of a peer source accepts all values of *new*, after added statements."""
         is_alike = new.kind == target.kind and new.base == target.base and new.kind in "ed"
         if not is_alike or not self._of_peers(new):
             return False
@@ -158,9 +160,9 @@ class TypeTranslator:
         return True
 
     def _drop(self, old: DefinedType, result: TypeTranslation) -> None:
-        """Drop a type of the target if the source has dropped it and no other table has it.
+        """Drop a type of the target that the source has dropped and no other table uses.
 
-        An enum may also have labels that only ended versions of a history have.
+        An enum may have further labels, for ended versions of a history.
         """
         present = self._there.get(old.full_name)
         if present is None or self._use(present).foreign:
@@ -169,7 +171,7 @@ class TypeTranslator:
             self._make_room(present, result)
 
     def _make_room(self, present: DefinedType, result: TypeTranslation) -> None:
-        """Free the name of a type of the target, because the name means a new type."""
+        """Free the name of a type of the target: the source uses the name for a new type."""
         use = self._use(present)
         if use.foreign:
             raise TargetSchemaError(
@@ -196,7 +198,7 @@ class TypeTranslator:
             is_made = namesake.content == new.content
             if is_made and meant.content != old.content:
                 return
-            if is_made and self._use(namesake).is_used:  # an earlier table made it, as a new type
+            if is_made and self._use(namesake).is_used:  # created as a new type by an earlier table
                 self._make_room(meant, result)
                 result.merged.add(new.quoted)
                 return
@@ -261,7 +263,7 @@ class TypeTranslator:
         peers = self._of_peers(change.after)
         is_shared = any(old == text for peer in peers for _, text in peer.labels)
         if is_shared or {old, new} <= present:
-            # Both values exist until every source has renamed its value, and rows get the new
+            # Both values exist until every source has renamed its value and all rows have the new
             # value.
             if new not in present:
                 self._add_value(replace(change, part=(None, new)), enum, alter, result)
@@ -290,7 +292,7 @@ class TypeTranslator:
         for name, text in defined.items():
             binds_all = all(name in {n for _, n, _ in peer.checks} for peer in peers)
             if present.get(name) != _check(text) and binds_all:
-                # The check runs on rows only after streamer has checked the functions.
+                # The target evaluates the check only after streamer has checked the functions.
                 action = f"constraint {quote_identifier(name)}"
                 result.statements.append(f"{alter} add {action} {_check(text)} not valid")
                 if _check(text) == text:
@@ -309,8 +311,8 @@ class TypeTranslator:
         present = {attribute: kind for _, attribute, kind in composite.attributes}
         types = {attribute: kind for _, attribute, kind in change.after.attributes}
         if change.kind is DdlKind.DROP_ATTRIBUTE:
-            # A transaction that began before may have a value with the right number of attributes,
-            # but different attributes. The backfill begins behind all of these.
+            # An older transaction may contain a value with the right number of attributes, but with
+            # other attributes. The backfill begins behind all such transactions.
             reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
             result.rewritten[change.after.quoted] = reason
         match change.kind:
@@ -339,7 +341,7 @@ def _schema_sql(type_: RelationName) -> str:
 
 
 def columns_of(columns: Iterable[DefinedColumn], type_name: str) -> list[DefinedColumn]:
-    """Return the columns whose type is *type_name*, or an array of it."""
+    """Return the columns of type *type_name*, or of its array type."""
     return [column for column in columns if base_type(column.type) == type_name]
 
 
