@@ -1,4 +1,4 @@
-"""The admin's part of `streamer run`: the mapping to run, and API and page on the HTTP server."""
+"""The admin part of `streamer run`: the mapping to run, and API and page on the HTTP server."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -139,13 +139,13 @@ async def opened_admin(
             log.warning("a token is too short: an attacker could guess it", setting=f"admin.{name}")
     service = await open_service(settings, config, mapping)
     try:
-        # Without its users the server might accept every client.
+        # A server without the users of the database might accept every client.
         await load_users(service, access)
     except BaseException:
         await service.close()
         raise
-    with suppress(StoreError):  # the watch reports this error
-        await service.store.content()  # shown and exported if the file is damaged later
+    with suppress(StoreError):  # the periodic check reports this error
+        await service.store.content()  # cached, in case of later damage
         await service.store.prune_audit()
     watching = asyncio.create_task(_check_periodically(service, access), name="mapping database")
     try:

@@ -181,7 +181,7 @@ def run(
     tables and sources continue. If the file has an error, streamer rejects the whole file. A
     change of any setting outside `sources` needs a restart.
     """
-    # Ignored until the handlers exist: streamer has not read the configuration yet.
+    # Ignore the signal until the handlers exist: streamer has not read the configuration yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     from streamer.cli import run_command
     from streamer.runtime.child_processes.child_process import Membership
@@ -579,7 +579,7 @@ def indexes(
     else:
         for missing in listed:
             reason = f", {missing.reason}" if missing.reason else ""
-            # The reason of a failure names the statements that are left.
+            # The reason of a failure names the remaining statements.
             sql = "" if missing.state == "failed" else f": {missing.sql};"
             typer.echo(f"{missing.target}: {missing.state}{reason}{sql}")
     remaining = sum(missing.state != "built" for missing in listed)
@@ -679,7 +679,7 @@ _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 
 
 def _globals_first(arguments: list[str]) -> list[str]:
-    """Move global options before the command, wherever an operator wrote these options."""
+    """Move global options in front of the command, from any place on the command line."""
     first: list[str] = []
     others_last: list[str] = []
     items = iter(arguments)
@@ -699,5 +699,5 @@ def _globals_first(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Run the command line."""
     gc.set_threshold(*COLLECT_AFTER)
-    atexit.register(gc.freeze)  # the end of the process need not traverse all objects
+    atexit.register(gc.freeze)  # spares the end of the process a traversal of all objects
     app(args=_globals_first(sys.argv[1:]))

@@ -47,7 +47,7 @@ def make_parent(
 async def obeying(
     membership: Membership | None, stop: Callable[[str], None], reload: Callable[[], None]
 ) -> AsyncIterator[asyncio.Event]:
-    """Obey the parent, if any, for the length of a block; yield the turn to serve the port."""
+    """Obey the parent, if any, during a block; yield the event that gives the process the port."""
     turn = asyncio.Event()
     if membership is None:
         yield turn

@@ -90,7 +90,7 @@ async def run(
         from streamer.runtime.replicas.mapping_follower import MappingFollower
         from streamer.runtime.replicas.replica import is_known_dead
 
-        gc.freeze()  # imports live to the end: no collection need traverse them
+        gc.freeze()  # no garbage collection has to traverse imported modules
         prepare_parent(settings.spool.path)
         if membership is None and settings.spool.directory is not None:
             gather_journals(settings.spool.directory, count)
@@ -183,8 +183,8 @@ async def _served(
 ) -> AsyncIterator[None]:
     """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
 
-    Routes and templates take two thirds of the CPU of a start, so a thread makes both while the
-    engine starts. Without an address to listen on, the process needs neither.
+    Routes and templates take two thirds of the processor time of a start, so a thread creates both
+    while the engine starts. Without an address to listen on, the process needs neither.
     """
     if not settings.http.listen:
         yield
@@ -243,7 +243,7 @@ async def _reload(
     last applied revision again.
     """
     try:
-        # A `key_command` may take seconds, and the stream goes on meanwhile.
+        # A `key_command` may take seconds, during which the stream continues.
         settings, mapping = await asyncio.to_thread(load)
         if settings.mapping_database is None:
             static_mapping.require_sources(settings, mapping, f"{path}: ")

@@ -77,7 +77,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 def with_mapping_database(
     settings: "Settings", work: "Callable[[AdminStore], Coroutine[Any, Any, T]]"
 ) -> T:
-    """Do *work* with the mapping database directly, without the process that streams."""
+    """Run *work* on the mapping database directly, without the process that streams."""
     from streamer.admin.mapping.admin_store import open_store
     from streamer.admin.mapping.applied_mapping import keyring_of
 

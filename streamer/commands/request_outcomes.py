@@ -34,8 +34,7 @@ class Outcomes:
 
 
 async def read(address: TargetAddress, request_id: int | None, limit: int) -> list[Request]:
-    """Return the newest requests, or request *request_id*. Raises MappingError for an unknown id.
-    """
+    """Return the newest requests, or request *request_id*. Raises MappingError for a wrong id."""
     ids = None if request_id is None else [request_id]
     async with installed(address, "streamer requests") as bookkeeping:
         requests = await read_requests(bookkeeping, ids, limit)

@@ -1,8 +1,8 @@
-"""Bounds of the connections to the HTTP server, which clients without a login can open too.
+"""Limits the connections to the HTTP server, which clients without a login can open, too.
 
-A connection costs a descriptor, and replication needs descriptors. So the server uses only a share
-of the descriptors. When a connection exceeds the limit, the server closes the oldest connection
-that waits for its client. So a crowd of idle connections cannot starve a probe.
+Each connection takes a file descriptor, which replication needs, too. So the server uses only a
+share of the descriptors. When a connection exceeds the limit, the server closes the oldest
+connection that waits for its client. So a crowd of idle connections cannot starve a probe.
 """
 
 import asyncio
@@ -84,7 +84,8 @@ class Crowd:
         return BoundedConnection(self, **options)
 
     def admit(self, new: BoundedConnection) -> None:
-        """Close an older connection for *new*, or *new* itself if all must stay."""
+        """Close an older connection in favour of *new*, or *new* itself if all others have to stay.
+        """
         older = list(self.connections)
         self.connections[new] = None
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -39,7 +39,7 @@ def make_app(
 
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> dict[str, str]:
-        # An answer proves that the event loop works; a failed task would have ended the process. A
+        # An answer proves that the event loop runs; a failed task would have ended the process. A
         # restart does not restore a mapping, so the status stays 200 for supervisors that would
         # restart the process.
         problem = mapping_problem()
@@ -75,9 +75,9 @@ def add_routes(app: FastAPI, router: APIRouter) -> None:
 
 
 def _masked(reason: dict[str, str]) -> dict[str, str]:
-    """Return *reason* without the values of rows. Hints hold none."""
+    """Return *reason* without the values of rows. Hints contain no values."""
     error, hint = reason.get("error", ""), reason.get("hint")
-    # The hint follows the values in the message, so the last occurrence is the hint's.
+    # The hint follows the message, so the last occurrence of the separator precedes the hint.
     message, separator, notes = error.rpartition(f"; {hint}") if hint else ("", "", error)
     if not separator:
         return {**reason, "error": hide_values(error)} if error else reason
@@ -139,7 +139,8 @@ async def serving(
         server_header=False,
         proxy_headers=bool(trusted_proxies),
         forwarded_allow_ips=list(trusted_proxies),
-        # The server tells listeners of events to disconnect, and does not wait for those that stay.
+        # The server asks listeners of events to disconnect, and does not wait for the
+        # disconnection.
         timeout_graceful_shutdown=1,
     )
     server = _Server(config)

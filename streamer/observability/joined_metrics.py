@@ -1,7 +1,7 @@
-"""The metrics of several processes in a single answer.
+"""Joins the metrics of several processes into a single answer.
 
 The series of each process carry the label ``replica``. A sum over processes would fall when a
-process ends, and Prometheus would read the fall as a reset of all counters. Families about the
+process ends, and Prometheus would take the fall for a reset of all counters. Families about the
 whole fleet come from the process that answers.
 """
 
@@ -42,7 +42,7 @@ def query_process(path: Path, resource: str) -> bytes | None:
         answer = connection.getresponse()
         content = answer.read()
     except (OSError, http.client.HTTPException):
-        return None  # the process starts or stops
+        return None  # the process is starting or stopping
     else:
         return content if answer.status == 200 else None
     finally:

@@ -3,8 +3,8 @@
 Field names: ``source`` (database or database:sid) with its parts ``database`` and ``sid``,
 ``table``, ``lsn``, ``worker``, ``error``, ``code``. Supervisor and drainer bind these fields once,
 so every line of their work carries them. Messages are lower case without a full stop. The
-translation of drivers' errors removes connection strings; `redact` catches those that a library
-prints.
+translation of drivers' errors removes connection strings; `redact` removes connection strings that
+a library prints.
 """
 
 import logging

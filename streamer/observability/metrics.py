@@ -1,6 +1,6 @@
 """The counters and histograms: name, labels and help text. `runtime.health.gauges` has the gauges.
 
-``make reference`` writes them to ``docs/reference/metrics.md``.
+``make reference`` writes all metrics to ``docs/reference/metrics.md``.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from streamer.observability.table_metrics import (
 
 log = structlog.get_logger()
 
-# The time when each counter began would double the series of a busy table.
+# The creation times of counters would double the series of a busy table.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class Metrics:
         return counter
 
     def count_changes(self, table: TableLabels, counts: Mapping[str, int]) -> None:
-        """Count the changes of a table that just became durable, by operation."""
+        """Count changes of a table that have just become durable, by operation."""
         total = 0
         for operation in OPERATIONS:
             number = counts[operation]
@@ -146,7 +146,7 @@ class Metrics:
     def count_transactions(
         self, database: str, sid: str | None, commit_times: Sequence[int]
     ) -> None:
-        """Count transactions whose changes just became durable, and observe their delay.
+        """Count transactions whose changes have just become durable, and observe the delays.
 
         *commit_times*: microseconds since PostgreSQL's epoch, at the source.
         """
@@ -224,7 +224,7 @@ class _Collector:
         return self._build(self.read() if facts is None else facts[id(self)])
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # the names depend on the sources
+        return ()  # the names of metrics depend on the sources
 
 
 def gauge(name: str, help_text: str, labels: tuple[str, ...]) -> GaugeMetricFamily:

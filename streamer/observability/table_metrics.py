@@ -19,7 +19,7 @@ TableLabels = tuple[str, str, str]
 class TableDetail:
     """Whether scrapes show series for each table.
 
-    The first excess of tables ends the series for good, so that they do not come and go.
+    Once the tables exceed the limit, the series end for good, so that series do not come and go.
     """
 
     def __init__(self, tables_max: int | None) -> None:

@@ -41,7 +41,7 @@ def status_of(error: StreamerError) -> int:
 
 
 def error_answer(error: StreamerError) -> JSONResponse:
-    """Return an error in the shape that all errors have."""
+    """Return an error in the common shape."""
     headers = {}
     if isinstance(error, ThrottledError):
         headers["Retry-After"] = str(error.seconds)
@@ -74,7 +74,7 @@ _HTTP_CODES: Final = {404: "not_found", 405: "not_allowed", 413: "too_large", 41
 
 
 def install_errors(app: FastAPI) -> None:
-    """Make *app* answer every error in that shape."""
+    """Make *app* answer every error in the common shape."""
 
     @app.exception_handler(StreamerError)
     async def streamer_error(request: Request, exc: StreamerError) -> Response:

@@ -26,7 +26,7 @@ BODY_BYTES_MAX: Final = 8_000_000
 BODY_BYTES_MAX_WITHOUT_LOGIN: Final = 16_000
 PREFIX: Final = "/api"
 ALIVE: Final = "/healthz"
-"""Answers every client, also a probe that uses another name of this machine."""
+"""The path that answers every client, even a probe with a foreign name for this machine."""
 OPEN_PATHS: Final = frozenset({"/api/openapi.json", "/api/login"})
 """Paths without credentials: a description without data, and the login."""
 
@@ -97,7 +97,7 @@ def _bounded(receive: Receive, most: int, announced: str) -> Receive:
 
 
 def _with_forgetting(send: Send, service: AdminService) -> Send:
-    """Let requests read the servers again after an accepted request."""
+    """Discard cached reads of servers after an accepted request."""
 
     async def with_forgetting(message: Message) -> None:
         if message["type"] == "http.response.start" and message["status"] < 400:
@@ -114,7 +114,7 @@ def _with_headers(send: Send, *, is_api: bool) -> Send:
             is_page = headers.get("content-type", "").startswith("text/html")
             headers.setdefault("Content-Security-Policy", PAGE_POLICY if is_page else DATA_POLICY)
             headers.setdefault("X-Content-Type-Options", "nosniff")
-            # With no-referrer browsers would not say, either, that our own forms are our own.
+            # With no-referrer, browsers would also omit the origin of our own forms.
             headers.setdefault("Referrer-Policy", "same-origin" if is_page else "no-referrer")
             headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
             if is_api or is_page:

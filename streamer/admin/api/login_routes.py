@@ -35,7 +35,7 @@ def add_sessions(router: APIRouter, access: Access) -> None:
 
 
 def set_cookies(request: Request, response: Response, cookie: str, session: LoginSession) -> None:
-    """Send a browser its session, and the token to send along with that."""
+    """Set the cookies of the session and of the CSRF token."""
     # uvicorn uses X-Forwarded-Proto only from a trusted proxy.
     secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", secure=secure)

@@ -124,7 +124,7 @@ def _add_lists(router: APIRouter, service: AdminService) -> None:
 
 
 def _examples(kind: str) -> tuple[Any, Any]:
-    """Return examples for OpenAPI: a whole row, and a part of a row."""
+    """Return examples for OpenAPI: a complete row, and a partial row."""
     example = _EXAMPLES[kind]
     last = list(example)[-1]
     return {"typical": {"value": example}}, {"typical": {"value": {last: example[last]}}}

@@ -1,6 +1,6 @@
 """``streamer events``: events of the running process, or of the bookkeeping without a process.
 
-When either stream ends, the command searches for a process again, so a tail continues over a
+At the end of either stream, the command searches for a process again. So a tail continues over a
 restart, without repeated events.
 """
 
@@ -61,7 +61,7 @@ def _new(
     data: dict[str, Any],
     states: dict[tuple[str, str | None], tuple[str, str | None]],
 ) -> list[Event]:
-    """Return the events without known states, a snapshot as its states."""
+    """Return an event, or the states of a snapshot, without the states that are known already."""
     if name not in ("snapshot", "state"):
         return [(name, data)]
     events = []

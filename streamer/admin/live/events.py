@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 1.0
 COMMENT_SECONDS: Final = 15.0
-"""The pause between comments at most, so that a listener notices a lost connection."""
+"""The longest pause between comments, by which a listener detects a lost connection."""
 QUEUE_MAX: Final = 1000
 LISTENERS_MAX: Final = 100
 RATES_MAX: Final = 120
@@ -49,7 +49,7 @@ ShownState = tuple[str, ErrorReport | None]
 
 
 class Watched(Protocol):
-    """The observed object: an engine."""
+    """The observed object, which is an engine."""
 
     @property
     def supervisors(self) -> Sequence[Supervisor]: ...
@@ -72,7 +72,7 @@ class SeenState:
     lags: dict[str, tuple[int, float]] = field(default_factory=dict)
     progress: dict[tuple[str, str], CopyProgress] = field(default_factory=dict)
     changes: dict[str, int] = field(default_factory=dict)
-    """Applied since the process began."""
+    """The number of changes applied since the process began."""
     rates: dict[str, float] = field(default_factory=dict)
     verified: dict[tuple[str, str], VerificationRecord] = field(default_factory=dict)
     """The last comparisons, by source and table."""
@@ -92,7 +92,7 @@ class PastError:
 
 @dataclass(frozen=True, slots=True)
 class PastEvent:
-    """A change of state, of the target or of the mapping. ``source``: None for those two."""
+    """A change of a state, or of the mapping. ``source``: None for the target and the mapping."""
 
     at: datetime
     source: str | None
@@ -107,7 +107,7 @@ class Wanted:
     """The events that a listener subscribes to.
 
     ``source``: the label of the only source to send. ``is_brief``: leave out lag, rates, progress
-    and the states of the snapshot: the fleet overview reads those itself.
+    and the states of the snapshot, which the fleet overview reads itself.
     """
 
     source: str | None = None
@@ -181,7 +181,7 @@ class Events:
         return list(reversed(self._past))
 
     def source_states(self) -> dict[tuple[str, str | None], ShownState]:
-        """Return `known_states` for sources alone, which are few."""
+        """Return `known_states` of sources alone, without the tables."""
         return {(s.source.label, None): s.condition for s in self._engine.supervisors}
 
     def known_states(self) -> dict[tuple[str, str | None], ShownState]:
@@ -266,7 +266,7 @@ class Events:
         finally:
             self._listeners.pop(queue, None)
 
-    # ---- looking -------------------------------------------------------------------------------
+    # ---- reading states ------------------------------------------------------------------------
 
     async def _poll(self) -> None:
         bookkeeping = Bookkeeping(self._address, "streamer events")
@@ -306,9 +306,9 @@ class Events:
                 self._errors.append(PastError(datetime.now(UTC), label, table, redact(error.text)))
 
     def _read_early(self) -> None:
-        """Publish the changes since the last read now, so that a snapshot is of this moment.
+        """Publish the changes since the last read, so that a snapshot shows this moment.
 
-        Rates keep their interval: the next regular read compares with the previous regular read.
+        The interval of rates stays regular: the next regular read compares with the previous one.
         """
         earlier, now = self._seen, self._read_state()
         now.at, now.changes, now.rates = earlier.at, earlier.changes, earlier.rates
@@ -368,7 +368,7 @@ def as_state(key: tuple[str, str | None], value: ShownState) -> dict[str, Any]:
 
 
 def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:
-    """Return an event for the list; None for events that come every second. Pure."""
+    """Return an event for the events page; None for events that occur every second. Pure."""
     if name == "state":
         subject = "table" if data["table"] else "source"
         return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])

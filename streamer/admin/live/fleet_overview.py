@@ -1,7 +1,7 @@
-"""All sources, each as a line: the fleet overview of the page, and `GET /api/sources`. Pure.
+"""All sources, one line each: the fleet overview of the page, and `GET /api/sources`. Pure.
 
-A survey reads every table once. Filters, order and pages use the lines of the survey, so a request
-of a page costs the same with 20,000 tables as with 200.
+A survey reads every table once. Filters, order and pages use the lines of the survey, so the cost
+of a request does not depend on the number of tables.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from streamer.observability.logs import redact
 Row = dict[str, Any]
 
 HEALTHS: Final = ("bad", "warning", "busy", "good", "quiet")
-"""The health of a source, by urgency: `bad` needs an operator most, `quiet` has no stream."""
+"""The health of a source, by urgency: `bad` needs an operator first, `quiet` has no stream."""
 SORTS: Final = ("need", "name", "lag", "wal")
 PROBLEMS_SHOWN: Final = 2
 
@@ -26,7 +26,8 @@ PROBLEMS_SHOWN: Final = 2
 class SourceLine:
     """A source, as shown in a line.
 
-    ``names``: the names to search: of the source, of its process, and of its tables on both sides.
+    ``names``: the names that a search compares, of the source, its process, and its tables on both
+    sides.
     """
 
     row: Row
@@ -58,7 +59,7 @@ class FleetOverview:
     copies: Row | None
     """The copies of all sources together, see `view.copy_progress`."""
     queue: list[Row]
-    """Sources that copy or wait for their turn: sources that copy first."""
+    """Sources that copy or wait for their turn; sources that copy come first."""
 
     @property
     def healths(self) -> dict[str, int]:
@@ -86,7 +87,7 @@ class LineFilter:
 
 
 def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> FleetOverview:
-    """Return all sources in a line each."""
+    """Return all sources, one line each."""
     lines = [_line(source) for source in sources]
     queue = [line.row for line in lines if line.row["copies"] or line.row["waiting_for"]]
     queue.sort(key=lambda row: (row["copies"] is None, row["seconds_left"] or 0.0))
@@ -169,7 +170,7 @@ def choose(fleet: FleetOverview, choice: LineFilter) -> list[SourceLine]:
 
 
 def _rank(line: SourceLine, sort: str) -> tuple[float, float, str]:
-    """Return the rank of a line. The label decides ties, so that good lines keep their places."""
+    """Return the rank of a line. The label decides ties, so that good lines keep a stable order."""
     if sort == "name":
         return 0.0, 0.0, line.label
     if sort in ("lag", "wal"):

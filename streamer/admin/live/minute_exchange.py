@@ -23,12 +23,14 @@ log = structlog.get_logger()
 STORE_AT: Final = 1
 """The second of each minute in which a process stores the previous minute."""
 READ_AT: Final = 25
-"""The second in which a process reads: by then all have stored, if their clocks agree roughly."""
+"""The second in which a process reads: by then all processes have stored, if their clocks roughly
+agree.
+"""
 LATE_SECONDS: Final = 2 * COARSE_SECONDS
-"""Each read begins this long before the last read but one, for minutes that arrived late."""
+"""Each read goes back this long before the last read but one, for minutes that arrived late."""
 CHECK_SECONDS: Final = 1.0
 PART_SECONDS: Final = 600
-"""The part of the history in a single statement, because the event loop also streams."""
+"""The length of history in a single statement, because the event loop also streams."""
 
 
 class MinuteExchange:
@@ -44,7 +46,7 @@ class MinuteExchange:
         self._series = series
         self._clock = clock
         self._waiting: dict[int, dict[str, None]] = {}
-        """Sources with a minute that is to be stored, by the time of that minute."""
+        """Sources with a minute to store, by the time of the minute."""
         self._read_at: list[float] = []
         """The times of the last two reads; empty before the first."""
         self._failure: str | None = None
@@ -73,7 +75,7 @@ class MinuteExchange:
         await asyncio.sleep(seconds or COARSE_SECONDS)
 
     async def _try(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Run *act*; the next minute repeats a failed act."""
+        """Run *act*, and ignore a failure: the next minute repeats the act."""
         try:
             await act()
             self._failure = None

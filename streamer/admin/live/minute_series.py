@@ -1,7 +1,7 @@
 """Lag, rate and retained WAL of each source over the last day, in memory. Pure.
 
 Two rings of slots hold the values of every source: slots of 10 s for an hour, and slots of a minute
-for a day. A slot has the number of its moment, so a process that stood still or a restart leaves a
+for a day. The number of a slot follows from the time, so a stopped process or a restart leaves a
 gap. A source takes 22 kB, whatever the number of its tables.
 """
 
@@ -21,13 +21,13 @@ COARSE_SLOTS: Final = 1440
 KEPT_SECONDS: Final = COARSE_SECONDS * COARSE_SLOTS
 FIELDS: Final = ("lag_seconds", "changes_per_second", "retained_wal_bytes")
 AHEAD_SECONDS: Final = 3600
-"""The limit for the clock of another process that is ahead."""
+"""How far the clock of a sibling process may be ahead."""
 WIDTH: Final = 240
 HEIGHT: Final = 32
 DOT: Final = 3
 """The width of a value without a neighbour."""
 DRAWN_POINTS: Final = 120
-"""The most points that a small chart can show."""
+"""The maximum number of points in a small chart."""
 
 
 class Ring:
@@ -49,8 +49,8 @@ class Ring:
         return self._sources.keys()
 
     def put(self, source: str, slot: int, values: Values) -> None:
-        """Store the values of a slot. A slot far before the newest means that the clock was set
-        back: then the ring begins again.
+        """Store the values of a slot. If *slot* is far behind, somebody has set the clock back, and
+        the ring starts over.
         """
         self._advance(slot)
         held = self._sources.get(source)
@@ -84,7 +84,7 @@ class Ring:
         return lag, rate, wal
 
     def known_values(self, source: str, slot: int) -> Values | None:
-        """Return the values of a slot, if the ring holds the slot with a known value."""
+        """Return the values of a slot; None without a known value."""
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None or not newest - self._slots < slot <= newest:
             return None
@@ -107,7 +107,7 @@ class Ring:
     def known(self, source: str, field: int, since: float) -> list[tuple[int, float]]:
         """Return times and known values of a field after *since*.
 
-        The fleet overview reads many sources, so this reads only *field*.
+        The fleet overview reads many sources, so the method reads a single field.
         """
         newest, held = self._newest, self._sources.get(source)
         if newest is None or held is None:
@@ -121,7 +121,7 @@ class Ring:
         ]
 
     def retain(self, sources: Iterable[str]) -> None:
-        """Forget sources that are gone."""
+        """Remove the sources that are not in *sources*."""
         for source in self._sources.keys() - set(sources):
             del self._sources[source]
 
@@ -136,7 +136,7 @@ class Series:
     def merge(self, minutes: Iterable[Minute], now: float) -> None:
         """Add stored minutes, of this or another process, the newest version of a minute last.
 
-        Minutes outside the last day do not count: a clock was wrong.
+        Minutes outside the last day come from a wrong clock, and do not count.
         """
         newest = max(int(now) // COARSE_SECONDS, self._coarse.newest or 0)
         last = (int(now) + AHEAD_SECONDS) // COARSE_SECONDS
@@ -152,7 +152,7 @@ class Series:
         return None if values is None else Minute(at, source, values)
 
     def add(self, at: float, samples: dict[str, Values]) -> list[Minute]:
-        """Add the values of a moment, in unix time; return the minute that this completes."""
+        """Add the values of a moment, in unix time; return the minute that the values complete."""
         slot, latest = int(at) // FINE_SECONDS, self._fine.newest
         completed: list[Minute] = []
         if latest is not None and slot * FINE_SECONDS // COARSE_SECONDS != _minute_of(latest):
@@ -176,8 +176,7 @@ class Series:
     def points(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
         """Return times and values of a source after *since*, the oldest first.
 
-        A minute of the last hour in which another process ran the source is a single point, for
-        the whole minute.
+        A minute of the last hour in which a sibling process ran the source is a single point.
         """
         fine, coarse = self._fine.points(source), self._coarse.points(source)
         if fine:
@@ -186,7 +185,7 @@ class Series:
             coarse = [point for point in coarse if point[0] < begin]
             coarse += _gap(coarse, begin - begin % COARSE_SECONDS)
             fine = list(_filled(fine, minutes))
-            # The clock of the process that runs the source now may be ahead.
+            # The clock of the process that now runs the source may be ahead.
             end = fine[-1][0]
             fine += [(at, minutes[at]) for at in minutes if end < at <= end + AHEAD_SECONDS]
         return [point for point in (*coarse, *fine) if point[0] > since]
@@ -222,7 +221,7 @@ def _filled(
 
 
 def _gap(points: list[tuple[int, Values]], begin: int) -> list[tuple[int, Values]]:
-    """Return an unknown moment for a gap before *begin*, so that no line spans the gap."""
+    """Return a point without values for a gap before *begin*, so that no line spans the gap."""
     if points and begin - points[-1][0] > COARSE_SECONDS:
         return [(points[-1][0] + COARSE_SECONDS, _UNKNOWN)]
     return []
@@ -285,7 +284,7 @@ def _thinned(points: list[tuple[int, Values]]) -> list[tuple[float, Values]]:
 def draw(values: list[tuple[float, float | None]]) -> Trend:
     """Return a series as polylines in a box of WIDTH by HEIGHT; the newest value is at the right.
 
-    The box is as wide as the points are apart, so that a young process shows a whole line.
+    The distance of the points determines the width, so that a young process shows a whole line.
     """
     begin, end = values[0][0], values[-1][0]
     seconds = max(end - begin, 1.0)
@@ -313,7 +312,8 @@ def _visible(line: list[str]) -> list[str]:
 def spark(rates: list[tuple[int, float]], *, slots: int = 30) -> str:
     """Return the rates of the last hour as the points of a polyline, in a box of slots by 12.
 
-    Whole numbers: the fleet overview shows many curves. Empty with fewer than two known values.
+    The numbers are whole, because the fleet overview shows many curves. Empty with fewer than two
+    known values.
     """
     if not rates:
         return ""

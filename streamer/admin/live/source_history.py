@@ -1,7 +1,7 @@
-"""The task that samples the sources of this process, and the minutes that outlive the process.
+"""Samples the sources of this process, and stores minutes that outlive the process.
 
-A sample uses only facts of this process, without queries. Each completed minute goes to the target,
-where all processes read it, this process after a restart, too.
+A sample uses only facts of this process, without queries. Each completed minute goes to the target.
+All processes read the minutes, including this process after a restart.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _DIGITS: Final = (3, 2, 0)
 
 
 class Sampled(Protocol):
-    """The sampled object: an engine."""
+    """The sampled object, which is an engine."""
 
     @property
     def supervisors(self) -> Sequence[Supervisor]: ...
@@ -63,7 +63,7 @@ class SourceHistory:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to sample, if that has not begun."""
+        """Begin to sample, unless sampling has begun."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="history of sources")
 
@@ -75,7 +75,7 @@ class SourceHistory:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            # The samples go on while the target does not answer.
+            # Sampling continues while the target does not answer.
             group.create_task(self.exchange.run(), name="exchange of minutes")
             while True:
                 await asyncio.sleep(FINE_SECONDS - self._clock() % FINE_SECONDS)

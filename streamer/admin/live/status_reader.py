@@ -1,4 +1,4 @@
-"""The status for every page and for `GET /api/sources`, read once at a time and kept a while."""
+"""The status for every page and for `GET /api/sources`, read once at a time and cached."""
 
 import asyncio
 from typing import Any, Final
@@ -16,14 +16,14 @@ from streamer.runtime.target_health import TargetState
 Row = dict[str, Any]
 
 KEEP_SECONDS: Final = 2.0
-"""The maximum age of a status: many pages may be open, and each status asks every source."""
+"""The maximum age of a status: many pages may be open, and each status queries every source."""
 KEEP_SECONDS_MAX: Final = 10.0
 KEEP_TIMES: Final = 3
-"""A slow status is kept this many times as long: pages of a large fleet must leave most of the time
-to the streams.
+"""A status is cached for this multiple of its reading time, so that pages of a large fleet leave
+most of the time to the streams.
 """
 WAIT_SECONDS: Final = 3.0
-"""The limit of a page's wait for the status; an unreachable source takes much longer."""
+"""The limit of a page's wait for the status, because an unreachable source takes much longer."""
 _WITHOUT_STATUS: Final = (
     TargetState.UNREACHABLE,
     TargetState.REFUSED,
@@ -106,7 +106,7 @@ class StatusReader:
         return read == self._service.labels()
 
     def _known(self) -> list[Row]:
-        """Return the facts of this process alone."""
+        """Return the facts that this process has without a query."""
         states = self._events.known_states()
         rows = []
         tables: dict[str, list[Row]] = {}

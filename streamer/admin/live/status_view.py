@@ -35,7 +35,7 @@ def address(path: str, **parameters: Any) -> str:
 def with_own_state(
     sources: Iterable[Row], states: dict[tuple[str, str | None], tuple[str, ErrorReport | None]]
 ) -> list[Row]:
-    """Return sources of the status, with this process's own state where that differs.
+    """Return the sources of the status; the state of a source in this process takes precedence.
 
     The bookkeeping holds the state of the process that holds a source's lock. If a source's network
     fails, this process may be unable to store the state there.
@@ -55,7 +55,7 @@ def copy_progress(sources: Iterable[Row]) -> Row | None:
     """Return the progress of all copies together; None without copies.
 
     The remaining time follows from the rows per second of all copies, queued copies included. The
-    time is unknown until every copy has a plan.
+    time is unknown until all copies are planned.
     """
     tables = [t for source in sources for t in source["tables"] if t["state"] in COPYING]
     if not tables:
@@ -121,7 +121,7 @@ def is_queued(table: Row) -> bool:
     The bookkeeping says ``copying`` from the moment at which a copy is planned.
     """
     if table["error"]:
-        return False  # the copy was tried, and failed
+        return False  # the copy has failed
     if table["state"] == "copying":
         has_begun = table["rows_copied"] or table.get("bytes_copied")
         return table.get("rows_per_second") is None and not has_begun
@@ -149,7 +149,7 @@ def _queue_text(waiting_for: str | None, place: int, count: int) -> str:
 
 
 def _worst_of_tables(source: Row) -> dict[str, Severity]:
-    """Return how bad the worst problem of each table is."""
+    """Return the severity of the worst problem of each table."""
     worst: dict[str, Severity] = {}
     for problem in of_source(source_of_row(source)):
         if problem.subject.table is not None:
@@ -190,7 +190,7 @@ def _table_view(source: Row, table: Row, places: dict[str, str], worst: Severity
 
 
 def _progress(table: Row) -> float | None:
-    """Return how much of a copy is done, from 0 to 1; None where that is not known."""
+    """Return the finished fraction of a copy; None if unknown."""
     if table["state"] != "copying":
         return None
     for done, total in (("bytes_copied", "bytes_total"), ("rows_copied", "rows_total")):
@@ -211,7 +211,7 @@ def with_activity(shown: Row, activity: Activities) -> Row:
 
 
 def matching(tables: list[Row], text: str) -> list[Row]:
-    """Return the tables whose name, here or in the target, contains a text."""
+    """Return the tables whose name at the source or target contains *text*."""
     lowered = text.lower()
     return [
         table
@@ -273,7 +273,7 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
 
 
 def rule_of(rows: Iterable[Row], name: str) -> Row | None:
-    """Return the row of the draft that means a table: an exact name beats a pattern."""
+    """Return the row of the draft that matches a table: an exact name beats a pattern."""
     relation = parse_name(name)
     best: Row | None = None
     for row in rows:

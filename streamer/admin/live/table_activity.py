@@ -9,7 +9,9 @@ WINDOW_SECONDS: Final = 30.0
 """A rate covers at least this many seconds."""
 
 Counts = Mapping[tuple[str, str], tuple[int, datetime]]
-"""Changes of each source and table since the process began, and when the last became durable."""
+"""The number of changes of each source and table since the process began, and the time of the last
+durable change.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class TableActivity:
 
 
 class ChangeActivity:
-    """Keeps two earlier samples, so that a rate always covers a minimum interval."""
+    """Holds two earlier samples, so that a rate always covers a minimum interval."""
 
     def __init__(self) -> None:
         self._older: tuple[datetime, dict[tuple[str, str], int]] | None = None

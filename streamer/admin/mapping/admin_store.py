@@ -64,7 +64,7 @@ CHECK_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which part of a list, in which order."""
+    """The part of a list to return, and the order."""
 
     page: int = 1
     per_page: int = 50
@@ -116,7 +116,7 @@ class AdminStore:
     # ---- the file ------------------------------------------------------------------------------
 
     async def check_file(self) -> None:
-        """Examine the file, and log its state. A damaged file then rejects changes."""
+        """Examine the file, and log its state. With a damaged file, the store rejects changes."""
         former, now = self._logged, await self._check_file(is_thorough=True)
         self._logged = now
         if now is not None and now != former:
@@ -134,7 +134,7 @@ class AdminStore:
     ) -> T:
         """Read the part *name* of an intact file; of a damaged file, return the last reading.
 
-        The pages and an export need the part while the process streams on.
+        Pages and exports need the part while the process continues to stream.
         """
         if self._file is None or self._file.damage is None or name not in self._read:
             try:
@@ -162,7 +162,7 @@ class AdminStore:
 
     @contextmanager
     def _noticing_damage(self) -> Iterator[None]:
-        """Report damage that SQLite finds in a statement as the state of the file."""
+        """Record damage that SQLite finds during a statement as the state of the file."""
         try:
             yield
         except StoreError as exc:
@@ -281,7 +281,7 @@ class AdminStore:
         return await in_admin_thread(decrypt)
 
     async def reveal_each(self, content: Content) -> dict[int, str | StoreError]:
-        """Return the same, with the reason in place of a url with an undecryptable password."""
+        """Return the complete urls of *content*; for an undecryptable password, the reason."""
 
         def decrypt(row: Row) -> str | StoreError:
             if not row["secret"]:
@@ -307,8 +307,8 @@ class AdminStore:
                     yield self._writer
                     await self._writer.execute("commit")
                 except BaseException:
-                    # The connection runs statements in order, also without a waiting task. The
-                    # rollback comes last, and has no effect outside a transaction.
+                    # The connection runs statements in order, even if no task waits. The final
+                    # rollback has no effect outside a transaction.
                     await self._writer.rollback()
                     raise
 
@@ -407,7 +407,7 @@ class AdminStore:
             return number
 
     async def drop_revision(self, number: int, actor: str) -> None:
-        """Revert a revision that the engine refused."""
+        """Delete a revision that the engine refused."""
         async with self._writes() as writer:
             await writer.execute("delete from revision where number = ?", [number])
             await write_audit(writer, actor, "refused", "mapping", number, f"revision {number}")
@@ -415,7 +415,8 @@ class AdminStore:
     async def write_teardown(self, actor: str, labels: list[str]) -> None:
         """Store that an operator tears sources down.
 
-        The teardown of the last source drops the target's audit.
+        The target cannot store this record: the teardown of the last source drops the target's
+        audit.
         """
         async with self._writes() as writer:
             for label in labels:
@@ -527,7 +528,7 @@ async def open_store(path: Path | None, keyring: Keyring) -> AdminStore:
             writer = await _connect(path)
             try:
                 await writer.execute("pragma journal_mode = wal")
-                # An answered change survives a crash of the machine.
+                # A confirmed change survives a crash of the machine.
                 await writer.execute("pragma synchronous = full")
                 reader = await _connect(path)
                 await reader.execute("pragma query_only = on")
@@ -583,7 +584,7 @@ async def _migrate(store: AdminStore) -> None:
 
 
 def statements(sql: str) -> Iterator[str]:
-    """Split a script, because SQLite's function for scripts would end the transaction."""
+    """Split a script, because SQLite's own function for scripts would end the transaction."""
     statement = ""
     for line in sql.splitlines(keepends=True):
         statement += line

@@ -1,4 +1,4 @@
-"""The threads of page and API, so that a user who occupies all of them delays no stream.
+"""The threads of page and API, separate so that busy pages delay no stream.
 
 asyncio's default threads resolve server names, and a source that reconnects waits for a free
 thread.

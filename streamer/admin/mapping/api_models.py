@@ -1,5 +1,5 @@
-"""Requests and answers of the API. The settings of a database, a url or a table come from the
-settings of the YAML, so both are always the same.
+"""Requests and answers of the API. The models of a database, a url and a table derive from the
+settings of the YAML file, so API and file accept the same settings.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ SOURCES_MAX: Final = 2000
 Body = TypeVar("Body", bound=BaseModel)
 
 ID_MAX: Final = 2**63 - 1
-"""SQLite's largest."""
+"""The largest integer of SQLite."""
 
 
 def check_text(value: str) -> str:
@@ -47,7 +47,7 @@ def check_text(value: str) -> str:
 
 def _check_url(value: str) -> str:
     if has_mask(value):
-        return check_text(value)  # filled, and checked, where the stored url is known
+        return check_text(value)  # checked once the stored password has replaced the mask
     check_url(value)
     return value
 
@@ -106,7 +106,7 @@ class _TableFields(_Body):
 _OF_GROUP: Final = ("database", "urls", "tables")
 
 DatabaseBody = _extend("Database", _DatabaseFields, SourceSettings, *_OF_GROUP)
-# A command would let a user of the page run programs on the machine.
+# With a command, a user of the page could run programs on the machine.
 COMMAND_FIELDS: Final = ("password_command", "password_lifetime")
 UrlBody = _extend("Url", _UrlFields, UrlSettings, "url", "sid", *COMMAND_FIELDS)
 TableBody = _extend("Table", _TableFields, TableSettings)
@@ -465,7 +465,7 @@ def read_as(model: type[Body], values: dict[str, Any]) -> Body:
 
 
 def validate_as(model: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
-    """Return *values* as a body of the API has them. Raises InvalidError."""
+    """Return *values* in the form of a body of the API. Raises InvalidError."""
     return read_as(model, values).model_dump(mode="json")
 
 

@@ -28,7 +28,7 @@ EMPTY: Final[Content] = {"databases": [], "urls": [], "tables": [], "settings": 
 
 
 def keyring_of(settings: Settings) -> Keyring:
-    """Return the keyring that the settings name; by default beside the mapping database."""
+    """Return the keyring of the settings, by default a file beside the mapping database."""
     path = settings.admin.key_file
     if path is None and settings.mapping_database is not None:
         path = settings.mapping_database.with_name(f"{settings.mapping_database.name}.key")
@@ -62,7 +62,7 @@ async def load_applied(settings: Settings) -> Mapping:
 async def read_applied(settings: Settings) -> tuple[Mapping, MappingProblem | None]:
     """Return the applied mapping, and the fault of its database.
 
-    For a command that shows the present state, which includes a damaged file.
+    The function serves commands that show the present state, even with a damaged file.
     """
     path = settings.mapping_database
     assert path is not None
@@ -82,7 +82,7 @@ async def show_static(store: AdminStore, settings: Settings, mapping: Mapping) -
     """Fill the store in memory from the configuration file."""
     try:
         await store.merge(_rows_of(settings, mapping), None, "file")
-    except AdminError as exc:  # the running sources do not depend on the API
+    except AdminError as exc:  # sources run without the API, too
         log.warning("the API cannot show the mapping", error=str(exc))
 
 

@@ -1,9 +1,9 @@
-"""The mapping as YAML, and from YAML: of streamer, or the map.yaml of kuvasz-streamer.
+"""Exports the mapping as YAML, and imports YAML of streamer or the map.yaml of kuvasz-streamer.
 
 An export is a configuration that `streamer run` accepts. The export contains the settings of the
-configuration file and the sources of the store, in order of name, without default values. An export
-never contains a password: a variable stands in place of a stored password. An import of such a
-variable into the same store keeps the stored password. Pure.
+configuration file and the sources of the store by name, without default values. An export never
+contains a password: a variable stands in place of a stored password. An import of such a variable
+into the same store keeps the stored password. Pure.
 """
 
 import re
@@ -34,7 +34,7 @@ _NOT_EXPORTED: Final = ("mapping_database", "sources", "admin")
 
 
 class _Variables:
-    """Unique names for the variables that stand for passwords, all of them unused."""
+    """Unique, unused names for the variables that stand for passwords."""
 
     def __init__(self, urls: dict[int, str], base: Row) -> None:
         texts = [*urls.values(), *_strings(base)]
@@ -68,7 +68,7 @@ HEADER: Final = """\
 
 
 def _users_comment(users: Sequence[tuple[str, str]]) -> str:
-    """Return lines that name the users, whose passwords an operator must set again."""
+    """Return comment lines with the users, whose passwords an operator has to set again."""
     lines = [f"#   streamer users add {shlex.quote(name)} --role {role}\n" for name, role in users]
     # A name may contain a line break, which would end the comment.
     lines = [line for line in lines if len(line.splitlines()) == 1]
@@ -139,7 +139,7 @@ def _is_plain(row: Row) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes an empty text for null, as people do, and indents lists below their key."""
+    """Writes null as an empty text, and indents lists below their key."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

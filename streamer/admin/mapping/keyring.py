@@ -1,10 +1,10 @@
 """Encrypts the passwords in the mapping database.
 
 The key comes from the settings (``admin.key``, which is STREAMER_ADMIN__KEY in the environment) or
-from a file that only its owner may read. The first password creates a missing file. The key is
-never in the database, so a copy of the database, a backup for instance, reveals no password. Of
-several keys, in lines or separated by commas, the first encrypts and all decrypt, so a key can be
-replaced.
+from a file that only its owner may read. The first password creates a missing file. The database
+never contains the key, so a copy of the database, such as a backup, reveals no password. Of several
+keys, in lines or separated by commas, the first key encrypts and all keys decrypt, so an operator
+can replace a key.
 """
 
 import os
@@ -44,7 +44,7 @@ class Keyring:
         return cls(Secret(generate_key()), None)
 
     def encrypt(self, text: str) -> str:
-        """Encrypt *text*, with a new key if there is none yet. Raises StoreError."""
+        """Encrypt *text*; create the key file if missing. Raises StoreError."""
         return self._open(may_create=True).encrypt(text.encode()).decode()
 
     def decrypt(self, token: str, label: str) -> str:

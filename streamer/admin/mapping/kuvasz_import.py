@@ -1,7 +1,7 @@
 """The mapping of kuvasz-streamer: its map.yaml, and the SQLite database that replaces that file.
 
 kuvasz-streamer reads the tables ``db``, ``url`` and ``tbl`` of that database. `read_database`
-converts these tables to a map.yaml, so that an import reads only YAML.
+converts these tables into a map.yaml, the only input of an import.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _NOT_WRITTEN: Final = ("tbl_id", "db_id", "schema", "name")
 
 
 def is_database(path: Path) -> bool:
-    """Whether *path* is an SQLite database; an unreadable file is none."""
+    """Whether *path* is a readable SQLite database."""
     try:
         with path.open("rb") as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC

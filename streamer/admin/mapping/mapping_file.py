@@ -1,7 +1,7 @@
 """The file of the mapping database, as seen by a process that runs on this database.
 
 SQLite continues with a deleted or replaced file, and the changes would end with the process. SQLite
-also serves pages of a damaged file from the cache. So this module examines the file: the identity
+also serves pages of a damaged file from the cache. So this module checks the identity of the file
 before every change, and the content after every write.
 
 A restored file is valid again. A damaged file is not, because the connections of this process may
@@ -64,9 +64,7 @@ class MappingFile:
 
 
 def find_damage(path: Path) -> str | None:
-    """Return SQLite's finding about the content of a file; None if there is none, or if the file is
-    busy.
-    """
+    """Return SQLite's finding about the content of a file; None for a sound or busy file."""
     uri = f"file:{quote(str(path.absolute()))}?mode=rw"
     try:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS)) as plain:

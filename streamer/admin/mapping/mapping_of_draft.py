@@ -1,7 +1,7 @@
 """The rows of the store as a `Mapping`, with the models and the builder of the YAML file.
 
-A database without a url or without a table is unfinished, so the mapping omits such a database.
-Pure, except that this module reads environment variables, as the reader of a file does.
+The mapping omits an unfinished database, which lacks a url or a table. Pure, except that this
+module reads environment variables, as the reader of a file does.
 """
 
 from collections.abc import Mapping as Dictionary
@@ -220,7 +220,7 @@ def _joined(place: str, field: Location) -> str:
 
 
 def check_table(fields: Row, settings: Settings) -> None:
-    """Reject the faults of a table's rule that show without a server. Raises InvalidError."""
+    """Reject faults of a table's rule that need no server to detect. Raises InvalidError."""
     rule = {
         k: v
         for k, v in fields.items()
@@ -229,7 +229,7 @@ def check_table(fields: Row, settings: Settings) -> None:
     try:
         replaced = replace_all(rule, AllowedNames(settings.admin))
     except LookupError:
-        return  # `apply` reports this error: the variable may have a value by then
+        return  # `apply` reports this error, because the variable may get a value before
     except NotAllowedError as exc:
         raise InvalidError(str(exc), hint=HINT) from None
     key = table_key(fields)

@@ -1,8 +1,8 @@
-"""The effect of applying a mapping: on slots and publications, on tables, and its duration.
+"""The effect of applying a mapping on slots, publications and tables, and the duration of copies.
 
 The plan compares the mapping, as `streamer check` reads it from the servers, with the bookkeeping
-in the target. Columns and the like are not in the bookkeeping; for these the plan compares with the
-previous mapping. A plan changes neither side.
+in the target. The bookkeeping lacks columns and further details of rules, which the plan compares
+with the previous mapping. A plan changes neither side.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -55,7 +55,7 @@ class TablePlan:
 @dataclass(slots=True)
 class SourcePlan:
     """The effect on a source. ``action``: add, change, remove, keep; forgotten: the mapping lacks
-    the source, and its objects still exist.
+    the source, but objects of the source still exist.
     """
 
     database: str
@@ -104,8 +104,8 @@ class Plan:
 
     @property
     def obstacles(self) -> list[Finding]:
-        """Return the findings that would stop a changed source or table; older findings are
-        known.
+        """Return the findings that would stop a source or table, except those that are older than
+        the change.
         """
         changed = {s.label: s for s in self.sources if s.action not in ("keep", "forgotten")}
         return [
@@ -320,7 +320,7 @@ def _plan_removal(record: SourceRecord, target: TargetFacts) -> SourcePlan:
 async def _estimate(
     settings: Settings, seen: Examination, sources: list[SourcePlan]
 ) -> tuple[Estimate, float | None]:
-    """Return the estimate, and the measured speed in bytes per second behind it, if any."""
+    """Return the estimate, and the measured speed in bytes per second, if any."""
     copies = [table for source in sources for table in source.tables if table.action == "copy"]
     rows = sum(table.rows or 0 for table in copies)
     size = sum(table.size_bytes or 0 for table in copies)
@@ -340,7 +340,7 @@ async def _estimate(
 
 
 async def _measured_speed(settings: Settings, target: TargetFacts | None) -> float | None:
-    """Return how fast the last copies were, in bytes per second; None if there were none."""
+    """Return the speed of the last copies, in bytes per second; None without a copy."""
     if target is None or "sync_partition" not in target.bookkeeping.tables:
         return None
     try:
@@ -348,4 +348,4 @@ async def _measured_speed(settings: Settings, target: TargetFacts | None) -> flo
         async with target_connection(address, "streamer plan") as connection:
             return await read_copy_speed(connection)
     except StreamerError:
-        return None  # an estimate is not worth a failure
+        return None  # without the estimate, the plan is still useful

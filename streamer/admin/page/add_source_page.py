@@ -2,7 +2,7 @@
 
 The process remembers the connection until the operator has chosen the tables; then connection and
 tables go into the draft in a single transaction. An abandoned wizard writes no row. The browser
-gets a random name of the connection, and the password never comes back.
+gets a random name for the connection, and never receives the password.
 """
 
 import secrets
@@ -52,7 +52,7 @@ class Connection:
 
 
 class Connections:
-    """Connections without chosen tables, by random names; in memory only."""
+    """Connections whose tables the operator has yet to choose, by random names; in memory only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -208,7 +208,7 @@ def _types() -> Any:
 
 
 def _without_password(typed: Row) -> Row:
-    """Return the typed text, with the password of a url masked: pages contain none."""
+    """Return the typed text with the password masked, because pages contain no passwords."""
     return typed | {"url": shown_url(typed["url"])}
 
 
@@ -286,7 +286,7 @@ def _added(number: int) -> str:
 
 
 def _wanted(form: Any) -> list[Row]:
-    """Return the tables that a form picks, and the table that it names."""
+    """Return the ticked tables of a form, and the table typed by name."""
     common = form_text(form, "type")
     picked = []
     for index in form.getlist("pick"):

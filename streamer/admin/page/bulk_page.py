@@ -1,4 +1,4 @@
-"""Acts on the tables of many sources: a page to confirm, and a page with each outcome."""
+"""Acts on the tables of many sources: a page to confirm, and a page with the outcomes."""
 
 import secrets
 from collections import OrderedDict

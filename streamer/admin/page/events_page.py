@@ -1,4 +1,4 @@
-"""Recent events, and the conflicts and changes in quarantine of all tables."""
+"""Recent events, and the conflicts and quarantined changes of all tables."""
 
 from typing import Any, Final
 

@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 NOTES_MAX: Final = 200
 REFRESH_HEADER: Final = "x-refresh"
-"""Sent by the script of an open page, which wants only the parts that change."""
+"""The header of the script of an open page, which requests only the parts that change."""
 
 
 class Frame:
@@ -115,7 +115,7 @@ def html(text: str, status: int = 200, headers: dict[str, str] | None = None) ->
 
 
 def error_page(error: StreamerError, headers: dict[str, str] | None = None) -> Response:
-    """Answer with an error of ours, the next step and the runbook, for any client."""
+    """Answer any client with a StreamerError, the next step and the runbook."""
     runbook = runbook_address(error.code)
     return problem_page(status_of(error), error.message, error.hint, headers, runbook)
 
@@ -127,7 +127,7 @@ def problem_page(
     headers: dict[str, str] | None = None,
     runbook: str | None = None,
 ) -> Response:
-    """Answer with a problem and the next step, for any client."""
+    """Answer any client with a problem and the next step."""
     text = render(
         "problem.html",
         message=redact(message),
@@ -139,12 +139,12 @@ def problem_page(
 
 
 def is_refresh(request: Request) -> bool:
-    """Whether a page that is open already asks again."""
+    """Whether the script of an open page sent the request."""
     return REFRESH_HEADER in request.headers
 
 
 def form_text(form: FormData, name: str) -> str:
-    """Return a field of a form; a file is none."""
+    """Return the text of a form's field; files have no text."""
     value = form.get(name)
     return value.replace("\r\n", "\n") if isinstance(value, str) else ""
 
@@ -157,7 +157,7 @@ def row_number(text: str, name: str) -> int:
 
 
 def own_path(text: str | None) -> str:
-    """Return a local path for the redirect; a link from elsewhere may carry a foreign address."""
+    """Return *text* if it is a path of this server: a foreign link may carry a foreign address."""
     try:
         parts = urlsplit(text or "")
     except ValueError:

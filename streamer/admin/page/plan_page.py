@@ -83,12 +83,13 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 
 
 def fingerprint_of(content: Content) -> str:
-    """Return a fingerprint of a draft: apply uses the plan that the user saw, or fails."""
+    """Return a fingerprint of a draft: `apply` fails if the user saw the plan of a different draft.
+    """
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def differences(entry: Row) -> list[tuple[str, str, str]]:
-    """Return the fields that a change changed: name, before, after."""
+    """Return the changed fields of an audit entry: name, former value, new value."""
     former, latter = entry["before"] or {}, entry["after"] or {}
     names = [name for name in {**former, **latter} if name not in ("id", "database_id", "database")]
     return [

@@ -81,7 +81,7 @@ def environment() -> Environment:
 
 
 def load() -> None:
-    """Read all files early: a read takes a moment, and would block the event loop."""
+    """Read all files early, because later reads would block the event loop."""
     environment()
     manual_texts()
 

@@ -73,7 +73,7 @@ def _field(name: str, setting: FieldInfo) -> Field:
 
 
 def first_sentence(setting: FieldInfo) -> str:
-    """Return the sentence of a description that stands alone."""
+    """Return the first sentence of a description."""
     return (setting.description or "").split(". ", 1)[0].rstrip(".") + "."
 
 
@@ -114,7 +114,7 @@ def read(fields: Iterable[Field], form: Mapping[str, Any]) -> Row:
 
 
 def _text(value: Any) -> str:
-    """Return the text of a field; files are none. Browsers end lines with both characters."""
+    """Return the text of a field; files have no text. Browsers end lines with CR and LF."""
     return value.replace("\r\n", "\n") if isinstance(value, str) else ""
 
 
@@ -155,6 +155,6 @@ def _from_yaml(field: Field, text: str) -> Any:
 
 
 def faulty_field(message: str, names: Iterable[str]) -> str | None:
-    """Return the field of an error, whose message begins with the name."""
+    """Return the field with the name at the beginning of an error's message."""
     matches = [name for name in names if message.startswith((f"{name}:", f"{name}.", f"{name}["))]
     return matches[0] if matches else None

@@ -1,4 +1,4 @@
-"""Authentication and roles: tokens, passwords, sessions; and requests forged by a foreign site.
+"""Authentication and roles: tokens, passwords, sessions, and protection from forged requests.
 
 Reading needs the role `viewer`, changing needs `admin`. A browser never sends a bearer token
 unasked, but always sends a session cookie. So changes in a session also need a CSRF token. Without
@@ -6,7 +6,8 @@ any credentials, the server accepts only this machine, with full access for ever
 Host header must then name this machine, so that a foreign name for this machine (DNS rebinding)
 lets no web page in.
 
-Wrong tokens and passwords slow down further attempts, by address, and passwords also by name.
+Wrong tokens and passwords slow down further attempts from the same address, and wrong passwords
+also attempts with the same name.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 FAILURES_MAX: Final = 5
 FAILURES_OF_NAME_MAX: Final = 20
-"""More than for an address, so that attackers cannot easily lock a user out."""
+"""Higher than the limit for an address, so that attackers cannot easily lock a user out."""
 WINDOW_SECONDS: Final = 300.0
 SESSIONS_MAX: Final = 1000
 _KEYS_MAX: Final = 10_000
@@ -172,7 +173,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are no credentials: every user of this machine has full access."""
+        """Whether no credentials exist, so that every user of this machine has full access."""
         return not self._settings.has_credentials and not self._had_stored
 
     def set_stored(self, stored: Sequence[UserSettings]) -> None:
@@ -301,7 +302,7 @@ class Access:
         """
         keys = {f"address {_address(request)}": FAILURES_MAX, f"name {name}": FAILURES_OF_NAME_MAX}
         async with self._hashing:
-            # Checked inside the lock, so that no parallel attempt passes before a failure counts.
+            # The lock covers the check, so that no parallel attempt passes before a failure counts.
             for key, most in keys.items():
                 self._throttle.check(key, most)
             user = self._users.get(name)
@@ -386,7 +387,7 @@ def _address(request: HTTPConnection) -> str:
 
 
 def _digest(cookie: str) -> bytes:
-    # The key is a hash: the time of a lookup then reveals no part of the cookie.
+    # The key is a hash, so the time of a lookup reveals no part of the cookie.
     return hashlib.sha256(cookie.encode(errors="replace")).digest()
 
 

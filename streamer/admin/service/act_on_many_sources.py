@@ -22,7 +22,7 @@ async def act_on_sources(
     state: str | None = None,
     options: Row | None = None,
 ) -> list[SourceOutcome]:
-    """Ask sources for *action*; return the outcome of each.
+    """Request *action* from sources; return the outcome of each.
 
     Raises InvalidError for a faulty pattern, ReadOnlyError in static mode, and TargetError.
     """

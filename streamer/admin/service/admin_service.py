@@ -143,7 +143,7 @@ class AdminService:
     def check_writable(self, *, acts: bool = False) -> None:
         """Raise ReadOnlyError in static mode.
 
-        *acts*: the request is for running tables, and changes no mapping.
+        *acts*: the request acts on running tables, and changes no mapping.
         """
         if self.is_static and acts:
             raise ReadOnlyError(
@@ -272,7 +272,7 @@ class AdminService:
     async def apply(self, actor: str, *, force: bool = False) -> Row:
         """Apply the draft. Raises ConfigurationError or UnreadyError before any change.
 
-        *force*: even if a source or a table would stop.
+        *force*: apply even if a source or a table would stop.
         """
         self.check_writable()
         async with self._applying:
@@ -548,7 +548,7 @@ class AdminService:
         self.check_writable()
         name = str(parse_name(table))
         if sid is None:
-            self.source(database, sid)  # without a sid there is a single url
+            self.source(database, sid)  # a group without sids has a single url
         try:
             await request(
                 self._address,
@@ -571,7 +571,7 @@ class AdminService:
 
         try:
             rows, total = await self.reads.get(("quarantine", choice, limit), TARGET, read)
-        except MappingError:  # no such table is streamed, so none of its changes is in quarantine
+        except MappingError:  # an unmapped table has no quarantined changes
             rows, total = [], 0
         return {"items": [_redacted(asdict(row)) for row in rows], "total": total}
 
@@ -588,7 +588,7 @@ class AdminService:
         return {"items": [_redacted(asdict(r)) for r in records]}
 
     async def request_quarantine_action(self, action: str, choice: Choice, actor: str) -> list[Row]:
-        """Ask for retry or drop; return of which tables, and how many changes. Raises
+        """Request *retry* or *drop*; return the tables and their numbers of changes. Raises
         InvalidError, UnreadyError.
         """
         self.check_writable()
@@ -653,7 +653,7 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
 
     Raises ConfigurationError.
     """
-    # Files would block the event loop; later calls use the cached content.
+    # Reads of files would block the event loop; later calls use the cached content.
     await in_admin_thread(read_migrations, "target")
     is_static = settings.mapping_database is None
     keyring = Keyring.temporary() if is_static else keyring_of(settings)
@@ -665,6 +665,6 @@ async def open_service(settings: Settings, config: Path, mapping: Mapping) -> Ad
         if is_static:
             await show_static(bookkeeping, settings, mapping)
     except BaseException:
-        await bookkeeping.close()  # an open thread would prevent the end of the process
+        await bookkeeping.close()  # its open thread would prevent the end of the process
         raise
     return service

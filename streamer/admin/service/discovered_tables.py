@@ -20,7 +20,7 @@ def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
     for seen in facts.seen:
         relation = facts.relations.get(seen.relation)
         if relation is None and seen.root is not None:
-            continue  # a partition comes along with its root
+            continue  # the root table represents its partitions
         table_findings = by_object.pop(str(seen.relation), [])
         pattern = RelationPattern(seen.namespace, seen.name)
         table: Row = {

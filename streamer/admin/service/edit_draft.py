@@ -43,7 +43,7 @@ async def set_source(
     password: str | None = None,
     settings: list[str],
 ) -> Row:
-    """Change the url of a sid, its password, its settings or those of its database; return the url.
+    """Change the url, password or settings of *sid*, or settings of its database; return the url.
 
     *settings*: ``name=YAML``. Raises AdminError.
     """
@@ -66,7 +66,7 @@ async def set_source(
 
 
 async def remove_source(client: "MappingClient", database: str, sid: str | None) -> None:
-    """Remove the url of a sid, or else a whole database. Raises AdminError."""
+    """Remove the url of *sid*; without a sid, the whole database. Raises AdminError."""
     group = await _database(client, database)
     if sid is None:
         await client.delete("database", group["id"])
@@ -109,7 +109,7 @@ async def _apply_tenants(
 async def add_table(
     client: "MappingClient", database: str, fields: Row, settings: list[str]
 ) -> Row:
-    """Add a table with other *settings*, as ``name=YAML``. Raises AdminError."""
+    """Add a table with further *settings*, as ``name=YAML``. Raises AdminError."""
     group = await _database(client, database)
     more = dict(_setting(text) for text in settings)
     return await client.create("table", {**fields, **more, "database_id": group["id"]})
@@ -194,7 +194,7 @@ _TABLE_SETTINGS: Final = tuple(
 
 
 def _or_default(body: type[BaseModel], name: str, value: Any) -> Any:
-    """Return *value*; for null, the default of the setting."""
+    """Return *value*; for null, the default value of the setting."""
     field = body.model_fields.get(name)
     if value is not None or field is None or field.is_required():
         return value

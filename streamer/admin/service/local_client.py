@@ -13,7 +13,7 @@ PER_PAGE: Final = 500
 
 
 class LocalClient:
-    """Edits the mapping for *actor*: the mapping of this process, or the file while none runs."""
+    """Edits the mapping for *actor*: in this process or, without a running process, in the file."""
 
     def __init__(self, service: "AdminService", actor: str) -> None:
         self._service = service

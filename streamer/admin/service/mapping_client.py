@@ -1,7 +1,7 @@
 """The mapping, for the command line: over the API of the running process, or in the file.
 
-The user does not choose: a command calls a running process, or edits the file if no process runs. A
-process counts only if it runs on the same mapping database.
+A command calls the running process with the same mapping database, or edits the file if no such
+process runs.
 """
 
 import json
@@ -69,7 +69,8 @@ class RemoteClient:
 
     def __init__(self, url: str, token: Secret | None) -> None:
         self._url = url.rstrip("/")
-        # The environment's proxy is not for this machine, and never for a token in plain text.
+        # A proxy of the environment cannot reach this machine's own names, and must not see a token
+        # in plain text.
         self._http = httpx.AsyncClient(
             base_url=f"{self._url}/api",
             headers=None if token is None else {"Authorization": f"Bearer {token.reveal()}"},
@@ -165,7 +166,7 @@ class RemoteClient:
 
     def _unreachable(self, error: BaseException) -> AdminConnectionError:
         reason = "no answer in time" if isinstance(error, httpx.TimeoutException) else error
-        # The library names the system's error in the causes only.
+        # The library names the operating system's error only in the chain of causes.
         while isinstance(reason, BaseException) and reason.__cause__ is not None:
             reason = reason.__cause__
         return AdminConnectionError(

@@ -2,7 +2,7 @@
 
 A client with read access can send hundreds of requests at once. Each request may read a server, and
 a server has few connections. So requests for the same facts share a read, and later requests get
-the cached result. Reads of a server wait for each other.
+the cached result. Reads of a server wait for earlier reads of that server.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A table on both sides, source and target, side by side, and the findings of a check."""
+"""The definitions of a table at source and target side by side, and the findings of a check."""
 
 import asyncio
 from collections.abc import Iterable
@@ -84,7 +84,7 @@ def _described(seen: Examination, table: RelationName) -> Row:
 def _columns(
     relation: SourceRelation, mapping: RelationMapping, target: TargetRelation | None
 ) -> Iterable[Row]:
-    """Pair the columns; the columns of the target alone come last."""
+    """Pair the columns; columns that only the target has come last."""
     remaining = dict(target.columns) if target is not None else {}
     key = set(relation.key or relation.primary_key)
     for column in relation.columns:

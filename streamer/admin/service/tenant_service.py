@@ -39,7 +39,7 @@ class Tenants:
         self._failures: dict[str, str] = {}
 
     async def list(self, database: str | None = None) -> list[Row]:
-        """Return the tenants, each with ``is_purged_here``: whether this process purges it now.
+        """Return the tenants; ``is_purged_here``: whether this process purges the tenant now.
 
         ``error`` includes the error of the last purge here. Raises TargetError.
         """
