@@ -84,8 +84,7 @@ class Crowd:
         return BoundedConnection(self, **options)
 
     def admit(self, new: BoundedConnection) -> None:
-        """Close an older connection in favour of *new*, or *new* itself if all others have to stay.
-        """
+        """Close an older connection in favour of *new*, or *new* itself if none may be closed."""
         older = list(self.connections)
         self.connections[new] = None
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

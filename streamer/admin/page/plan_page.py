@@ -83,8 +83,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 
 
 def fingerprint_of(content: Content) -> str:
-    """Return a fingerprint of a draft: `apply` fails if the user saw the plan of a different draft.
-    """
+    """Return a fingerprint of a draft: `apply` refuses a draft whose plan the user has not seen."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
