@@ -74,7 +74,7 @@ async def idle() -> dict[str, float]:
                 condition=("streaming", None),
                 pipeline=SimpleNamespace(lag_bytes=0, lag_seconds=lambda now: 0.0),
                 retained_wal_bytes=4096,
-                waits_for_another=False,
+                runs_elsewhere=False,
             )
         )
     engine: Any = SimpleNamespace(

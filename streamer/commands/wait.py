@@ -47,7 +47,7 @@ PROBLEMS_MAX: Final = 10
 _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
 
 
-Wanted = dict[str, Lsn | SourceError | None]
+EndPositions = dict[str, Lsn | SourceError | None]
 """The position to wait for, by the label of the source, or why the position is unknown."""
 
 
@@ -99,7 +99,7 @@ async def wait_over(
     for a failure that an operator must fix.
     """
     ask = ask or partial(read_end, bookkeeping=bookkeeping)
-    positions: Wanted = {s.label: None for s in scope.sources(mapping)}
+    positions: EndPositions = {s.label: None for s in scope.sources(mapping)}
     makes_definitions = any(source.makes_definitions for source in scope.sources(mapping))
     waiting = _Waiting(bookkeeping, scope, positions, makes_definitions=makes_definitions)
     try:
@@ -116,7 +116,7 @@ async def wait_over(
     return None
 
 
-async def _find_position(source: SourceMapping, positions: Wanted, ask: ReadEnd) -> None:
+async def _find_position(source: SourceMapping, positions: EndPositions, ask: ReadEnd) -> None:
     while True:
         try:
             positions[source.label] = await ask(source)
@@ -134,11 +134,16 @@ class _Waiting:
     """Polls the bookkeeping. ``missing``: the obstacles at the last poll."""
 
     def __init__(
-        self, bookkeeping: Bookkeeping, scope: Scope, positions: Wanted, *, makes_definitions: bool
+        self,
+        bookkeeping: Bookkeeping,
+        scope: Scope,
+        positions: EndPositions,
+        *,
+        makes_definitions: bool,
     ) -> None:
         self._bookkeeping = bookkeeping
         self._scope = scope
-        self._wanted = positions
+        self._positions = positions
         self._makes_definitions = makes_definitions
         self._is_installed = False
         self.missing = _NOT_SET_UP
@@ -179,7 +184,7 @@ class _Waiting:
         positions = await read_positions(bookkeeping)
         missing = []
         has_table = False
-        for label, awaited in self._wanted.items():
+        for label, awaited in self._positions.items():
             position = positions.get(label)
             if isinstance(awaited, SourceError):
                 missing.append(str(awaited))
@@ -194,7 +199,7 @@ class _Waiting:
                     missing.append(obstacle)
                 elif self._makes_definitions:
                     missing += await _pending(bookkeeping, label, relations)
-        if self._wanted and self._scope.tables and not has_table and not missing:
+        if self._positions and self._scope.tables and not has_table and not missing:
             named = ", ".join(f'"{table}"' for table in self._scope.tables)
             missing.append(f"no table {named} is streamed")
         return missing

@@ -191,7 +191,7 @@ class TargetMonitor:
         self._on_request = on_request
         self._on_error = on_error
         self._woken = asyncio.Event()
-        self._was_asked = False
+        self._was_requested = False
         self._connection: TargetConnection | None = None
 
     async def run(self) -> None:
@@ -202,12 +202,12 @@ class TargetMonitor:
                 await self._check()
                 await wait_for_event(self._woken, CHECK_SECONDS)
                 self._woken.clear()
-                was_asked, self._was_asked = self._was_asked, False
+                was_requested, self._was_requested = self._was_requested, False
                 is_due = time.monotonic() - polled_at >= REQUEST_POLL_SECONDS
                 if is_due:
                     polled_at = time.monotonic()
-                if was_asked or (is_due and await self._poll()):
-                    self._on_request(was_asked)
+                if was_requested or (is_due and await self._poll()):
+                    self._on_request(was_requested)
         finally:
             if self._connection is not None:
                 await self._connection.close()
@@ -255,7 +255,7 @@ class TargetMonitor:
 
     def _notified(self, payload: str) -> None:
         if self._is_request(payload):
-            self._was_asked = True
+            self._was_requested = True
             self._woken.set()
 
     async def _still_answers(self, connection: TargetConnection) -> bool:

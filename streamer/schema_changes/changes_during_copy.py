@@ -58,7 +58,7 @@ Pair = tuple[MappedRelation, SourceRelation]
 CHECK_SECONDS: Final = 0.05
 STREAM_SECONDS: Final = 2.0
 """How long a copy waits for the stream before it gives its turn to the next copy."""
-LOOKS_MAX: Final = 5
+READS_MAX: Final = 5
 """How often a copy reads a definition that keeps changing."""
 
 
@@ -107,7 +107,7 @@ class ChangedDefinitions:
         prepared = []
         for mapped, relation in pairs:
             if mapped.relation_id not in definitions and not mapped.state.follows:
-                await self._join_others(target, mapped, relation)
+                await self._store_part_of_peers(target, mapped, relation)
                 definitions = await read_definitions(target, [m.relation_id for m, _ in pairs])
             if _differs(definitions.get(mapped.relation_id), relation):
                 prepared.append(
@@ -121,7 +121,7 @@ class ChangedDefinitions:
                     mapped.become(mapped.state.with_options(stored))
         return prepared
 
-    async def _join_others(
+    async def _store_part_of_peers(
         self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
     ) -> None:
         """Store the part of the definition that the target already has from peer sources.
@@ -173,7 +173,7 @@ class ChangedDefinitions:
         """Make the changes, again if the source changes the table meanwhile."""
         if await read_relation(target, mapped.mapping.target) is None:
             return relation  # the copy creates it
-        for _ in range(LOOKS_MAX):
+        for _ in range(READS_MAX):
             if mapped.state.follows:
                 await self._events.reach(mapped, await flush_wal(source))
             else:

@@ -14,7 +14,7 @@ from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
 from streamer.schema_changes.kept_labels import missing_labels, read_kept_labels
 from streamer.schema_changes.object_changes import Objects
 from streamer.schema_changes.read_definitions import read_at_target
-from streamer.schema_changes.shared_changes import read_other_sources
+from streamer.schema_changes.shared_changes import read_peers
 from streamer.schema_changes.translate.definition_translator import (
     DefinitionTranslator,
     Translation,
@@ -49,7 +49,7 @@ async def translate_changes(
     *done*: changes that a peer source has made.
     """
     session, mapped = table.session, table.mapped
-    peers = await read_other_sources(session, command.place, target, changes)
+    peers = await read_peers(session, command.place, target, changes)
     made = [change for change in changes if change not in ignored and change not in done]
     labels: dict[str, list[str]] = {}
     if mapped.mapping.type is TableType.HISTORY:

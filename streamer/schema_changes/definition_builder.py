@@ -21,7 +21,7 @@ from streamer.util.backoff import Backoff
 log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 2.0
-LOOKS_AT_OTHERS: Final = 15
+CHECKS_UNTIL_FULL_CHECK: Final = 15
 """Every fifteenth check also reads the definitions that an operator has to create."""
 
 
@@ -43,7 +43,7 @@ class DefinitionBuilder:
                 try:
                     async with target_connection(self._address, "streamer definitions") as target:
                         await make_online(target)
-                        if number % LOOKS_AT_OTHERS == 0:
+                        if number % CHECKS_UNTIL_FULL_CHECK == 0:
                             await mark_made(target)
                 except StreamerError as exc:
                     self._metrics.count_error(exc)

@@ -24,7 +24,7 @@ excluded: earlier rows of a peer's transaction may still have the former name.
 
 
 @dataclass(frozen=True, slots=True)
-class OtherSources:
+class PeerSources:
     """The definitions of a source's peers.
 
     ``unchanged``: the definitions of sources that do not wait with the same changes.
@@ -39,18 +39,18 @@ class OtherSources:
         return bool(self.definitions) and not self.unchanged
 
 
-async def read_other_sources(
+async def read_peers(
     session: TargetConnection,
     place: DdlPlace,
     target: TargetRelation,
     changes: Sequence[AnyChange],
-) -> OtherSources:
+) -> PeerSources:
     """Return the definitions of the peers at *target*, which may wait with *changes*."""
     peers = await read_others(session, place.relation_id) if target.has_sid else []
     if not peers:
-        return OtherSources()
+        return PeerSources()
     words = [str(change) for change in changes]
-    return OtherSources(peers, await read_unchanged(session, place, words))
+    return PeerSources(peers, await read_unchanged(session, place, words))
 
 
 def made_for_all(changes: Sequence[AnyChange], made: Sequence[str]) -> list[AnyChange]:

@@ -17,7 +17,7 @@ from streamer.errors.error_classes import StoreError
 from streamer.util.migrations import Migration, read_migrations
 
 if TYPE_CHECKING:
-    from streamer.admin.mapping.export_and_import import Wanted
+    from streamer.admin.mapping.export_and_import import DraftRows
 
 
 def database(name: str) -> dict[str, object]:
@@ -161,7 +161,7 @@ async def test_two_processes_edit_one_database(tmp_path: Path) -> None:
 
 async def test_a_refused_change_is_not_in_the_audit_either(tmp_path: Path) -> None:
     store = await open_store(tmp_path / "mapping.sqlite", Keyring.temporary())
-    wanted: Wanted = [(database("a"), [], [])]
+    wanted: DraftRows = [(database("a"), [], [])]
     await store.merge(wanted, None, "me")
     before = (await store.content(), await store.audit(Query()))
     table = validate("table", {"name": "t", "database_id": 1})

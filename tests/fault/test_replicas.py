@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from streamer.commands.demo.embedded_servers import free_port
-from streamer.runtime.replicas.replica import CHECK_SECONDS, SETTLE_SECONDS
+from streamer.runtime.replicas.replica import CHECK_SECONDS, STABLE_SECONDS
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, command, is_frozen, report, status
 from tests.support.runbooks import run_block
@@ -294,7 +294,7 @@ def is_held_by(seen_by: Process, process: Process) -> bool:
 def has_looked(target: Database, pid: int) -> bool:
     """Whether a replica has been in the fleet for longer than the time without moves."""
     name = f"{socket.gethostname()}:{pid}"
-    looks = 3 * SETTLE_SECONDS / CHECK_SECONDS
+    looks = 3 * STABLE_SECONDS / CHECK_SECONDS
     return bool(
         target.execute(f"select from streamer.replica where name = '{name}' and beat > {looks}")
     )

@@ -3,7 +3,7 @@
 from streamer.control.progress_tracker import LanePending, ProgressTracker
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
-from streamer.runtime.tables.lag import SIGHTS_MAX, Lag
+from streamer.runtime.tables.lag import ENDS_MAX, Lag
 from streamer.source.server.source_clock import SourceClock
 from streamer.source.slot_and_publications.standbys import judge_standby_wait
 from streamer.util.lsn import Lsn
@@ -28,12 +28,12 @@ class Source:
 
 def test_changes_that_the_source_keeps_count_from_the_look_that_saw_them() -> None:
     source = Source()
-    source.lag.saw_end(Lsn(1000), 100.0)
+    source.lag.record_end(Lsn(1000), 100.0)
     assert source.lag.seconds(102.0) == 0.0
-    source.lag.saw_end(Lsn(1500), 104.0)
+    source.lag.record_end(Lsn(1500), 104.0)
     for moment in (106.0, 120.0, 140.0):
         source.tracker.keepalive(Lsn(1200))  # the server says so every few seconds
-        source.lag.saw_end(Lsn(1500), moment)
+        source.lag.record_end(Lsn(1500), moment)
         assert source.lag.seconds(moment) == moment - 104.0
         assert source.lag.visible_at == 100.0
     source.tracker.keepalive(Lsn(1500))
@@ -68,9 +68,9 @@ def test_without_a_measurement_no_commit_has_an_age() -> None:
 
 def test_a_source_that_sends_nothing_for_days_takes_no_more_memory() -> None:
     source = Source()
-    for number in range(5 * SIGHTS_MAX):
-        source.lag.saw_end(Lsn(1001 + number), 100.0 + number)
-    assert len(source.lag._sights) <= SIGHTS_MAX
+    for number in range(5 * ENDS_MAX):
+        source.lag.record_end(Lsn(1001 + number), 100.0 + number)
+    assert len(source.lag._wal_ends) <= ENDS_MAX
     assert source.lag.undelivered_since == 100.0
 
 

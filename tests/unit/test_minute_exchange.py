@@ -68,7 +68,7 @@ class OneProcess:
             retained_wal_bytes = 7
 
             @property
-            def waits_for_another(self) -> bool:
+            def runs_elsewhere(self) -> bool:
                 return label not in process.runs
 
         return Fake()

@@ -96,7 +96,7 @@ class Engine:
         source = SimpleNamespace(label="shop")
         self.supervisors: list[Any] = [
             SimpleNamespace(
-                source=source, pipeline=pipeline, retained_wal_bytes=7, waits_for_another=False
+                source=source, pipeline=pipeline, retained_wal_bytes=7, runs_elsewhere=False
             )
         ]
 

@@ -10,8 +10,8 @@ from streamer.bookkeeping.positions import AcknowledgedPosition
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.runtime.session import stored_position as module
 from streamer.runtime.session.stored_position import (
-    ASKED_SECONDS,
     QUIET_SECONDS,
+    REQUEST_SECONDS,
     SMALL_BYTES,
     STORE_SECONDS,
     StoredPosition,
@@ -81,7 +81,7 @@ async def test_a_position_that_moves_a_little_is_stored_every_fifteen_seconds(
 
 
 async def test_a_position_that_somebody_waits_for_is_stored_at_once(storing: Storing) -> None:
-    storing.position.is_wanted = True
+    storing.position.is_requested = True
     assert await storing.moves_to(START + 200)
     assert not await storing.moves_to(START + 300)
 
@@ -93,7 +93,7 @@ async def test_positions_are_stored_as_long_as_a_client_asks_for_them(storing: S
     for lsn in (200, 300):
         assert storing.position.is_due_soon
         assert await storing.moves_to(START + lsn)
-    storing.now += ASKED_SECONDS
+    storing.now += REQUEST_SECONDS
     assert not storing.position.is_due_soon
     assert not await storing.moves_to(START + 400)
 

@@ -15,7 +15,7 @@ from streamer.schema.source_definition import (
 )
 from streamer.schema_changes.changes_with_facts import needed_types, of_class
 from streamer.schema_changes.definition_stop import undecided
-from streamer.schema_changes.shared_changes import OtherSources, made_for_all
+from streamer.schema_changes.shared_changes import PeerSources, made_for_all
 from streamer.schema_changes.store_new_definition import (
     added_columns,
     moved_columns,
@@ -59,9 +59,9 @@ def test_a_change_of_a_type_is_made_for_all_sources_that_wait_with_the_same_chan
 
 def test_a_source_is_the_last_one_when_all_others_wait() -> None:
     other = SourceDefinition((ID,))
-    assert not OtherSources().all_wait
-    assert not OtherSources([other], [other]).all_wait
-    assert OtherSources([other], []).all_wait
+    assert not PeerSources().all_wait
+    assert not PeerSources([other], [other]).all_wait
+    assert PeerSources([other], []).all_wait
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from streamer.admin.api.request_parameters import Number, Text
-from streamer.admin.live.events import Events, Wanted
+from streamer.admin.live.events import Events, Subscription
 from streamer.admin.mapping import api_models
 from streamer.admin.service.access import Access, UserIdentity, actor_of
 from streamer.admin.service.admin_service import AdminService
@@ -136,6 +136,6 @@ def _add_events(router: APIRouter, access: Access, events: Events) -> None:
         def may_go_on() -> bool:
             return identity.session is None or access.session(request) is not None
 
-        stream = events.stream(events.subscribe(Wanted(source, brief)), may_go_on)
+        stream = events.stream(events.subscribe(Subscription(source, brief)), may_go_on)
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)

@@ -24,7 +24,7 @@ from streamer.target.connection import TargetAddress
 from streamer.util.quantities import format_bytes, format_latency
 
 CHECK_SECONDS: Final = 1.0
-LOOKS: Final = 5
+READS_UNTIL_SEARCH: Final = 5
 """The number of reads of the bookkeeping after which the command tries the process again."""
 CHATTY: Final = ("lag", "rate")
 
@@ -78,7 +78,7 @@ async def _from_bookkeeping(settings: Settings) -> AsyncGenerator[Event]:
     try:
         earlier = await _read_state(bookkeeping)
         yield "snapshot", {"states": [as_state(*item) for item in earlier.states.items()]}
-        for _ in range(LOOKS):
+        for _ in range(READS_UNTIL_SEARCH):
             await asyncio.sleep(CHECK_SECONDS)
             now = await _read_state(bookkeeping)
             for event in changes_between(earlier, now):

@@ -103,7 +103,7 @@ class PastEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Subscription:
     """The events that a listener subscribes to.
 
     ``source``: the label of the only source to send. ``is_brief``: leave out lag, rates, progress
@@ -145,7 +145,7 @@ class Events:
         self.history = SourceHistory(engine, read_labels)
         self._engine = engine
         self._address = address
-        self._listeners: dict[asyncio.Queue[Event | None], Wanted] = {}
+        self._listeners: dict[asyncio.Queue[Event | None], Subscription] = {}
         self._seen = SeenState()
         self._rates: dict[str, deque[float]] = {}
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
@@ -224,12 +224,14 @@ class Events:
             queue.get_nowait()
         queue.put_nowait(None)
 
-    def subscribe(self, subscription: "Wanted | None" = None) -> "asyncio.Queue[Event | None]":
+    def subscribe(
+        self, subscription: "Subscription | None" = None
+    ) -> "asyncio.Queue[Event | None]":
         """Return a queue that receives the events of *subscription* from now on, by default all.
 
         Raises UnreadyError for too many listeners.
         """
-        subscription = subscription or Wanted()
+        subscription = subscription or Subscription()
         if len(self._listeners) >= LISTENERS_MAX:
             raise UnreadyError("too many clients listen already", hint="close a page or two")
         queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX)

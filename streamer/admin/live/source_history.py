@@ -94,7 +94,7 @@ class SourceHistory:
         samples: dict[str, Values] = {}
         counted: dict[str, int] = {}
         for supervisor in self._engine.supervisors:
-            if supervisor.waits_for_another:
+            if supervisor.runs_elsewhere:
                 continue
             label, pipeline = supervisor.source.label, supervisor.pipeline
             counted[label] = changes = applied.get(label, 0)

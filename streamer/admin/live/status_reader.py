@@ -70,12 +70,12 @@ class StatusReader:
                     self._last = task.result()
                 except StreamerError as exc:
                     self._last, self._read_at = None, float("-inf")
-                    return self._known(), str(exc)
+                    return self._facts_of_process(), str(exc)
                 if self._last["target"]["state"] in _WITHOUT_STATUS:
                     reason, self._last = str(self._last["target"]["error"]), None
-                    return self._known(), reason
+                    return self._facts_of_process(), reason
         if self._last is None or not self._is_current(self._last):
-            return self._known(), reason
+            return self._facts_of_process(), reason
         sources: list[Row] = self._last["sources"]
         return sources, reason
 
@@ -105,7 +105,7 @@ class StatusReader:
         read = [SourceLabel(row["database"], row["sid"]) for row in status["sources"]]
         return read == self._service.labels()
 
-    def _known(self) -> list[Row]:
+    def _facts_of_process(self) -> list[Row]:
         """Return the facts that this process has without a query."""
         states = self._events.known_states()
         rows = []

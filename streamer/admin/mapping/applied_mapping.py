@@ -10,7 +10,7 @@ import structlog
 from streamer.admin.mapping import api_models
 from streamer.admin.mapping.admin_store import AdminStore, open_store
 from streamer.admin.mapping.admin_threads import in_admin_thread
-from streamer.admin.mapping.export_and_import import Wanted
+from streamer.admin.mapping.export_and_import import DraftRows
 from streamer.admin.mapping.keyring import Keyring
 from streamer.admin.mapping.mapping_file import DAMAGED_HINT, find_damage
 from streamer.admin.mapping.mapping_of_draft import build_mapping
@@ -97,10 +97,10 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-def _rows_of(settings: Settings, mapping: Mapping) -> Wanted:
+def _rows_of(settings: Settings, mapping: Mapping) -> DraftRows:
     """Return the sources of the file as rows, with unreplaced variables."""
     written = {(s.database, s.sid): s.written_url for s in mapping.sources}
-    rows: Wanted = []
+    rows: DraftRows = []
     for group in settings.sources:
         urls = [
             api_models.validate(

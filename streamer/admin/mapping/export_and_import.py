@@ -26,7 +26,7 @@ from streamer.postgres.url_passwords import replace_secrets
 
 Row = dict[str, Any]
 Content = dict[str, Any]
-Wanted = list[tuple[Row, list[Row], list[Row]]]
+DraftRows = list[tuple[Row, list[Row], list[Row]]]
 """Databases with their urls and tables."""
 
 _REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -170,7 +170,7 @@ class Import:
     messages for the user.
     """
 
-    wanted: Wanted
+    wanted: DraftRows
     settings: Row | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -268,7 +268,9 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
         raise SettingsError(f"{where}: {exc.message}", hint=exc.hint) from None
 
 
-def mask_passwords(groups: Wanted, content: Content, urls: dict[int, str], base: Row) -> Wanted:
+def mask_passwords(
+    groups: DraftRows, content: Content, urls: dict[int, str], base: Row
+) -> DraftRows:
     """Replace the variables of an export with masks of the stored passwords."""
     variables = _Variables(urls, base)
     stored = {
@@ -280,7 +282,7 @@ def mask_passwords(groups: Wanted, content: Content, urls: dict[int, str], base:
         if group.is_complete
         for row in group.urls
     }
-    restored: Wanted = []
+    restored: DraftRows = []
     for database, its_urls, tables in groups:
         rows = []
         for row in its_urls:

@@ -188,7 +188,7 @@ def _add_first_tables(router: APIRouter, frame: Frame, connections: Connections)
         if connection is None:
             return lost()
         is_alone = form_text(form, "do") == "alone"  # the group already has tables
-        picked = [] if is_alone else list(_wanted(form))
+        picked = [] if is_alone else list(_tables_of_form(form))
         typed = {"name": form_text(form, "name")}
         if not picked and not is_alone:
             return await show(request, connection, InvalidError(_NONE_CHOSEN), typed)
@@ -260,7 +260,7 @@ def _add_tables(router: APIRouter, frame: Frame) -> None:
     @router.post("/databases/{number}/tables/new")
     async def add_tables(request: Request, number: Number) -> Response:
         form = await request.form()
-        picked = [{"database_id": number, **values} for values in _wanted(form)]
+        picked = [{"database_id": number, **values} for values in _tables_of_form(form)]
         url_id = url_id_of(request)
         if not picked:
             failure = InvalidError(_NONE_CHOSEN)
@@ -285,7 +285,7 @@ def _added(number: int) -> str:
     return f"{number} {'table is' if number == 1 else 'tables are'} in the draft; nothing runs yet"
 
 
-def _wanted(form: Any) -> list[Row]:
+def _tables_of_form(form: Any) -> list[Row]:
     """Return the ticked tables of a form, and the table typed by name."""
     common = form_text(form, "type")
     picked = []

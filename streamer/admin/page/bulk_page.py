@@ -11,7 +11,7 @@ from starlette.datastructures import FormData, QueryParams
 from streamer.admin.live import fleet_overview
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping.api_models import SOURCES_MAX
-from streamer.admin.page.overview_page import overview_address, wanted_lines
+from streamer.admin.page.overview_page import line_filter, overview_address
 from streamer.admin.page.page_frame import Frame, form_text
 from streamer.admin.service.access import actor_of
 from streamer.admin.service.act_on_many_sources import ACTIONS, act_on_sources
@@ -67,7 +67,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             lines=[line.row for line in chosen],
             counts=counts,
             modes=[mode.value for mode in Mode] if action == "resync" else [],
-            back=overview_address(wanted_lines(request.query_params)),
+            back=overview_address(line_filter(request.query_params)),
         )
 
     @router.post("/sources/act")
@@ -130,7 +130,7 @@ def _chosen(
 ) -> Sequence[fleet_overview.SourceLine]:
     """Return the ticked sources, or all that the filter shows. Raises InvalidError."""
     if form.get("which") == "all":
-        chosen = fleet_overview.choose(seen, wanted_lines(form))
+        chosen = fleet_overview.choose(seen, line_filter(form))
     else:
         labels = set(_picks(form))
         chosen = [line for line in seen.lines if line.label in labels]

@@ -37,7 +37,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         label = SourceLabel(source["database"], source["sid"])
         text = request.query_params.get("q", "")[:200]
         number = row_number(request.query_params.get("page", "1"), "page")
-        state = _wanted_state(request)
+        state = _state_of(request)
         shown = status_view.source_view(source, target=target, is_whole=True, state=state)
         matches = status_view.matching(shown["tables"], text)
         part = matches[(number - 1) * TABLES_PER_PAGE : number * TABLES_PER_PAGE]
@@ -53,7 +53,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             attention=problems_for_operator([source], target),
             states=status_view.state_filter([source], state, "/source", **choice),
             copies=status_view.copy_progress([source]),
-            state_wanted=state,
+            shown_state=state,
             here=status_view.address("/source", **choice, state=state or None),
             errors=frame.events.errors(label),
             reason=reason,
@@ -75,7 +75,7 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
     if is_empty:
         databases = (await frame.service.store.content())["databases"]
     target = frame.events.target
-    state = _wanted_state(request)
+    state = _state_of(request)
     sources = status_view.with_own_state(sources, frame.events.source_states())
     return await frame.page(
         request,
@@ -90,7 +90,7 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
         attention=problems_for_operator(sources, target),
         states=status_view.state_filter(sources, state, "/"),
         copies=status_view.copy_progress(sources),
-        state_wanted=state,
+        shown_state=state,
         summary=status_view.summary(sources, target),
         reason=reason,
         is_empty=is_empty,
@@ -100,7 +100,7 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
     )
 
 
-def wanted_lines(parameters: Any) -> fleet_overview.LineFilter:
+def line_filter(parameters: Any) -> fleet_overview.LineFilter:
     """Return the filter of the fleet overview from a page's address; unknown words mean all."""
     health, sort = parameters.get("health", ""), parameters.get("sort", "")
     return fleet_overview.LineFilter(
@@ -128,7 +128,7 @@ def overview_address(choice: fleet_overview.LineFilter, **changes: Any) -> str:
 async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> Response:
     """Show each source as a line, those that need an operator first."""
     seen, reason = await status.fleet()
-    choice = wanted_lines(request.query_params)
+    choice = line_filter(request.query_params)
     number = row_number(request.query_params.get("page", "1"), "page")
     shown_lines = fleet_overview.choose(seen, choice)
     part = shown_lines[(number - 1) * SOURCES_PER_PAGE : number * SOURCES_PER_PAGE]
@@ -171,7 +171,7 @@ async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> R
     )
 
 
-def _wanted_state(request: Request) -> str:
+def _state_of(request: Request) -> str:
     """Return the requested state of tables; an unknown word means all."""
     state = request.query_params.get("state", "")
     return state if state in status_view.FILTER_STATES else ""

@@ -74,7 +74,7 @@ def _described(seen: Examination, table: RelationName) -> Row:
         "identity": _IDENTITIES.get(relation.replica_identity, relation.replica_identity),
         "findings": findings,
         "target": str(mapping.target),
-        "is_target_there": target is not None,
+        "has_target": target is not None,
         "target_key": list(target.primary_key) if target is not None else [],
         "rows": relation.row_count_estimate,
         "size_bytes": relation.size_bytes,
@@ -106,7 +106,7 @@ def _columns(
             "note": note,
         }
     computed = dict(mapping.rule.set)
-    for name, column_there in remaining.items():
+    for name, target_column in remaining.items():
         note = "keeps its default"
         if name in computed:
             note = "computed"
@@ -118,7 +118,7 @@ def _columns(
             "source": None,
             "source_type": None,
             "target": name,
-            "target_type": column_there.type,
+            "target_type": target_column.type,
             "is_key": False,
             "note": note,
         }

@@ -307,10 +307,10 @@ class SlotCheck:
 
     async def _end_former_reader(self, plain: Connection) -> None:
         # Another program may read a slot that was never streamed.
-        if self._record.acknowledged_lsn != NOTHING and not self._guard.journaling.is_wanted:
+        if self._record.acknowledged_lsn != NOTHING and not self._guard.journaling.is_active:
             await end_former_reader(plain, self._source.slot)
 
-    def another_history(self) -> SourceDivergedError:
+    def history_mismatch(self) -> SourceDivergedError:
         """Return the error for a source that sends different transactions than before."""
         self._guard.journaling.distrust()
         return SourceDivergedError(

@@ -84,7 +84,7 @@ class SourceMonitor:
                     took = time.monotonic() - began  # excludes the time that changes take
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
-                    self._tables.lag.saw_end(seen.flush_lsn, began)
+                    self._tables.lag.record_end(seen.flush_lsn, began)
                     await self._show_standby_wait(plain)
                     await cases.copy_replaced(plain)
                     cases.expect_missing()

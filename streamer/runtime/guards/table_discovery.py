@@ -41,8 +41,8 @@ class Discovery:
         """Check until cancelled. Raises SourceConnectionError."""
         relations = self._tables.relations
         while True:
-            await wait_for_event(relations.met_another, self._interval)
-            relations.met_another.clear()
+            await wait_for_event(relations.unmapped_defined, self._interval)
+            relations.unmapped_defined.clear()
             if any(rule.pattern.is_pattern for rule in self._tables.source.rules):
                 with translating(self._tables.source.label):
                     names = await read_relation_names(plain)

@@ -40,7 +40,7 @@ from streamer.util.lsn import Lsn
 log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 2.0
-LAST_LOOK_SECONDS: Final = 2.0
+LAST_CHECK_SECONDS: Final = 2.0
 
 
 class TimelineMonitor:
@@ -80,7 +80,7 @@ class TimelineMonitor:
                 await asyncio.sleep(CHECK_SECONDS)
             except asyncio.CancelledError:
                 with contextlib.suppress(StreamerError, TimeoutError):
-                    async with asyncio.timeout(LAST_LOOK_SECONDS):
+                    async with asyncio.timeout(LAST_CHECK_SECONDS):
                         await self.check()
                 raise
             await self.check()

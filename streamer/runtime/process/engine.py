@@ -101,7 +101,7 @@ class Engine:
         self._address = TargetAddress.parse(settings.target.url)
         self._stopping = asyncio.Event()
         self._services: Services | None = None
-        self._guards = BacklogGuards(settings, have_limits=condition.lsn is None)
+        self._guards = BacklogGuards(settings, enforces_limits=condition.lsn is None)
         self._mapping = RunningMapping(mapping, self._guards, self._stopping)
         self.following = MappingFollower(lambda: self._mapping.now, lambda: None)
         self._target_monitor = TargetMonitor(
@@ -261,9 +261,9 @@ class Engine:
             supervisor.store_position(of_tables=payload == WAITING_FOR_TABLES)
         return False
 
-    def _pass_request(self, was_asked: bool) -> None:
+    def _pass_request(self, was_requested: bool) -> None:
         for supervisor in self.supervisors:
-            supervisor.wake_for_requests(was_asked=was_asked)
+            supervisor.wake_for_requests(was_requested=was_requested)
 
 
 def _raise_file_limit() -> None:

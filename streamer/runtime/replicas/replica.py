@@ -54,9 +54,9 @@ FROZEN_CHECKS: Final = 5
 """The number of checks without a beat before a replica counts as frozen: a slow target delays
 checks, too.
 """
-SETTLE_SECONDS: Final = 3.0
+STABLE_SECONDS: Final = 3.0
 """A replica gives sources back once no replica has joined or ended for this long."""
-GIVEN_AT_ONCE: Final = 4
+RELEASED_AT_ONCE: Final = 4
 """The number of sources to release at a time."""
 REFUSED_SECONDS: Final = 10.0
 """A replica that does not take an assigned source for this long loses the source."""
@@ -71,7 +71,7 @@ REMOVED_SECONDS: Final = 60.0
 read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
-STRANGER: Final = -1
+FOREIGN_OWNER: Final = -1
 """The owner of a lock that is no replica, such as `run --stop-when-caught-up`."""
 
 
@@ -397,7 +397,7 @@ class Replica:
         for label in {label for member in self._members for label in member.sources}:
             owner = record.owners.get(label)
             pid = None if owner is None else owner.backend_pid
-            owners[label] = None if pid is None else numbers.get(pid, STRANGER)
+            owners[label] = None if pid is None else numbers.get(pid, FOREIGN_OWNER)
             shared = sources.get(label)
             if shared is None:
                 continue
@@ -430,10 +430,10 @@ class Replica:
 
     async def _give(self, sources: dict[str, Shared], give: Sequence[str], now: float) -> None:
         """Release the sources in *give*, a few at a time, once the set of replicas is stable."""
-        if now - self._changed_at < SETTLE_SECONDS:
+        if now - self._changed_at < STABLE_SECONDS:
             return
         draining = [label for label, shared in sources.items() if shared.is_draining]
-        for label in give[: max(0, GIVEN_AT_ONCE - len(draining))]:
+        for label in give[: max(0, RELEASED_AT_ONCE - len(draining))]:
             log.info("releasing the source to another replica", source=label)
             sources[label].unassign()
             await self._locks.give_up(label)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from streamer.decode.transactions import TransactionAssembler, TransactionPiece
 
 
-class AnotherHistory(Exception):
+class HistoryMismatch(Exception):
     """The source does not send the last acknowledged transaction again."""
 
 
@@ -53,7 +53,7 @@ class Lanes(Protocol):
     def find(self, relation: "Relation") -> "MappedRelation | None": ...
     def __iter__(self) -> "Iterator[MappedRelation]": ...
     def lane(self, mapped: "MappedRelation") -> "Lane": ...
-    def meets_unmapped(self) -> None:
+    def report_unmapped(self) -> None:
         """Report that the source has defined a table that is not mapped."""
         ...
 
@@ -132,7 +132,7 @@ class Dispatcher:
         parts.
 
         The caller gives each part to its lane, or runs the scripts, before the next iteration.
-        Raises AnotherHistory and ProtocolError.
+        Raises HistoryMismatch and ProtocolError.
         """
         for item in self._assembler.feed(payloads):
             if not isinstance(item, TransactionBlock):
@@ -147,12 +147,12 @@ class Dispatcher:
         """Record the position that the source has reached.
 
         Return False for a position in the middle of a transaction or behind the stop position,
-        which covers changes that were not dispatched. Raises AnotherHistory.
+        which covers changes that were not dispatched. Raises HistoryMismatch.
         """
         if self.has_passed_stop or not self._assembler.is_between_transactions:
             return False
         if not self._history.saw_position(wal_end_lsn):
-            raise AnotherHistory
+            raise HistoryMismatch
         self._tracker.keepalive(wal_end_lsn)
         return True
 
@@ -293,7 +293,7 @@ class Dispatcher:
             if instruction.message.prefix != DDL_PREFIX or self._ddl_token is None:
                 continue
             if content == UNPUBLISHED.encode():
-                self._lanes.meets_unmapped()
+                self._lanes.report_unmapped()
                 continue
             definition = DefinitionMessage.parse(content, self._ddl_token)
             if definition is None:
@@ -349,7 +349,7 @@ class Dispatcher:
         # A source sends messages also for transactions without changes of mapped tables.
         has_changes = bool(piece.changes or piece.instructions or self._open_lanes)
         if not self._history.saw_transaction(applied, has_changes=has_changes):
-            raise AnotherHistory
+            raise HistoryMismatch
 
     def _add(
         self, parts: "dict[Lane, LaneTransaction]", changes: "Changes", piece: "TransactionPiece"
@@ -357,7 +357,7 @@ class Dispatcher:
         mapped = self._lanes.find(changes.relation)
         if mapped is None:  # no longer mapped, or not yet
             if isinstance(changes.relation, Redefinition):
-                self._lanes.meets_unmapped()
+                self._lanes.report_unmapped()
             return
         lane = self._lanes.lane(mapped)
         is_other = mapped.relid not in (None, changes.relation.relid)

@@ -44,13 +44,13 @@ class Requests:
         """Fulfil requests as soon as they arrive, and store the outcomes of tables."""
         self._relations.requested = arrived
         while True:
-            await wait_for_event(arrived, OUTCOME_SECONDS if self._relations.asked else None)
+            await wait_for_event(arrived, OUTCOME_SECONDS if self._relations.awaited_ids else None)
             arrived.clear()
             requests = await take_requests(
                 self._bookkeeping, self._source_id, self._relations.source, self._pause
             )
             failpoint("requests.taken")
-            self._relations.asked |= {request.relation_id or 0 for request in requests}
+            self._relations.awaited_ids |= {request.relation_id or 0 for request in requests}
             for request in requests:
                 if (mapped := self._mapped(request)) is None:
                     continue
@@ -71,7 +71,7 @@ class Requests:
                     self._relations.lane(mapped).queue_request(
                         QuarantineRequest(request.request_id, mapped, is_retry, ids)
                     )
-            self._relations.asked = await store_outcomes(self._bookkeeping, self._source_id)
+            self._relations.awaited_ids = await store_outcomes(self._bookkeeping, self._source_id)
 
     def _mapped(self, request: Request) -> MappedRelation | None:
         return self._relations.get(request.relation_id or 0)

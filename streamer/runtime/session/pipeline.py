@@ -37,7 +37,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
 from streamer.runtime.session.attempt import Attempt
-from streamer.runtime.session.dispatcher import AnotherHistory, Dispatched, ScriptsReached
+from streamer.runtime.session.dispatcher import Dispatched, HistoryMismatch, ScriptsReached
 from streamer.runtime.session.open_session import open_session
 from streamer.runtime.session.operator_requests import Requests
 from streamer.runtime.session.reload_mapping import change_rules
@@ -229,7 +229,7 @@ class Pipeline:
                     await until_idle(lane)
                 feedback.cancel()
                 await asyncio.wait([feedback])
-                session.position.is_wanted = True
+                session.position.is_requested = True
                 await _store_progress(session)
                 await session.stream.stop(session.position.stored_lsn)
 
@@ -294,8 +294,8 @@ class Pipeline:
                     break
                 if burst.wal_end_lsn is not None:
                     self._handle_keepalive(session, burst.wal_end_lsn)
-            except AnotherHistory:
-                raise session.slot_check.another_history() from None
+            except HistoryMismatch:
+                raise session.slot_check.history_mismatch() from None
             if session.feedback.answer(burst):
                 # The source may be shutting down, and waits until the target has all changes.
                 session.position.store_soon()
@@ -365,7 +365,7 @@ class Pipeline:
     def _check_reached_stop(self, session: Session) -> None:
         if session.dispatcher.stop_lsn is None:
             return
-        session.position.is_wanted = True
+        session.position.is_requested = True
         has_reached = session.dispatcher.has_reached_stop(session.position.stored_lsn)
         if has_reached and session.relations.are_ready:
             self.stop.set()
@@ -391,7 +391,7 @@ class Pipeline:
         if (session := self._session) is None:
             return
         if of_tables:
-            session.relations.positions_wanted.set()
+            session.relations.positions_requested.set()
         session.position.store_soon()
         session.tables.advanced.set()
 
@@ -438,7 +438,7 @@ async def _store_progress(session: Session) -> None:
     # A journal can be deleted as soon as the target has all of its changes.
     if session.tables.has_progress or not session.reads_slot:
         session.tables.has_progress = False
-        session.position.is_wanted = True
+        session.position.is_requested = True
     await session.position.store(session.lag.visible_at)
 
 

@@ -38,7 +38,7 @@ PAUSE_SECONDS: Final = 0.1
 Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
 """
 
-ASKED_SECONDS: Final = 1.5
+REQUEST_SECONDS: Final = 1.5
 """How long a request for positions holds; a client that waits repeats the request every second.
 
 The awaited position may come after several positions, and only with the next keepalive.
@@ -65,7 +65,7 @@ class StoredPosition:
         """The monotonic time at which the last store began."""
         self.stored_at = 0.0
         """The monotonic time at which the last store ended."""
-        self.is_wanted = False
+        self.is_requested = False
         """A table has advanced, or the pipeline needs the position."""
         self.is_urgent = asyncio.Event()
         """An operator or the source waits for the position."""
@@ -84,7 +84,7 @@ class StoredPosition:
         """The position in the bookkeeping, which is certain: a lost answer ends the attempt."""
         self._visible_at: float | None = None
         self._storing = asyncio.Lock()
-        self._asked_until = 0.0
+        self._urgent_until = 0.0
 
     async def store(self, visible_at: float | None) -> None:
         """Store the position that streamer may acknowledge.
@@ -109,21 +109,21 @@ class StoredPosition:
             await self._positions.acknowledge(self._fence, position)
             self._acknowledged_lsn = acknowledged_lsn
             self.stored_at = time.monotonic()
-            self.is_wanted = False
+            self.is_requested = False
             failpoint("acknowledge.after_store")
             self.stored_lsn = max(self.stored_lsn, flush_lsn)
             self._visible_at = visible_at
 
     def store_soon(self) -> None:
         """Store the next positions at once: an operator or the source waits for a position."""
-        self.is_wanted = True
-        self._asked_until = time.monotonic() + ASKED_SECONDS
+        self.is_requested = True
+        self._urgent_until = time.monotonic() + REQUEST_SECONDS
         self.is_urgent.set()
 
     @property
     def is_due_soon(self) -> bool:
         """Whether an operator, the source or the pipeline waits for the position."""
-        return self.is_wanted or self.is_awaited or time.monotonic() < self._asked_until
+        return self.is_requested or self.is_awaited or time.monotonic() < self._urgent_until
 
     def moved(self) -> None:
         """Request to store a position that moved without changes of mapped tables."""
@@ -151,5 +151,5 @@ class StoredPosition:
         if flush_lsn <= self.stored_lsn and visible_at == self._visible_at:
             return False
         is_due = time.monotonic() - self.stored_at >= STORE_SECONDS
-        is_asked = time.monotonic() < self._asked_until
-        return self.is_wanted or is_asked or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES
+        is_asked = time.monotonic() < self._urgent_until
+        return self.is_requested or is_asked or is_due or flush_lsn - self.stored_lsn >= SMALL_BYTES

@@ -120,7 +120,7 @@ class Supervisor:
         return self.pipeline is not None and self.pipeline.is_streaming
 
     @property
-    def waits_for_another(self) -> bool:
+    def runs_elsewhere(self) -> bool:
         return not self.is_assigned or self.health.holder is not None
 
     @property
@@ -164,7 +164,7 @@ class Supervisor:
     def has_journal(self) -> bool:
         """Whether files of this process have changes that the source no longer has."""
         journaling = self.guard.journaling
-        return journaling.is_wanted or journaling.journal is not None
+        return journaling.is_active or journaling.journal is not None
 
     @property
     def is_out_of_reach(self) -> bool:
@@ -249,9 +249,9 @@ class Supervisor:
         if self.pipeline is pipeline:
             self.begin_anew()
 
-    def wake_for_requests(self, *, was_asked: bool) -> None:
-        """Read operators' requests. *was_asked*: a request exists, for this source or another."""
-        if was_asked:
+    def wake_for_requests(self, *, was_requested: bool) -> None:
+        """Read operators' requests. *was_requested*: a request exists, for any source."""
+        if was_requested:
             self._requested.set()
         if self.pipeline is not None:
             self.pipeline.requested.set()

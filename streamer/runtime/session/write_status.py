@@ -40,7 +40,7 @@ async def report_status(session: Session, heartbeat: Heartbeat) -> None:
     Whenever an operator waits for the positions of tables, the process writes these positions.
     """
     services, source, relations = session.services, session.record, session.relations
-    requested = relations.positions_wanted
+    requested = relations.positions_requested
     report = _StatusReport(session, heartbeat)
     visible: dict[int, Lsn | None] = {mapped.relation_id: None for mapped in relations}
     while True:

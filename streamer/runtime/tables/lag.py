@@ -13,7 +13,7 @@ from streamer.control.progress_tracker import ProgressTracker
 from streamer.source.server.source_clock import SourceClock
 from streamer.util.lsn import Lsn
 
-SIGHTS_MAX: Final = 512
+ENDS_MAX: Final = 512
 
 
 class Lag:
@@ -23,14 +23,14 @@ class Lag:
         self._tracker = tracker
         self._clock = clock
         self._delivered_at: float | None = None
-        self._sights: deque[tuple[Lsn, float]] = deque()
+        self._wal_ends: deque[tuple[Lsn, float]] = deque()
         """Ends of the source's WAL that the stream has not reached, with the times of reading."""
 
-    def saw_end(self, lsn: Lsn, moment: float) -> None:
+    def record_end(self, lsn: Lsn, moment: float) -> None:
         """Record that all commits before *moment* end at *lsn* or before."""
-        if len(self._sights) == SIGHTS_MAX:
-            self._sights = deque(list(self._sights)[::2])
-        self._sights.append((lsn, moment))
+        if len(self._wal_ends) == ENDS_MAX:
+            self._wal_ends = deque(list(self._wal_ends)[::2])
+        self._wal_ends.append((lsn, moment))
         self._pass_applied()
 
     def received(self, commit_time: int) -> None:
@@ -42,14 +42,14 @@ class Lag:
             self._delivered_at = max(moment, self._delivered_at or moment)
 
     def _pass_applied(self) -> None:
-        while self._sights and self._sights[0][0] <= self._tracker.newest_lsn:
-            self._delivered(self._sights.popleft()[1])
+        while self._wal_ends and self._wal_ends[0][0] <= self._tracker.newest_lsn:
+            self._delivered(self._wal_ends.popleft()[1])
 
     @property
     def undelivered_since(self) -> float | None:
         """The time since which the source has undelivered WAL; None without such WAL."""
         self._pass_applied()
-        return self._sights[0][1] if self._sights else None
+        return self._wal_ends[0][1] if self._wal_ends else None
 
     @property
     def visible_at(self) -> float | None:

@@ -70,11 +70,11 @@ class Relations:
         self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
         """The former lane of a relation, and the end of the relation's changes there."""
         self._groups: Groups = {}
-        self.met_another = asyncio.Event()
+        self.unmapped_defined = asyncio.Event()
         """The stream has sent the definition of a table that is not mapped."""
-        self.positions_wanted = asyncio.Event()
+        self.positions_requested = asyncio.Event()
         """An operator waits for tables, so the process has to store their positions."""
-        self.asked: set[int] = set()
+        self.awaited_ids: set[int] = set()
         """The ids of relations whose states decide the outcomes of operators' requests."""
         self.requested = asyncio.Event()
         """Set when a request, or the outcome of a request, may exist."""
@@ -115,8 +115,8 @@ class Relations:
             self._by_relid[relation.relid] = (relation, mapped)
         return mapped
 
-    def meets_unmapped(self) -> None:
-        self.met_another.set()
+    def report_unmapped(self) -> None:
+        self.unmapped_defined.set()
 
     # ---- states --------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Relations:
         """
         former, former_lane = mapped.state, self._lanes.get(mapped)
         mapped.become(state)
-        if mapped.relation_id in self.asked:
+        if mapped.relation_id in self.awaited_ids:
             self.requested.set()
         self._show(mapped)
         if state.need is Need.NOTHING:

@@ -77,7 +77,7 @@ class TableEvents:
         """Set when the durable position may have moved."""
         self.has_progress = False
         """A table has advanced since the last stored position."""
-        self._to_ask: set[MappedRelation] = set()
+        self._to_request: set[MappedRelation] = set()
         """Relations that request a copy again, because the obstacle of the last copy is gone."""
         self._unreached: set[MappedRelation] = set()
         """Relations whose copy fails because of changes that the target rejects."""
@@ -225,8 +225,8 @@ class TableEvents:
 
     async def lane_drained(self, lane: Lane) -> None:
         for mapped in self._relations_of(lane):
-            if mapped in self._to_ask:
-                self._to_ask.discard(mapped)
+            if mapped in self._to_request:
+                self._to_request.discard(mapped)
                 await self._request_still_unfilled(mapped)
             if mapped.state.drained() != mapped.state:
                 await self._store_streaming_state(mapped, mapped.state.drained())
@@ -240,7 +240,7 @@ class TableEvents:
     def quarantine_changed(self, mapped: MappedRelation) -> None:
         self.relations.quarantine_changed(mapped)
         if not mapped.quarantine.count:
-            self._to_ask.add(mapped)
+            self._to_request.add(mapped)
 
     def source_failed(self, error: StreamerError) -> None:
         for lane in self.relations.lanes():
@@ -392,7 +392,7 @@ class TableEvents:
         continues_on_resume = mapped.state.follows and mapped.state.is_paused
         is_in_chunks = mapped.state.chunks is not None
         if mapped in self._unreached:  # requested again once the lane has applied its changes
-            self._to_ask.add(mapped)
+            self._to_request.add(mapped)
         self._unreached.discard(mapped)
         self.relations.become(mapped, mapped.state.copy_failed(error))
         if is_in_chunks and continues_on_resume:

@@ -47,7 +47,7 @@ FINISH_SECONDS: Final = 60.0
 """How long the pipeline may take to read the end of a journal before writing continues."""
 FINISH_BYTES_MAX: Final = 64 * 1024 * 1024
 FAILED_SECONDS: Final = 60.0
-UNTOLD_SECONDS: Final = 60.0
+UNMEASURED_SECONDS: Final = 60.0
 """How long the guard waits for the first measurement of a source's pipeline."""
 
 
@@ -65,7 +65,7 @@ class Runner(Protocol):
         ...
 
     @property
-    def waits_for_another(self) -> bool:
+    def runs_elsewhere(self) -> bool:
         """Whether another process runs the source."""
         ...
 
@@ -109,7 +109,7 @@ class BacklogGuard:
         self._was_active = True
         self._finish_by: float | None = None
         self._not_before = 0.0
-        self._told_open_transaction = False
+        self._logged_open_transaction = False
         self._is_limited: bool | None = None
         """Whether the server limits the WAL that it keeps for a slot; None: not known yet."""
         self._began_at = time.monotonic()
@@ -129,7 +129,7 @@ class BacklogGuard:
             0 if backlog is None else backlog.retained_bytes,
             None if backlog is None else backlog.limit_bytes,
             self.obstacle,
-            journaling.error if journaling.is_wanted else None,
+            journaling.error if journaling.is_active else None,
         )
 
     @property
@@ -149,7 +149,7 @@ class BacklogGuard:
         """Whether this process has to enforce a limit, or has a journal."""
         if self.journaling.journal is not None:
             return True
-        if self.runner is not None and self.runner.waits_for_another:
+        if self.runner is not None and self.runner.runs_elsewhere:
             return False
         return self.source.max_retained_wal_bytes is not None or self._may_lose_slot
 
@@ -170,7 +170,7 @@ class BacklogGuard:
                 retained_bytes = health.wal_end_lsn - restart_lsn
                 return safe_bytes is not None and 3 * retained_bytes >= safe_bytes
         if self._is_limited is None:
-            return time.monotonic() - self._began_at >= UNTOLD_SECONDS
+            return time.monotonic() - self._began_at >= UNMEASURED_SECONDS
         return self._is_limited
 
     async def _monitor(self) -> None:
@@ -214,7 +214,7 @@ class BacklogGuard:
         if retained is None:
             return
         self.given_up = None
-        if self.journaling.is_wanted or self.journaling.journal is not None:
+        if self.journaling.is_active or self.journaling.journal is not None:
             await self._finish_journal(retained.unconfirmed_bytes, limit)
         elif limit is not None and size >= limit:
             await self._act(plain, retained, limit)
@@ -228,7 +228,7 @@ class BacklogGuard:
         if self.runner is not None and self.runner.is_streaming:
             return True
         is_idle = not retained.is_active and not self._was_active
-        return is_idle and not (self.runner is not None and self.runner.waits_for_another)
+        return is_idle and not (self.runner is not None and self.runner.runs_elsewhere)
 
     async def _is_ours(self, plain: Connection) -> bool:
         """Whether this installation owns the slot; log the reason for doubt once."""
@@ -254,14 +254,14 @@ class BacklogGuard:
             return
         if 2 * retained.unconfirmed_bytes < limit:
             # Neither a journal nor a new slot would allow the source to remove this WAL.
-            if not self._told_open_transaction:
-                self._told_open_transaction = True
+            if not self._logged_open_transaction:
+                self._logged_open_transaction = True
                 log.warning(
                     "the source retains most of its WAL for an open transaction or for a copy",
                     source=self.source.label,
                 )
             return
-        self._told_open_transaction = False
+        self._logged_open_transaction = False
         if not await self._is_ours(plain):
             return
         if policy is OnMaxRetainedWal.DROP:

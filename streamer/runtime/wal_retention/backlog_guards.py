@@ -16,11 +16,11 @@ from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 class BacklogGuards:
     """Owns the guards and their tasks."""
 
-    def __init__(self, settings: Settings, *, have_limits: bool) -> None:
-        """*have_limits*: False if the sources run up to a point, and so ignore their WAL limits."""
+    def __init__(self, settings: Settings, *, enforces_limits: bool) -> None:
+        """*enforces_limits*: False if the sources run up to a point, and so have no WAL limits."""
         self.installation = Installation(settings.spool.path, settings.target.url.reveal())
         self._spool = settings.spool
-        self._have_limits = have_limits
+        self._enforces_limits = enforces_limits
         self._running: dict[str, tuple[BacklogGuard, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
 
@@ -68,7 +68,7 @@ class BacklogGuards:
         return guard
 
     def _limited(self, source: SourceMapping) -> SourceMapping:
-        if self._have_limits:
+        if self._enforces_limits:
             return source
         policy = OnMaxRetainedWal.WARN
         return replace(source, max_retained_wal_bytes=None, on_max_retained_wal=policy)

@@ -98,15 +98,15 @@ class Journaling:
         self._is_damaged = False
         self._is_trusted = False
         self._is_known = asyncio.Event()
-        self._wanted = asyncio.Event()
+        self._active = asyncio.Event()
         self._begun = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
-        self._known = KnownPlace()
+        self._server = KnownPlace()
 
     @property
-    def is_wanted(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the slot is, or should be, read into the journal."""
-        return self._wanted.is_set()
+        return self._active.is_set()
 
     @property
     def size_bytes(self) -> int:
@@ -131,7 +131,7 @@ class Journaling:
         try:
             await self._open()
             while True:
-                await self._wanted.wait()
+                await self._active.wait()
                 self._writing = asyncio.create_task(
                     self._write(), name=f"journal {self.source.label}"
                 )
@@ -178,7 +178,7 @@ class Journaling:
                 end_lsn=str(self.journal.end_lsn),
             )
             self._begun.set()
-            self._wanted.set()
+            self._active.set()
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -202,11 +202,11 @@ class Journaling:
 
     def begin(self) -> None:
         """Read the slot into the journal from now on, as soon as the slot is free."""
-        self._wanted.set()
+        self._active.set()
 
     async def stop_writing(self) -> None:
         """Stop reading the slot. Returns when no task reads the slot."""
-        self._wanted.clear()
+        self._active.clear()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.wait([self._writing])
@@ -271,7 +271,7 @@ class Journaling:
         slot = await read_slot(plain, self.source.slot)
         confirmed_lsn = check_slot(slot, self.source.slot, server.database)
         journal = self.journal
-        require_successor(self.source, server, self._known)
+        require_successor(self.source, server, self._server)
         if journal is not None:
             fork_lsn = common_end(journal.branch, branch) or NOTHING
             end_lsn = min(journal.end_lsn, fork_lsn)
@@ -338,14 +338,14 @@ class Journaling:
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
                 await self._is_known.wait()
-                if self.is_wanted:
+                if self.is_active:
                     await self._begun.wait()
         except TimeoutError:
             raise SlotInUseError(
                 f'the journal of "{self.source.label}" has not begun: '
                 f"{'another program reads the slot' if self.error is None else self.error.text}"
             ) from None
-        self._known = KnownPlace(server.system_identifier, branch)
+        self._server = KnownPlace(server.system_identifier, branch)
         journal = self.journal
         slot = await read_slot(plain, self.source.slot)
         if slot is None or slot.confirmed_flush_lsn is None:
@@ -357,7 +357,7 @@ class Journaling:
         verdict = judge(
             acknowledged_lsn, journal.start_lsn, journal.end_lsn, slot.confirmed_flush_lsn
         )
-        is_done = not self.is_wanted and journal.end_lsn <= acknowledged_lsn
+        is_done = not self.is_active and journal.end_lsn <= acknowledged_lsn
         if verdict is Verdict.NOT_NEEDED or (verdict is Verdict.READ and is_done):
             await self.discard()
             return None

@@ -131,7 +131,7 @@ class DefinitionTranslator:
         self._peers = peers
         self._unchanged = peers if unchanged is None else unchanged
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
-        self._wanted: list[int] = []  # sequences of the source that columns get or keep
+        self._sequences_in_use: list[int] = []  # sequences of the source that columns get or keep
         self._columns = {
             name: _Present(
                 under_new_name(column.type, renamed or {}),
@@ -191,7 +191,9 @@ class DefinitionTranslator:
         """
         result = Translation()
         columns = [c.after for c in changes if c.kind is DdlKind.SET_DEFAULT and c.after]
-        self._wanted = [column.sequence.oid for column in columns if column.sequence is not None]
+        self._sequences_in_use = [
+            column.sequence.oid for column in columns if column.sequence is not None
+        ]
         for change in changes:
             count = len(result.doubts)
             result.statements += self._statements(self._stored(change), result)
@@ -304,7 +306,7 @@ class DefinitionTranslator:
             f"{present}; the source added it with type {column.type}"
         )
         if not self._is_for_all or name in self._target.primary_key:
-            is_others = self._is_shared and self._has_others(name)
+            is_others = self._is_shared and self._peers_have(name)
             raise (SharedTargetError if is_others else TargetSchemaError)(message)
         del self._columns[name]
         return [f"{self._alter} drop column {quote_identifier(name)}"]
@@ -343,7 +345,7 @@ class DefinitionTranslator:
         columns = (column for source in sources for column in source.columns)
         return [c for c in columns if self._mapping.target_column(c.name) == name]
 
-    def _has_others(self, name: str) -> bool:
+    def _peers_have(self, name: str) -> bool:
         """Whether a peer still writes a column of the target."""
         return bool(self._columns_of(self._peers, name))
 
@@ -351,7 +353,7 @@ class DefinitionTranslator:
         name = self._name(column)
         if name is None or name not in self._columns:
             return []
-        if self._is_history or (self._is_shared and self._has_others(name)):
+        if self._is_history or (self._is_shared and self._peers_have(name)):
             return self._drop_not_null(name)
         del self._columns[name]
         return [f"{self._alter} drop column {quote_identifier(name)}"]
@@ -378,7 +380,7 @@ class DefinitionTranslator:
         if former is None or former not in self._columns:
             return [] if name in self._columns else self._add(after, result)
         quoted, now = quote_identifier(former), quote_identifier(name)
-        is_shared_name = self._is_shared and self._has_others(former)
+        is_shared_name = self._is_shared and self._peers_have(former)
         if is_shared_name or (self._is_shared and name in self._columns):
             return self._move(old, after, former, name, is_last=not is_shared_name)
         dropped = []
@@ -615,7 +617,7 @@ class DefinitionTranslator:
         if self._mapping.rule.create is not Create.ALL:
             return None
         table, facts = self._target.name, self._generated
-        is_wanted = old.sequence is not None and old.sequence.oid in self._wanted
+        is_wanted = old.sequence is not None and old.sequence.oid in self._sequences_in_use
         lost = None if is_wanted else lost_sequence(table, name, old, column, facts)
         if lost is not None:
             drop = [f"{alter} drop default"] if name in facts.drawing else []

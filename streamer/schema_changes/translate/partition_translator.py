@@ -51,7 +51,7 @@ class PartitionTranslator:
         self._target = target
         self._sid = sid if target.has_sid else None
         self._columns = list(source_columns)
-        self._there = list(there)
+        self._target_partitions = list(there)
         self._at = f"{quote_literal(at)}::timestamptz"
         self._lsn = f"{quote_literal(lsn)}::pg_lsn"
 
@@ -97,7 +97,14 @@ class PartitionTranslator:
     def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:
         """Return the target's partition with the bounds of the source's *partition*."""
         bounds = _bounds(partition, tree)
-        return next((node for node in self._there if _bounds(node, self._there) == bounds), None)
+        return next(
+            (
+                node
+                for node in self._target_partitions
+                if _bounds(node, self._target_partitions) == bounds
+            ),
+            None,
+        )
 
     def _name(self, partition: Partition) -> RelationName:
         return partition_name(partition, self._target.name)
@@ -107,7 +114,7 @@ class PartitionTranslator:
         parent = next((node for node in tree if node.oid == partition.parent), None)
         if partition.parent != ROOT:
             return None if parent is None else self._own(parent, tree)
-        return next((node for node in self._there if node.bound is None), None)
+        return next((node for node in self._target_partitions if node.bound is None), None)
 
     def _attach(self, change: PartitionChange) -> list[str]:
         partition = change.partition
@@ -115,21 +122,23 @@ class PartitionTranslator:
         if parent is None or parent.key is None:
             return []
         above = ROOT if partition.parent == ROOT else parent.oid
-        if any((e.parent, e.bound) == (above, partition.bound) for e in self._there):
+        if any((e.parent, e.bound) == (above, partition.bound) for e in self._target_partitions):
             return []  # made by another source or an operator, perhaps under another name
         render = key_renderer(self._mapping, self._columns, self._target.columns)
         statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
         # A later change of the same message may concern this partition.
         name = self._name(partition)
         created = replace(partition, oid=-partition.oid, parent=above, namespace=name.namespace)
-        self._there.append(created)
+        self._target_partitions.append(created)
         return [statement]
 
     def _rename(self, change: PartitionChange) -> list[str]:
         node = self._own(change.partition, change.tree)
         if node is None or node.name == change.name or not self._is_alone or change.name is None:
             return []
-        self._there[self._there.index(node)] = replace(node, name=change.name)
+        self._target_partitions[self._target_partitions.index(node)] = replace(
+            node, name=change.name
+        )
         name = quote_qualified(node.namespace, node.name)
         return [f"alter table {name} rename to {quote_identifier(change.name)}"]
 
@@ -144,7 +153,7 @@ class PartitionTranslator:
         if present is not None and self._is_alone:
             parent = self._above(partition, change.tree)
             assert parent is not None
-            self._there.remove(present)
+            self._target_partitions.remove(present)
             name = quote_qualified(present.namespace, present.name)
             table = quote_qualified(parent.namespace, parent.name)
             return [f"alter table {table} detach partition {name}"]

@@ -72,10 +72,10 @@ class TypeTranslator:
         known: Mapping[RelationName, frozenset[int]] | None = None,
         kept: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self._there = dict(there)
+        self._target_types = dict(there)
         self._peers = peers
         self._uses = uses or {}
-        self._known = known or {}
+        self._types_elsewhere = known or {}
         self._kept = kept or {}
         self._before = {**there, **(own or {})}
         self._names = {type_.oid: type_.full_name for type_ in there.values()}
@@ -106,7 +106,7 @@ class TypeTranslator:
         if change.kind is DdlKind.DROP_TYPE:
             self._drop(old, result)
             return
-        present = self._there.get(new.full_name)
+        present = self._target_types.get(new.full_name)
         former = self._before.get(old.full_name)
         is_it = present is not None and (former is None or former.oid == present.oid)
         if present is None or present.kind != new.kind or not is_it:
@@ -125,10 +125,10 @@ class TypeTranslator:
     def _create(self, new: DefinedType, result: TypeTranslation) -> None:
         if ended := self._kept.get(new.quoted):
             new = replace(new, labels=(*new.labels, *((0, label) for label in ended)))
-        present = self._there.get(new.full_name)
+        present = self._target_types.get(new.full_name)
         if present is not None:
             is_alike = present.content == new.content and self._replaced.isdisjoint(new.parts)
-            if new.oid in self._known.get(new.full_name, ()):  # altered by another table
+            if new.oid in self._types_elsewhere.get(new.full_name, ()):  # altered by another table
                 result.awaited |= set() if is_alike else {new.oid}
                 return
             if is_alike or (self._use(present).foreign and present.takes_all(new)):
@@ -139,7 +139,7 @@ class TypeTranslator:
             self._replaced.add(new.quoted)
         result.statements += [_schema_sql(new.full_name), *create_type_sql(new)]
         result.created.add(new.quoted)
-        self._there[new.full_name] = replace(new, oid=-new.oid)
+        self._target_types[new.full_name] = replace(new, oid=-new.oid)
 
     def _joins(self, new: DefinedType, target: DefinedType, result: TypeTranslation) -> bool:
         """Whether the type of a peer source accepts all values of *new*, after added statements."""
@@ -153,7 +153,7 @@ class TypeTranslator:
             self._change_domain(new, target, alter, result)
         added = TypeTranslation()
         for _, label in new.labels:
-            present = self._there[new.full_name]
+            present = self._target_types[new.full_name]
             change = TypeChange(DdlKind.ADD_ENUM_VALUE, None, new, (None, label))
             self._add_value(change, present, alter, added)
         result.before += added.statements
@@ -164,7 +164,7 @@ class TypeTranslator:
 
         An enum may have further labels, for ended versions of a history.
         """
-        present = self._there.get(old.full_name)
+        present = self._target_types.get(old.full_name)
         if present is None or self._use(present).foreign:
             return
         if present.content == old.content or (old.kind == "e" and present.takes_all(old)):
@@ -178,20 +178,20 @@ class TypeTranslator:
                 f'type "{present.full_name}" of the target would be replaced, and is still used by '
                 f"{', '.join(use.foreign)}"
             )
-        result.awaited |= self._known.get(present.full_name, frozenset())
+        result.awaited |= self._types_elsewhere.get(present.full_name, frozenset())
         if use.is_used:
             self._rename_to(present, present.former_name, result)
         else:
             result.statements.append(f"drop type {_quoted(present)}")
-            del self._there[present.full_name], self._names[present.oid]
+            del self._target_types[present.full_name], self._names[present.oid]
 
     def _use(self, present: DefinedType) -> TypeUse:
         return self._uses.get(present.oid, TypeUse())
 
     def _rename(self, old: DefinedType, new: DefinedType, result: TypeTranslation) -> None:
-        was, namesake = self._before.get(old.full_name), self._there.get(new.full_name)
+        was, namesake = self._before.get(old.full_name), self._target_types.get(new.full_name)
         present = None if was is None else self._names.get(was.oid)
-        meant = None if present is None else self._there.get(present)
+        meant = None if present is None else self._target_types.get(present)
         if meant is None or meant is namesake:
             return  # an earlier table made the change
         if namesake is not None:
@@ -217,8 +217,8 @@ class TypeTranslator:
         if present.name != name.name:
             moved = quote_qualified(name.namespace, present.name)
             result.statements.append(f"alter type {moved} rename to {quote_identifier(name.name)}")
-        del self._there[present.full_name]
-        self._there[name] = replace(present, namespace=name.namespace, name=name.name)
+        del self._target_types[present.full_name]
+        self._target_types[name] = replace(present, namespace=name.namespace, name=name.name)
         self._names[present.oid] = name
 
     def _of_peers(self, type_: DefinedType) -> list[DefinedType]:
@@ -253,7 +253,7 @@ class TypeTranslator:
         result.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")
         at = len(present) if behind is None else present.index(behind)
         labels = (*enum.labels[:at], (0, label), *enum.labels[at:])
-        self._there[change.after.full_name] = replace(enum, labels=labels)
+        self._target_types[change.after.full_name] = replace(enum, labels=labels)
 
     def _rename_value(
         self, change: TypeChange, enum: DefinedType, alter: str, result: TypeTranslation
@@ -276,7 +276,7 @@ class TypeTranslator:
             f"{alter} rename value {quote_literal(old)} to {quote_literal(new)}"
         )
         labels = tuple((oid, new if text == old else text) for oid, text in enum.labels)
-        self._there[change.after.full_name] = replace(enum, labels=labels)
+        self._target_types[change.after.full_name] = replace(enum, labels=labels)
 
     # ---- domains and composite types -----------------------------------------------------------
 
@@ -302,7 +302,7 @@ class TypeTranslator:
         if domain.default != new.default and not peers:
             end = "drop default" if new.default is None else f"set default {new.default}"
             result.statements.append(f"{alter} {end}")
-        self._there[new.full_name] = new
+        self._target_types[new.full_name] = new
 
     def _change_attribute(
         self, change: TypeChange, composite: DefinedType, alter: str, result: TypeTranslation
@@ -333,7 +333,7 @@ class TypeTranslator:
         self._refuse_others(change.after, "changed")
         result.statements.append(f"{alter} {action}")
         attributes = tuple((0, attribute, kind) for attribute, kind in present.items())
-        self._there[change.after.full_name] = replace(composite, attributes=attributes)
+        self._target_types[change.after.full_name] = replace(composite, attributes=attributes)
 
 
 def _schema_sql(type_: RelationName) -> str:
