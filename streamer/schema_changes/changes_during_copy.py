@@ -1,8 +1,8 @@
 """Changes of definitions before a copy, at a source that captures definitions (`ddl: capture`).
 
 A copy of all rows drops the messages of the stream in front of the consistent point. So streamer
-changes the target before the copy begins, by the difference between the stored definition, which
-the target has, and the present definition of the source. `on_ddl` decides by kind, as in the
+changes the target before the copy begins. The change is the difference between the stored
+definition, which the target has, and the present definition. `on_ddl` decides by kind, as in the
 stream.
 
 A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes,

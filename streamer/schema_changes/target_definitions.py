@@ -63,11 +63,9 @@ log = structlog.get_logger()
 LOCK_SECONDS: Final = 30
 """How long a concurrent build waits for transactions that use its table."""
 QUEUED_SECONDS: Final = 2
-"""How long a statement waits for a strong lock, behind which other sessions queue."""
+"""How long a statement waits for a strong lock, behind which sessions queue."""
 FOREIGN_KEY_ATTEMPTS: Final = 30
-"""Tables are not exactly in step while they stream, so a row may precede the row to which it
-refers.
-"""
+"""Tables progress separately while they stream, so a row may precede the row to which it refers."""
 LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger table in use gets no index whose build locks the table."""
 
@@ -293,12 +291,13 @@ async def make_before_switch(target: TargetConnection, relation_id: int) -> None
 async def make_online(target: TargetConnection) -> int:
     """Create the definitions of ready tables, beside the stream; return the number of definitions.
 
-    Raises TargetContentionError while another process creates definitions, and TargetError.
+    Raises TargetError, and TargetContentionError while a second process creates definitions.
     """
     unwanted, records = await read_unwanted(target), await read_pending(target)
     if not records and not unwanted:
         return 0
-    # The session holds the lock, so a backend that still builds after its client died also does.
+    # The session owns the lock, so the lock stays while a backend still builds after the death of
+    # its client.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", BUILD_LOCK):
         raise TargetContentionError("target: another process makes definitions")
     await target.fetch(_ENOUGH_MEMORY_SQL)

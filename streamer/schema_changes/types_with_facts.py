@@ -45,7 +45,7 @@ async def translate_types(
     """Return the statements for changes of types; *labels*: see
     `streamer.schema_changes.kept_labels`.
 
-    Another source may have created and changed a new type before this stream creates it. The
+    A peer source may have created and changed a new type before this stream reaches the type. The
     target's type may therefore already match the source's current definition. Raises
     TargetSchemaError, and TargetContentionError while a table still has unapplied changes that use
     the old definition.

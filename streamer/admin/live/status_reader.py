@@ -19,8 +19,8 @@ KEEP_SECONDS: Final = 2.0
 """The maximum age of a status: many pages may be open, and each status queries every source."""
 KEEP_SECONDS_MAX: Final = 10.0
 KEEP_TIMES: Final = 3
-"""A status is cached for this multiple of its reading time, so that pages of a large fleet leave
-most of the time to the streams.
+"""The process caches a status for this multiple of the reading time, so that pages of a large fleet
+leave time for the streams.
 """
 WAIT_SECONDS: Final = 3.0
 """The limit of a page's wait for the status, because an unreachable source takes much longer."""

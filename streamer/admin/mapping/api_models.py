@@ -1,5 +1,5 @@
 """Requests and answers of the API. The models of a database, a url and a table derive from the
-settings of the YAML file, so API and file accept the same settings.
+settings of the YAML file. So API and file accept the same settings.
 """
 
 from collections.abc import Iterable

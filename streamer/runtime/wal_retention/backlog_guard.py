@@ -6,9 +6,8 @@ limit: warn; spool, which reads the slot into a journal
 (`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
 tables need a resync.
 
-The reason of the backlog does not matter: an outage of the target, or a table that waits for a
-copy, a lock or an operator. `limit_of` of `streamer.runtime.wal_retention.backlog_level` decides
-for all.
+The reason of the backlog does not matter: an outage of the target, or a table that waits.
+`limit_of` of `streamer.runtime.wal_retention.backlog_level` decides for all.
 """
 
 import asyncio

@@ -16,8 +16,8 @@ from streamer.schema_changes.translate.generated_columns import GeneratedFacts
 def find_sequence(
     table: RelationName, name: str, new: DefinedSequence | None, facts: GeneratedFacts
 ) -> DefinedSequence | None:
-    """Return the target's sequence for column *name*, whose column at the source has the sequence
-    *new*. The target's sequence may still belong to another column.
+    """Return the target's sequence for column *name*, whose source column has the sequence *new*.
+    The sequence may still belong to a different column of the target.
     """
     if new is None:
         return None
@@ -78,7 +78,7 @@ def lost_sequence(
 def with_sequence(
     name: str, present: DefinedSequence, column: DefinedColumn, facts: GeneratedFacts
 ) -> GeneratedFacts:
-    """Return *facts* after `follow_sequence`, in which the sequence has no other owner."""
+    """Return *facts* after `follow_sequence`, in which the sequence has a single owner."""
     is_owned = column.sequence is not None and column.sequence.is_owned
     changed = {
         column_name: replace(sequence, is_owned=False)

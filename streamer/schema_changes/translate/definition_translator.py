@@ -269,7 +269,7 @@ class DefinitionTranslator:
             return []
         present, replaced = self._columns.get(name), list[str]()
         if present is not None and present.type != column.type:
-            # Another tenant has added the column, or a history has kept the column.
+            # A peer has added the column, or a history has kept the column.
             may_differ = (self._is_shared or self._is_history) and not present.is_generated
             is_wide = widens(column.type, present.type) or widens(present.type, column.type)
             if not (may_differ and is_wide):

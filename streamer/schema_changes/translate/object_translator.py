@@ -8,7 +8,7 @@ like the definitions of a copied table (`streamer.schema_changes.target_definiti
 `keys`, checks and foreign keys with `all`. Every level includes the primary key.
 
 In the table of several tenants, a constraint of a single tenant must not bind its peers. So the
-target has a constraint or a unique index while all tenants have that object, and a plain index
+target has a constraint or a unique index while all tenants have that object. A plain index exists
 while any tenant has that index.
 """
 

@@ -1,8 +1,9 @@
 """A partition that joined or left the source's table, as statements for its target. Pure.
 
-A target with the same partition attaches or detaches that partition. On other targets, the rows of
-a detached partition leave, as they left the source's table. A clone deletes the rows, `on_delete:
-mark` marks the rows, and a history closes their versions. An append table keeps the rows.
+A target with the same partition attaches or detaches that partition. On any different target, the
+rows of a detached partition leave, as they left the source's table. A clone deletes the rows,
+`on_delete: mark` marks the rows, and a history closes their versions. An append table keeps the
+rows.
 """
 
 from collections.abc import Sequence
@@ -123,7 +124,7 @@ class PartitionTranslator:
             return []
         above = ROOT if partition.parent == ROOT else parent.oid
         if any((e.parent, e.bound) == (above, partition.bound) for e in self._target_partitions):
-            return []  # made by another source or an operator, perhaps under another name
+            return []  # made by a peer or an operator, perhaps under a different name
         render = key_renderer(self._mapping, self._columns, self._target.columns)
         statement = create_partition_sql(partition, parent.full_name, self._target.name, render)
         # A later change of the same message may concern this partition.

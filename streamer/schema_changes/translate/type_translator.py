@@ -39,8 +39,8 @@ class TypeTranslation:
     existing rows differ at the target, with the reason. ``doubts``: changes that an operator has to
     review first, and why. ``renamed``: the new names of the target's types, by their former names.
     ``merged``: the existing types that columns of a renamed type get. ``created``: types that the
-    statements create. ``awaited``: OIDs of types of the source; the statements wait for all other
-    tables with these types.
+    statements create. ``awaited``: OIDs of types of the source; the statements wait for all tables
+    with these types.
     """
 
     statements: list[str] = field(default_factory=list)
@@ -312,7 +312,7 @@ class TypeTranslator:
         types = {attribute: kind for _, attribute, kind in change.after.attributes}
         if change.kind is DdlKind.DROP_ATTRIBUTE:
             # An older transaction may contain a value with the right number of attributes, but with
-            # other attributes. The backfill begins behind all such transactions.
+            # different attributes. The backfill begins behind all such transactions.
             reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
             result.rewritten[change.after.quoted] = reason
         match change.kind:
