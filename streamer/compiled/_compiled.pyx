@@ -17,7 +17,7 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdio cimport snprintf
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 cdef extern from *:
     """
@@ -43,6 +43,7 @@ cdef enum:
     COMMIT_SIZE = 26
     NEW_TUPLE = 0x4E    # N
     KEY_TUPLE = 0x4B    # K
+    OLD_TUPLE = 0x4F    # O
     KIND_NULL = 0x6E    # n
     KIND_UNCHANGED = 0x75  # u
     KIND_TEXT = 0x74    # t
@@ -89,29 +90,44 @@ cdef class _Tuples:
 
     cdef bint read(self, const unsigned char *p, Py_ssize_t size) noexcept nogil:
         """Find the values of the only tuple of a row message; False for anything unusual."""
-        cdef Py_ssize_t position = TUPLE_AT + 2, length
+        return self.read_at(p, size, TUPLE_AT, self.fields, NULL) == size
+
+    cdef Py_ssize_t read_at(
+        self, const unsigned char *p, Py_ssize_t size, Py_ssize_t position, Field *fields,
+        const Field *old
+    ) noexcept nogil:
+        """Find the values of the tuple at *position*; return the tuple's end, 0 for anything
+        unusual.
+
+        *old*: the values of the old row, which replace unchanged values; NULL without.
+        """
+        cdef Py_ssize_t length
         cdef int n
-        if size < position or ((p[TUPLE_AT] << 8) | p[TUPLE_AT + 1]) != self.count:
-            return False
+        if size - position < 2 or ((p[position] << 8) | p[position + 1]) != self.count:
+            return 0
+        position += 2
         for n in range(self.count):
             if position >= size:
-                return False
+                return 0
             if p[position] == self.kind:
                 if size - position < 5:
-                    return False
+                    return 0
                 length = be32(p + position + 1)
                 position += 5
                 if length > size - position:
-                    return False
-                self.fields[n].at = p + position
-                self.fields[n].size = length
+                    return 0
+                fields[n].at = p + position
+                fields[n].size = length
                 position += length
             elif p[position] == KIND_NULL:
-                self.fields[n].at = NULL
+                fields[n].at = NULL
+                position += 1
+            elif p[position] == KIND_UNCHANGED and old != NULL and old[n].at != NULL:
+                fields[n] = old[n]
                 position += 1
             else:
-                return False
-        return position == size
+                return 0
+        return position
 
 
 cdef int *_positions(tuple positions, int count) except NULL:
@@ -280,19 +296,94 @@ cdef class RowFolder(_Tuples):
     """Folds row messages into dicts of net changes, see `streamer.apply.rows.fold.Fold`."""
 
     cdef int *keys
-    cdef int key_count
-    cdef bint is_append, takes_updates
+    cdef int key_count, added
+    cdef bint is_append, is_full, takes_updates
+    cdef Field *new_fields
 
     def __cinit__(
-        self, int count, tuple key_positions, *, bint binary, bint is_append, bint takes_updates
+        self, int count, tuple key_positions, *, bint binary, bint is_append, bint is_full,
+        bint takes_updates, int added=0
     ):
+        """*is_full*: updates and deletes come with the old row. *added*: the number of columns, at
+        the end, that the source does not send.
+        """
+        if not 0 <= added <= count:
+            raise ValueError("more added columns than columns")
         self.keys = _positions(key_positions, count)
         self.key_count = len(key_positions)
+        self.added = added
         self.is_append = is_append
+        self.is_full = is_full
         self.takes_updates = takes_updates
+        self.new_fields = <Field *>PyMem_Malloc((count + 1) * sizeof(Field))
+        if self.new_fields == NULL:
+            raise MemoryError
 
     def __dealloc__(self):
         PyMem_Free(self.keys)
+        PyMem_Free(self.new_fields)
+
+    cdef Py_ssize_t read_old(self, const unsigned char *p, Py_ssize_t size) noexcept nogil:
+        """Find the old and new values of an update with the same key in both, or the old values of
+        a delete; return the end of the old tuple, 0 for anything unusual.
+        """
+        cdef Py_ssize_t end
+        cdef Field *old
+        cdef Field *new
+        cdef int n
+        if p[5] != OLD_TUPLE or not self.takes_updates:
+            return 0
+        end = self.read_at(p, size, TUPLE_AT, self.fields, NULL)
+        if p[0] == DELETE:
+            return end if end == size else 0
+        if p[0] != UPDATE or end == 0 or end >= size or p[end] != NEW_TUPLE:
+            return 0
+        if self.read_at(p, size, end + 1, self.new_fields, self.fields) != size:
+            return 0
+        for n in range(self.key_count):
+            old = &self.fields[self.keys[n]]
+            new = &self.new_fields[self.keys[n]]
+            if old.at == NULL or new.at == NULL or old.size != new.size:
+                return 0
+            if memcmp(old.at, new.at, old.size) != 0:
+                return 0
+        return end
+
+    cdef bint is_pending(self, object pending, const unsigned char *p, Py_ssize_t end):
+        """Whether the old tuple of a message, up to *end*, has the source's values of *pending*.
+
+        Streamer adds a NULL of one byte to an old row for each column that the source does not send.
+        """
+        cdef Py_ssize_t stop = end - self.added
+        return (
+            PyBytes_CheckExact(pending)
+            and PyBytes_GET_SIZE(pending) >= stop
+            and memcmp(PyBytes_AS_STRING(pending) + TUPLE_AT, p + TUPLE_AT, stop - TUPLE_AT) == 0
+        )
+
+    cdef object new_row(self, const unsigned char *p):
+        """Return the new row of an update as a message with a single tuple."""
+        cdef Py_ssize_t size = TUPLE_AT + 2
+        cdef int n
+        cdef Field *field
+        cdef char *out
+        for n in range(self.count):
+            field = &self.new_fields[n]
+            size += 1 if field.at == NULL else 5 + field.size
+        made = PyBytes_FromStringAndSize(NULL, size)
+        out = PyBytes_AS_STRING(made)
+        memcpy(out, p, TUPLE_AT + 2)
+        out[5] = NEW_TUPLE
+        out += TUPLE_AT + 2
+        for n in range(self.count):
+            field = &self.new_fields[n]
+            if field.at == NULL:
+                out[0] = KIND_NULL
+                out += 1
+            else:
+                memcpy(out, field.at - 5, field.size + 5)
+                out += field.size + 5
+        return made
 
     cdef object value(self, Field *field):
         if self.binary:
@@ -326,16 +417,24 @@ cdef class RowFolder(_Tuples):
         """
         cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
         cdef const unsigned char *p
-        cdef object payload, key
-        cdef Py_ssize_t inserted = 0, updated = 0, deleted = 0
+        cdef object payload, key, row
+        cdef Py_ssize_t inserted = 0, updated = 0, deleted = 0, old_end
         cdef bint has_moves = len(moves) > 0
+        cdef void *pending
         while n < stop:
-            payload = <object>PyList_GET_ITEM(payloads, n)
+            payload = row = <object>PyList_GET_ITEM(payloads, n)
             if not PyBytes_CheckExact(payload):
                 break
             p = <const unsigned char *>PyBytes_AS_STRING(payload)
             size = PyBytes_GET_SIZE(payload)
-            if size < TUPLE_AT or not self.read(p, size):
+            if size < TUPLE_AT:
+                break
+            old_end = 0
+            if self.is_full and p[0] != INSERT:
+                old_end = self.read_old(p, size)
+                if old_end == 0:
+                    break
+            elif not self.read(p, size):
                 break
             if not self.key_count:
                 # Without a key no two inserts are about the same row.
@@ -348,22 +447,30 @@ cdef class RowFolder(_Tuples):
             key = self.key()
             if key is None or (has_moves and PyDict_Contains(moves, key)):
                 break
+            if old_end:
+                pending = <void *>PyDict_GetItem(inserts, key)
+                if pending == NULL:
+                    pending = <void *>PyDict_GetItem(updates, key)
+                if pending != NULL and not self.is_pending(<object>pending, p, old_end):
+                    break
+                if p[0] == UPDATE:
+                    row = self.new_row(p)
             if p[0] == INSERT and p[5] == NEW_TUPLE:
                 if PyDict_Contains(updates, key) or PyDict_Contains(inserts, key):
                     break
-                PyDict_SetItem(inserts, key, payload)
+                PyDict_SetItem(inserts, key, row)
                 inserted += 1
-            elif p[0] == UPDATE and p[5] == NEW_TUPLE and self.takes_updates:
+            elif p[0] == UPDATE and self.takes_updates and (old_end or p[5] == NEW_TUPLE):
                 if PyDict_Contains(inserts, key):
-                    PyDict_SetItem(inserts, key, payload)
+                    PyDict_SetItem(inserts, key, row)
                 elif PyDict_Contains(updates, key):
-                    PyDict_SetItem(updates, key, payload)
+                    PyDict_SetItem(updates, key, row)
                 elif PyDict_Contains(deletes, key):
                     break
                 else:
-                    PyDict_SetItem(updates, key, payload)
+                    PyDict_SetItem(updates, key, row)
                 updated += 1
-            elif p[0] == DELETE and p[5] == KEY_TUPLE and self.takes_updates:
+            elif p[0] == DELETE and self.takes_updates and (old_end or p[5] == KEY_TUPLE):
                 if not self.is_append:
                     if PyDict_Contains(inserts, key):
                         PyDict_DelItem(inserts, key)
@@ -409,7 +516,7 @@ cdef class RowFolder(_Tuples):
             if size < TUPLE_AT or not self.read(p, size):
                 break
             key = self.key()
-            if key is None or not self.takes_updates:
+            if key is None or self.is_full or not self.takes_updates:
                 break
             if not (
                 (p[5] == NEW_TUPLE and (p[0] == INSERT or p[0] == UPDATE))

@@ -7,13 +7,21 @@ documentation stays visible.
 
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 TOAST: Final = "toast"
 """A value that was not sent because it is an unchanged TOAST value."""
 
 Cell = bytes | None | Literal["toast"]
 """A column of a row message: a value, NULL, or not sent."""
+
+
+class OldTuple(TypedDict, total=False):
+    """The old row of an update or delete, or the key of that row."""
+
+    old: list[Cell]
+    key: list[Cell]
+
 
 ColumnDefinition = tuple[int, str, int, int]
 """Flags, name, type OID and type modifier."""

@@ -8,7 +8,7 @@ several plans: text and binary, one key column or two, key tuples or whole old r
 import contextlib
 import struct
 from dataclasses import dataclass, field, replace
-from typing import Any, TypedDict
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -21,7 +21,7 @@ from streamer.decode.tuples import NULL, NULL_BINARY, UNCHANGED, Row, read_rows
 from streamer.errors.error_classes import IdentityError, ProtocolError
 from streamer.mapping.rule_options import TableType
 from tests.property import encode
-from tests.property.encode import TOAST, Cell
+from tests.property.encode import TOAST, Cell, OldTuple
 from tests.support.implementations import implementation  # noqa: F401
 from tests.unit.build import apply_plan
 
@@ -30,11 +30,6 @@ COLUMNS = ("a", "b", "c", "d")
 
 Key = tuple[Cell, ...]
 Table = dict[Key, list[Cell]]
-
-
-class OldTuple(TypedDict, total=False):
-    old: list[Cell]
-    key: list[Cell]
 
 
 class Refused(Exception):

@@ -362,9 +362,8 @@ class ApplyPlan:
     def folder(self) -> "RowFolder | None":
         """The compiled implementation of a fold, if this process has it and the table fits.
 
-        With REPLICA IDENTITY FULL the fold compares an update or delete with the pending row. In a
-        clone that keeps removed rows, a delete may concern a row that is not pending. A mark in a
-        filtered table needs the facts of a delete, and the folder stores keys alone.
+        In a clone that keeps removed rows, a delete may concern a row that is not pending. A mark
+        in a filtered table needs the facts of a delete, and the folder stores keys alone.
         """
         keeps_removed = self.outlives or self.mapping.rule.skip_truncate
         count, positions = self.row_width, tuple(column.position for column in self.key)
@@ -376,6 +375,8 @@ class ApplyPlan:
             positions,
             binary=self.binary,
             is_append=self.type is TableType.APPEND,
-            takes_updates=self.relation.replica_identity != "f" and not keeps_removed,
+            is_full=self.relation.replica_identity == "f",
+            takes_updates=not keeps_removed,
+            added=count - len(self.relation.columns),
         )
         return folder
