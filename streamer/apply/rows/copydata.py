@@ -134,8 +134,25 @@ def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes
 
     A row is a list of items, or a row message with a single tuple.
     """
-    if layout.binary:
-        yield _BINARY_HEADER
+    return _framed(_encode_chunks(rows, layout), layout.binary)
+
+
+def _framed(chunks: Iterable[bytes], binary: bool) -> Iterator[bytes]:
+    """Yield *chunks* with the header and trailer of the format. Each yielded chunk costs a message,
+    so both are parts of a chunk.
+    """
+    if not binary:
+        yield from chunks
+        return
+    ahead = _BINARY_HEADER
+    for number, chunk in enumerate(chunks):
+        if number:
+            yield ahead
+        ahead = chunk if number else ahead + chunk
+    yield ahead + _BINARY_TRAILER
+
+
+def _encode_chunks(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes]:
     chunk: list[PendingRow] = []
     done = 0
     for row in rows:
@@ -146,8 +163,6 @@ def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes
             chunk = []
     if chunk:
         yield from _encode(chunk, layout, done)
-    if layout.binary:
-        yield _BINARY_TRAILER
 
 
 def encode_led_rows(
@@ -158,8 +173,12 @@ def encode_led_rows(
     A chunk contains leads and rows. In text a lead ends with a tab if the row has values. No row
     holds a large value.
     """
-    if layout.binary:
-        yield _BINARY_HEADER
+    return _framed(_encode_led_chunks(chunks, layout), layout.binary)
+
+
+def _encode_led_chunks(
+    chunks: Iterable[tuple[list[bytes], list[PendingRow]]], layout: RowLayout
+) -> Iterator[bytes]:
     for leads, pending in chunks:
         if layout.encoder is not None:
             yield layout.encoder.encode(layout.head, pending, leads)
@@ -176,8 +195,6 @@ def encode_led_rows(
                 head + lead + b"\t".join(map(escape_if_needed, row)) + b"\n"
                 for lead, row in zip(leads, picked, strict=True)
             )
-    if layout.binary:
-        yield _BINARY_TRAILER
 
 
 def _encode(chunk: list[PendingRow], layout: RowLayout, done: int) -> Iterable[bytes]:
