@@ -145,7 +145,7 @@ class Drainer:
                 await lane.owner.lane_recovered(lane)
             if not lane.may_drain or lane.has_backlog:
                 continue
-            if lane.has_open_share:
+            if lane.has_open_transaction:
                 await until_changed(lane, None)
                 continue
             await lane.owner.lane_drained(lane)

@@ -7,7 +7,7 @@ follow.
 
 from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
-from streamer.drain.commit_shares import add_context, diverts, may_divert
+from streamer.drain.commit_transactions import add_context, diverts, may_divert
 from streamer.errors.error_classes import ConflictError, Retry, StreamerError
 
 
@@ -22,7 +22,7 @@ class ExactOrder:
         caller commits them.
         """
         writer = self._writer
-        count, error = len(window.shares), None
+        count, error = len(window.transactions), None
         by_keys = writer.orders_by_keys(window)
         if by_keys:
             # If shares are written table by table, several can violate a key that each alone
@@ -39,12 +39,12 @@ class ExactOrder:
                     raise
                 error = exc
                 await writer.rollback_to_savepoint()
-                if exc.share_number is None or exc.share_number >= count:
+                if exc.transaction_number is None or exc.transaction_number >= count:
                     count, error = await self._find_refused(window, count)
                     break
-                count = exc.share_number
+                count = exc.transaction_number
         if error is not None:
-            add_context(error, window.shares[count])
+            add_context(error, window.transactions[count])
         return count, error
 
     async def _find_refused(
@@ -70,11 +70,11 @@ class ExactOrder:
                             raise
                         stop = number + 1
                         await self._writer.rollback_to_savepoint()
-                        await self._write_share(window, number)
+                        await self._write_transaction(window, number)
                 elif by_keys:
-                    await self._write_share_by_keys(window, number)
+                    await self._write_by_keys(window, number)
                 else:
-                    await self._write_share(window, number)
+                    await self._write_transaction(window, number)
             except StreamerError as exc:
                 if exc.retry is Retry.TIMED:
                     raise
@@ -88,14 +88,14 @@ class ExactOrder:
         await self._writer.write_in_order(window, start, stop, immediate=True)
         await self._writer.transaction.check_constraints()
 
-    async def _write_share_by_keys(self, window: LaneWindow, number: int) -> None:
+    async def _write_by_keys(self, window: LaneWindow, number: int) -> None:
         """Write a share of tables that foreign keys connect, in each order that may satisfy them.
 
         The order of changes across tables is not known here. As sets, rows are written and removed
         by the keys. In exact order, table follows table.
         """
         writer = self._writer
-        single = window.single_share(number)
+        single = window.single_transaction(number)
         if not any(map(writer.is_followed, single.relations)):
             try:
                 await writer.write(single)
@@ -107,7 +107,7 @@ class ExactOrder:
             else:
                 return
         try:
-            await self._write_share(window, number)
+            await self._write_transaction(window, number)
         except ConflictError as exc:
             if exc.kind != "foreign_key":
                 raise
@@ -115,14 +115,14 @@ class ExactOrder:
             await writer.write_in_order(window, number, number + 1, reverse=True)
             await writer.transaction.check_constraints()
 
-    async def _write_share(self, window: LaneWindow, number: int) -> None:
+    async def _write_transaction(self, window: LaneWindow, number: int) -> None:
         """Write a share, at whose end every constraint must hold."""
         writer = self._writer
         try:
             await writer.write_in_order(window, number, number + 1)
             await writer.transaction.check_constraints()
         except StreamerError as exc:
-            if exc.retry is Retry.TIMED or not may_divert(window.shares[number]):
+            if exc.retry is Retry.TIMED or not may_divert(window.transactions[number]):
                 raise
             # A deferred constraint does not say which row violates it.
             await writer.rollback_to_savepoint()
@@ -133,8 +133,8 @@ class ExactOrder:
 def _is_one_change(window: LaneWindow, start: int, stop: int) -> bool:
     """Whether each share has a single change, of a table whose refused changes are diverted."""
     return all(
-        len(share.changes) == 1
-        and len(share.changes[0][1].payloads) == 1
-        and diverts(share.changes[0][0])
-        for share in window.shares[start:stop]
+        len(lane_transaction.changes) == 1
+        and len(lane_transaction.changes[0][1].payloads) == 1
+        and diverts(lane_transaction.changes[0][0])
+        for lane_transaction in window.transactions[start:stop]
     )

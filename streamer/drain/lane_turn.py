@@ -8,7 +8,7 @@ from streamer.apply.lanes.copied_range import only_copied
 from streamer.apply.lanes.lane import Lane, until_changed
 from streamer.apply.lanes.lane_transaction import LaneTransaction
 from streamer.apply.lanes.lane_window import LaneWindow
-from streamer.apply.lanes.spool import OpenShareDiscarded
+from streamer.apply.lanes.spool import OpenTransactionDiscarded
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.quarantine.retry_and_drop import fulfil
 from streamer.apply.rows.fold import Counts
@@ -16,7 +16,7 @@ from streamer.apply.write.commit_counts import count_changes, skipped_truncates
 from streamer.apply.write.conflicts import ConflictsFound
 from streamer.apply.write.planner import Planner
 from streamer.bookkeeping.relation_definitions import read_former_labels
-from streamer.drain.commit_shares import (
+from streamer.drain.commit_transactions import (
     add_context,
     commit,
     may_divert,
@@ -24,7 +24,7 @@ from streamer.drain.commit_shares import (
     report_quarantine,
 )
 from streamer.drain.exact_order import ExactOrder
-from streamer.drain.large_transaction import LargeShare
+from streamer.drain.large_transaction import LargeTransaction
 from streamer.errors.error_classes import DefinitionStopError, ProtocolError, Retry, StreamerError
 from streamer.observability.metrics import Metrics
 from streamer.schema_changes.lost_messages import Refused, explain
@@ -55,18 +55,18 @@ class Turn:
             await self._fulfil()
             return True
         try:
-            shares = self._lane.read_held(READ_BYTES)
-        except OpenShareDiscarded:
+            transactions = self._lane.read_held(READ_BYTES)
+        except OpenTransactionDiscarded:
             self._lane.front.rewind()
             return True
-        if not shares:
+        if not transactions:
             return False
         if self._plans_may_be_stale:
             self._plans_may_be_stale = False
-            for share in shares:
-                self._planner.invalidate(share)
+            for lane_transaction in transactions:
+                self._planner.invalidate(lane_transaction)
         try:
-            allowed = await self._before_delete_limit(shares)
+            allowed = await self._before_delete_limit(transactions)
         except StreamerError:  # the next turn takes the same shares
             self._lane.front.rewind()
             raise
@@ -87,10 +87,10 @@ class Turn:
         """Whether to try again, because of a change without a message."""
         return await explain(self._writer.target, self._lane.owner, self._planner, refused)
 
-    async def _apply_some(self, shares: list[LaneTransaction], refused: Refused) -> None:
+    async def _apply_some(self, transactions: list[LaneTransaction], refused: Refused) -> None:
         """Apply finished shares, or a large share; put failed shares into *refused*."""
-        if _is_alone(shares[0]):
-            large = LargeShare(
+        if _is_alone(transactions[0]):
+            large = LargeTransaction(
                 self._lane,
                 self._writer,
                 self._planner,
@@ -99,9 +99,11 @@ class Turn:
                 tried=refused,
                 explain=partial(self._explain, refused),
             )
-            await large.apply(shares[0])
+            await large.apply(transactions[0])
         else:
-            finished = list(takewhile(lambda share: not _is_alone(share), shares))
+            finished = list(
+                takewhile(lambda lane_transaction: not _is_alone(lane_transaction), transactions)
+            )
             await self._apply(finished, refused)
 
     async def _expects_former_labels(self, refused: Refused) -> bool:
@@ -115,25 +117,34 @@ class Turn:
             strict[relation_id].former_labels, strict[relation_id].plan = columns, None
         return any(labels.values())
 
-    async def _before_delete_limit(self, shares: list[LaneTransaction]) -> list[LaneTransaction]:
+    async def _before_delete_limit(
+        self, transactions: list[LaneTransaction]
+    ) -> list[LaneTransaction]:
         """Return the *shares* in front of the first that waits for an operator, without changes
         that operators skip, or that a later chunk contains. If the very first share waits, pause
         its table.
         """
         lane, delete_limit = self._lane, self._lane.delete_limit
-        if shares[0].end_lsn is None and lane.has_open_share and lane.owner.has_delete_limit(lane):
-            while lane.has_open_share:  # the delete limit has not counted the whole share
+        if (
+            transactions[0].end_lsn is None
+            and lane.has_open_transaction
+            and lane.owner.has_delete_limit(lane)
+        ):
+            while lane.has_open_transaction:  # the delete limit has not counted the whole share
                 await until_changed(lane, None)
             return []
-        for number, share in enumerate(shares):
-            waiting = delete_limit.waiting(share)
+        for number, lane_transaction in enumerate(transactions):
+            waiting = delete_limit.waiting(lane_transaction)
             if waiting is None:
                 continue
             if not number:
                 await lane.owner.delete_limit_reached(lane, *waiting)
-            shares = shares[:number]
+            transactions = transactions[:number]
             break
-        return [only_copied(delete_limit.without_skipped(share)) for share in shares]
+        return [
+            only_copied(delete_limit.without_skipped(lane_transaction))
+            for lane_transaction in transactions
+        ]
 
     async def _fulfil(self) -> None:
         lane = self._lane
@@ -145,21 +156,21 @@ class Turn:
         if lane.requests:
             lane.requests.popleft()
 
-    async def _apply(self, shares: list[LaneTransaction], refused: Refused) -> None:
+    async def _apply(self, transactions: list[LaneTransaction], refused: Refused) -> None:
         """Apply finished shares, as many as the target accepts; raise the error that ends this."""
         done = 0
         window = LaneWindow(self._lane)
         try:
             while True:
                 try:
-                    window, done, error = await self._try(shares)
+                    window, done, error = await self._try(transactions)
                     break
                 except ConflictsFound:
                     await self._writer.rollback()
             if error is not None:
                 raise error
         except StreamerError:
-            refused.add(shares[done : done + 1])
+            refused.add(transactions[done : done + 1])
             if not self._writer.transaction.is_broken:
                 await self._writer.rollback()
             raise
@@ -171,52 +182,52 @@ class Turn:
             report_quarantine(self._lane, self._writer)
 
     async def _try(
-        self, shares: list[LaneTransaction]
+        self, transactions: list[LaneTransaction]
     ) -> tuple[LaneWindow, int, StreamerError | None]:
         """Write and commit shares; return the window, the number of accepted shares, and the error,
         if any. Raises ConflictsFound.
         """
-        window, error = await self._window(shares)
+        window, error = await self._window(transactions)
         try:
             await self._writer.begin()
             await self._writer.write(window)
             await commit(self._writer, window.progress(), skipped_truncates(window))
-            return window, len(window.shares), error
+            return window, len(window.transactions), error
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
             await self._writer.rollback()
-            if any(map(may_divert, shares)):  # rather than to put rows into quarantine
+            if any(map(may_divert, transactions)):  # rather than to put rows into quarantine
                 diverted = Refused()
-                diverted.add(window.shares)
+                diverted.add(window.transactions)
                 await self._explain(diverted)
             # Plan the shares again: an earlier definition may have caused the rejection.
-            for share in shares:
-                self._planner.invalidate(share)
-            window, error = await self._window(shares)
+            for lane_transaction in transactions:
+                self._planner.invalidate(lane_transaction)
+            window, error = await self._window(transactions)
             done, refused = await self._apply_in_order(window)
             return window, done, refused or error
 
     async def _window(
-        self, shares: list[LaneTransaction]
+        self, transactions: list[LaneTransaction]
     ) -> tuple[LaneWindow, StreamerError | None]:
         """Plan shares up to the first that cannot be planned or read, unless the very first."""
         window = LaneWindow(self._lane)
         self._writer.start_window()
-        for number, share in enumerate(shares):
+        for number, lane_transaction in enumerate(transactions):
             try:
-                plans = await self._planner.plans(share)
-                remaining = await self._writer.follow(share, plans)
-                window.add(share, plans, remaining)
+                plans = await self._planner.plans(lane_transaction)
+                remaining = await self._writer.follow(lane_transaction, plans)
+                window.add(lane_transaction, plans, remaining)
             except ProtocolError as exc:
-                add_context(exc, share)
+                add_context(exc, lane_transaction)
                 if not number:
                     raise
                 # The window has parts of this share by now.
-                window, error = await self._window(shares[:number])
+                window, error = await self._window(transactions[:number])
                 return window, error or exc
             except StreamerError as exc:
-                if not window.shares or exc.retry is Retry.TIMED:
+                if not window.transactions or exc.retry is Retry.TIMED:
                     raise
                 return window, exc
         return window, None
@@ -235,14 +246,14 @@ class Turn:
         return count, error
 
     def _durable(self, window: LaneWindow, done: int) -> None:
-        self._lane.owner.lane_durable(self._lane, window.shares[:done])
-        for share in window.shares[:done]:
-            release_delete_counts(self._lane, share, self._metrics)
+        self._lane.owner.lane_durable(self._lane, window.transactions[:done])
+        for lane_transaction in window.transactions[:done]:
+            release_delete_counts(self._lane, lane_transaction, self._metrics)
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
                 count_changes(self._metrics, mapped, Counts().count(changes.payloads))
 
 
-def _is_alone(share: LaneTransaction) -> bool:
+def _is_alone(lane_transaction: LaneTransaction) -> bool:
     """Whether a share needs a separate target transaction."""
-    return share.end_lsn is None or share.redefines
+    return lane_transaction.end_lsn is None or lane_transaction.redefines

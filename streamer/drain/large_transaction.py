@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
 from streamer.apply.lanes.copied_range import only_copied
-from streamer.apply.lanes.lane import Lane, MappedRelation, ShareSpool, until_changed
+from streamer.apply.lanes.lane import Lane, MappedRelation, TransactionSpool, until_changed
 from streamer.apply.lanes.lane_transaction import LaneTransaction
 from streamer.apply.lanes.lane_window import LaneWindow
-from streamer.apply.lanes.spool import OpenShareDiscarded
+from streamer.apply.lanes.spool import OpenTransactionDiscarded
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.rows.fold import Counts
 from streamer.apply.write.commit_counts import count_changes
@@ -23,7 +23,7 @@ from streamer.apply.write.conflicts import ConflictsFound
 from streamer.apply.write.planner import Planner, known_plans
 from streamer.decode.pgoutput import Redefinition
 from streamer.decode.transactions import Changes, Transaction
-from streamer.drain.commit_shares import (
+from streamer.drain.commit_transactions import (
     add_context,
     commit,
     diverts,
@@ -40,7 +40,7 @@ from streamer.util.failpoints import failpoint
 AHEAD_ROWS: Final = 1000
 
 
-class LargeShare:
+class LargeTransaction:
     """Applies the share at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
@@ -69,7 +69,7 @@ class LargeShare:
         self._metrics = metrics
 
     @property
-    def _spool(self) -> ShareSpool:
+    def _spool(self) -> TransactionSpool:
         return self._lane.front
 
     def _read(self) -> list[LaneTransaction]:
@@ -126,7 +126,7 @@ class LargeShare:
                 if counts.truncate and mapped.mapping.rule.skip_truncate
             }
             await commit(writer, dict.fromkeys(touched, piece.end_lsn), skipped)
-        except (OpenShareDiscarded, _NotWanted):
+        except (OpenTransactionDiscarded, _NotWanted):
             await writer.rollback()
             spool.rewind()
             return
@@ -174,14 +174,14 @@ class LargeShare:
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
     ) -> tuple[list[LaneTransaction], LaneWindow | None]:
         """Return the next shares, and the window of the first if known in advance."""
-        while not (shares := self._read()):
+        while not (transactions := self._read()):
             await until_changed(self._lane, None)
             _check_still_wanted(touched, transaction)
-        plans = known_plans(shares[0])
-        if plans is None or may_divert(shares[0]):
-            return shares, None
+        plans = known_plans(transactions[0])
+        if plans is None or may_divert(transactions[0]):
+            return transactions, None
         window = LaneWindow(self._lane)
-        window.add(shares[0], plans, [[] for _ in plans])
+        window.add(transactions[0], plans, [[] for _ in plans])
         for mapped, changes, plan in window.parts[0]:
             for start in range(0, len(changes.payloads), AHEAD_ROWS):
                 some = changes.payloads[start : start + AHEAD_ROWS]
@@ -189,9 +189,9 @@ class LargeShare:
                 if plan.metadata is None:
                     relation.add(plan, some)
                 else:
-                    relation.add_by_transaction(plan, [(shares[0].transaction, some)])
+                    relation.add_by_transaction(plan, [(transactions[0].transaction, some)])
                 await asyncio.sleep(0)  # the write in progress goes first
-        return shares, window
+        return transactions, window
 
     async def _write_piece(
         self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
@@ -255,9 +255,9 @@ class LargeShare:
         return window
 
     async def _next_piece(self) -> list[LaneTransaction]:
-        while not (shares := self._read()):
+        while not (transactions := self._read()):
             await until_changed(self._lane, None)
-        return shares
+        return transactions
 
 
 class _NotWanted(Exception):  # not an error: a copy includes a part of the share

@@ -45,7 +45,7 @@ class StreamerError(Exception):
         """The operator's next step, if known."""
         self.change_number: int | None = None
         """Number of the change at fault among those written together, if known."""
-        self.share_number: int | None = None
+        self.transaction_number: int | None = None
         """Number of the source transaction at fault, if known."""
         self.key: str | None = None
         """Key of the row at fault, as ``Key (id)=(5)``, if the change has it."""

@@ -80,7 +80,7 @@ class Side:
         window = self.window(transactions)
         try:
             if in_order:
-                await writer.write_in_order(window, 0, len(window.shares))
+                await writer.write_in_order(window, 0, len(window.transactions))
             else:
                 await writer.write(window)
             await self.transaction.commit({})

@@ -138,7 +138,7 @@ class _Lane:
         self.name = name
         self.pending = LanePending()
         self.is_held_for_copy = False
-        self.shares: list[LaneTransaction] = []
+        self.transactions: list[LaneTransaction] = []
 
 
 class _World:
@@ -186,21 +186,21 @@ class _World:
             assert isinstance(dispatched, Dispatched)
             for lane, part in dispatched.parts.items():
                 found: Any = lane
-                found.shares += part.split()
+                found.transactions += part.split()
 
-    def shares(self) -> dict[str, list[Any]]:
+    def transactions(self) -> dict[str, list[Any]]:
         return {
             lane.name: [
                 (
-                    share.transaction,
-                    share.end_lsn,
-                    share.size,
+                    lane_transaction.transaction,
+                    lane_transaction.end_lsn,
+                    lane_transaction.size,
                     sorted(
                         (mapped.relation_id, changes.relation.columns[0].name, changes.payloads)
-                        for mapped, changes in share.changes
+                        for mapped, changes in lane_transaction.changes
                     ),
                 )
-                for share in lane.shares
+                for lane_transaction in lane.transactions
             ]
             for lane in self.lanes
         }
@@ -208,7 +208,11 @@ class _World:
     def durable(self, number: int) -> Lsn:
         """Apply the first shares of each lane, as a drainer would; return the flush LSN."""
         for lane in self.lanes:
-            done = [share for share in lane.shares if share.end_lsn is not None][:number]
+            done = [
+                lane_transaction
+                for lane_transaction in lane.transactions
+                if lane_transaction.end_lsn is not None
+            ][:number]
             if done and done[-1].end_lsn is not None:
                 self.tracker.durable(lane.pending, done[-1].end_lsn, 0)
         return self.tracker.flush_lsn
@@ -233,7 +237,7 @@ def test_a_block_is_dispatched_like_its_transactions(data: st.DataObject) -> Non
     for burst in some:
         for world in (whole, single):
             world.feed(burst)
-        assert whole.shares() == single.shares()
+        assert whole.transactions() == single.transactions()
         assert whole.replaced == single.replaced
         assert whole.tracker.newest_lsn == single.tracker.newest_lsn
         assert whole.dispatcher.has_passed_stop == single.dispatcher.has_passed_stop

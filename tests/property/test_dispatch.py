@@ -58,9 +58,11 @@ class Queue:
     def __init__(self) -> None:
         self.waiting: dict[Lane, list[LaneTransaction]] = {}
 
-    def put(self, lane: Lane, share: LaneTransaction) -> None:
-        assert share.end_lsn is not None, "a worker cannot wait for the rest of a transaction"
-        self.waiting.setdefault(lane, []).append(share)
+    def put(self, lane: Lane, lane_transaction: LaneTransaction) -> None:
+        assert lane_transaction.end_lsn is not None, (
+            "a worker cannot wait for the rest of a transaction"
+        )
+        self.waiting.setdefault(lane, []).append(lane_transaction)
 
     def hurry(self) -> None: ...
 
@@ -76,16 +78,16 @@ class MemorySpool:
     def is_empty(self) -> bool:
         return not self.kept
 
-    def append(self, share: LaneTransaction) -> None:
-        self.kept.append(share)
+    def append(self, lane_transaction: LaneTransaction) -> None:
+        self.kept.append(lane_transaction)
 
     def read(self, size: int) -> list[LaneTransaction]:
         """Return at least *size* pieces, to the end of a transaction."""
         taken: list[LaneTransaction] = []
-        for share in self.kept:
+        for lane_transaction in self.kept:
             if len(taken) >= size and taken[-1].end_lsn is not None:
                 break
-            taken.append(share)
+            taken.append(lane_transaction)
         return taken
 
     def release(self, count: int) -> None:
@@ -366,12 +368,12 @@ class Dispatching(Transactions):
             # The window of the worker comes back after the changes queued behind it.
             first, rest = waiting[:count], waiting[count:]
             waiting.clear()
-            for shares in (rest, first):
-                if shares:
-                    lane.give_back(shares)
+            for transactions in (rest, first):
+                if transactions:
+                    lane.give_back(transactions)
         elif waiting:
             self.apply_queued(lane, count)
-        elif lane.may_drain and not lane.has_open_share:
+        elif lane.may_drain and not lane.has_open_transaction:
             self.drain(lane, count)
 
     def settle_queue(self, lane: Lane) -> None:
@@ -385,38 +387,38 @@ class Dispatching(Transactions):
 
     def apply_queued(self, lane: Lane, count: int) -> None:
         waiting = self.queue.waiting.get(lane, [])
-        shares = waiting[:count]
+        transactions = waiting[:count]
         del waiting[:count]
-        if shares:
-            for share in shares:
-                for single in share.split():
+        if transactions:
+            for lane_transaction in transactions:
+                for single in lane_transaction.split():
                     self.apply(lane, single)
-            lane.applied(shares)
+            lane.applied(transactions)
 
     def drain(self, lane: Lane, count: int) -> None:
         taken = lane.read_held(count)
-        lane.drained(sum(share.end_lsn is not None for share in taken))
-        for share in taken:
-            self.apply(lane, share)
-            if share.end_lsn is not None:
-                self.durable(lane, [share])
+        lane.drained(sum(lane_transaction.end_lsn is not None for lane_transaction in taken))
+        for lane_transaction in taken:
+            self.apply(lane, lane_transaction)
+            if lane_transaction.end_lsn is not None:
+                self.durable(lane, [lane_transaction])
         if not lane.has_backlog:
             self.relations.release_to_home_lane(lane)
             lane.go_live()
 
-    def apply(self, lane: Lane, share: LaneTransaction) -> None:
-        for mapped, changes in share.changes:
-            if not mapped.has(share.transaction):
-                owed = self.owed[changes.relation.relid, share.transaction.final_lsn]
+    def apply(self, lane: Lane, lane_transaction: LaneTransaction) -> None:
+        for mapped, changes in lane_transaction.changes:
+            if not mapped.has(lane_transaction.transaction):
+                owed = self.owed[changes.relation.relid, lane_transaction.transaction.final_lsn]
                 assert owed.lane in (None, lane), "no other lane has changes of that transaction"
                 owed.lane = lane
                 owed.arrived += changes.payloads
 
-    def durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
-        for share in [single for block in shares for single in block.split()]:
-            assert share.end_lsn is not None
+    def durable(self, lane: Lane, transactions: list[LaneTransaction]) -> None:
+        for lane_transaction in [single for block in transactions for single in block.split()]:
+            assert lane_transaction.end_lsn is not None
             for (relid, final_lsn), owed in self.owed.items():
-                if final_lsn == share.transaction.final_lsn and owed.lane is lane:
+                if final_lsn == lane_transaction.transaction.final_lsn and owed.lane is lane:
                     assert owed.arrived == owed.expected
                     assert not owed.is_durable
                     assert all(
@@ -425,7 +427,7 @@ class Dispatching(Transactions):
                         if other == relid and older_lsn < final_lsn
                     ), "changes of one relation arrive in commit order"
                     owed.is_durable = True
-        last = shares[-1]
+        last = transactions[-1]
         assert last.end_lsn is not None
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
 

@@ -25,10 +25,10 @@ class Queue:
     """A worker's queue: it settles the oldest shares, or gives all back."""
 
     def __init__(self) -> None:
-        self.shares: list[LaneTransaction] = []
+        self.transactions: list[LaneTransaction] = []
 
-    def put(self, lane: Lane, *shares: LaneTransaction) -> None:
-        self.shares.extend(shares)
+    def put(self, lane: Lane, *transactions: LaneTransaction) -> None:
+        self.transactions.extend(transactions)
 
     def hurry(self) -> None: ...
 
@@ -36,7 +36,7 @@ class Queue:
 class Owner:
     def lane_held(self, lane: Lane) -> None: ...
     def lane_live(self, lane: Lane) -> None: ...
-    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None: ...
+    def lane_durable(self, lane: Lane, transactions: list[LaneTransaction]) -> None: ...
 
 
 class HeldToPoint(RuleBasedStateMachine):
@@ -73,17 +73,20 @@ class HeldToPoint(RuleBasedStateMachine):
             )
         )
 
-    @precondition(lambda self: self.queue.shares)
+    @precondition(lambda self: self.queue.transactions)
     @rule(count=st.integers(1, 3))
     def work(self, count: int) -> None:
-        done, self.queue.shares = self.queue.shares[:count], self.queue.shares[count:]
-        self.applied += [share.transaction.xid for share in done]
+        done, self.queue.transactions = (
+            self.queue.transactions[:count],
+            self.queue.transactions[count:],
+        )
+        self.applied += [lane_transaction.transaction.xid for lane_transaction in done]
         self.lane.applied(done)
 
-    @precondition(lambda self: self.queue.shares)
+    @precondition(lambda self: self.queue.transactions)
     @rule()
     def give_back(self) -> None:
-        given, self.queue.shares = self.queue.shares, []
+        given, self.queue.transactions = self.queue.transactions, []
         self.lane.give_back(given)
 
     @precondition(lambda self: Hold.POINT not in self.lane.hold)
@@ -102,13 +105,14 @@ class HeldToPoint(RuleBasedStateMachine):
     @precondition(lambda self: self.lane.may_drain)
     @rule(size=st.integers(1, 30), count=st.integers(0, 3))
     def drain(self, size: int, count: int) -> None:
-        shares = self.lane.read_held(size)
+        transactions = self.lane.read_held(size)
         assert self.lane.point is None or all(
-            share.transaction.final_lsn < self.lane.point for share in shares
+            lane_transaction.transaction.final_lsn < self.lane.point
+            for lane_transaction in transactions
         )
-        if shares:  # the target may refuse some, or all
-            done = shares[:count]
-            self.applied += [share.transaction.xid for share in done]
+        if transactions:  # the target may refuse some, or all
+            done = transactions[:count]
+            self.applied += [lane_transaction.transaction.xid for lane_transaction in done]
             self.lane.drained(len(done))
 
     @precondition(lambda self: self.lane.is_at_point and self.lane.point is not None)

@@ -15,7 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from streamer.apply.lanes import spool
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.lanes.lane_transaction import LaneTransaction
-from streamer.apply.lanes.spool import LaneSpool, OpenShareDiscarded, SpoolDirectory, StreamedSpool
+from streamer.apply.lanes.spool import (
+    LaneSpool,
+    OpenTransactionDiscarded,
+    SpoolDirectory,
+    StreamedSpool,
+)
 from streamer.decode.pgoutput import Relation
 from streamer.decode.transactions import Changes, Transaction
 from streamer.util.lsn import Lsn
@@ -41,7 +46,7 @@ sizes = st.integers(40, 400)  # never less than the header of the first change
 
 
 @dataclass
-class ModelShare:
+class ModelTransaction:
     transaction: Transaction
     is_lead: bool
     end_lsn: Lsn | None = None
@@ -68,8 +73,8 @@ class Spooling(RuleBasedStateMachine):
         self.directory = SpoolDirectory(parent)
         self.stack.callback(self.directory.close)
         self.spool = LaneSpool(self.directory)
-        self.finished: list[ModelShare] = []
-        self.open: ModelShare | None = None
+        self.finished: list[ModelTransaction] = []
+        self.open: ModelTransaction | None = None
         self.released = 0
         self.read_count = 0
         self.partial: Flat = []
@@ -87,7 +92,7 @@ class Spooling(RuleBasedStateMachine):
         self.number += 1
         if self.open is None:
             transaction = Transaction(self.number, Lsn(self.number * 100), -self.number)
-            self.open = ModelShare(transaction, is_lead)
+            self.open = ModelTransaction(transaction, is_lead)
         end_lsn = Lsn(self.number * 100 + 50) if is_last else None
         changes = []
         for which, values in content:
@@ -111,46 +116,50 @@ class Spooling(RuleBasedStateMachine):
             return
         self.open = None
         try:
-            shares = self.spool.read(40)
-        except OpenShareDiscarded:
-            with pytest.raises(OpenShareDiscarded):
+            transactions = self.spool.read(40)
+        except OpenTransactionDiscarded:
+            with pytest.raises(OpenTransactionDiscarded):
                 self.spool.read(40)
             self.rewind()
         else:
-            assert not self.is_reading_the_open_share
-            self.check(shares)
+            assert not self.is_reading_the_open_transaction
+            self.check(transactions)
 
     # ---- reading -------------------------------------------------------------------------------
 
     @property
-    def is_reading_the_open_share(self) -> bool:
+    def is_reading_the_open_transaction(self) -> bool:
         return bool(self.partial) and self.read_count == len(self.finished)
 
     @rule(size=sizes)
     def read(self, size: int) -> None:
         self.check(self.spool.read(size))
 
-    def check(self, shares: list[LaneTransaction]) -> None:
+    def check(self, transactions: list[LaneTransaction]) -> None:
         following = self.finished[self.read_count :] + ([self.open] if self.open else [])
-        if not shares:
+        if not transactions:
             # Nothing can be left but the beginning of the unfinished share, without a change.
-            assert [share for share in following if share.end_lsn is not None] == []
+            assert [
+                lane_transaction
+                for lane_transaction in following
+                if lane_transaction.end_lsn is not None
+            ] == []
             assert self.open is None or self.partial == self.open.changes
             return
-        assert len(shares) <= len(following)
-        for share, model in zip(shares, following, strict=False):
-            assert share.transaction == model.transaction
-            assert share.is_lead == model.is_lead
-            flat = [(m, c.relation, p) for m, c in share.changes for p in c.payloads]
-            assert share.size == sum(len(payload) for _, _, payload in flat)
+        assert len(transactions) <= len(following)
+        for lane_transaction, model in zip(transactions, following, strict=False):
+            assert lane_transaction.transaction == model.transaction
+            assert lane_transaction.is_lead == model.is_lead
+            flat = [(m, c.relation, p) for m, c in lane_transaction.changes for p in c.payloads]
+            assert lane_transaction.size == sum(len(payload) for _, _, payload in flat)
             self.partial += flat
             assert self.partial == model.changes[: len(self.partial)]
-            if share.end_lsn is None:
-                assert share is shares[0], "a piece comes alone"
-                assert len(shares) == 1
+            if lane_transaction.end_lsn is None:
+                assert lane_transaction is transactions[0], "a piece comes alone"
+                assert len(transactions) == 1
                 assert flat, "a piece holds something"
                 return
-            assert share.end_lsn == model.end_lsn
+            assert lane_transaction.end_lsn == model.end_lsn
             assert self.partial == model.changes
             self.partial = []
             self.read_count += 1
@@ -171,8 +180,8 @@ class Spooling(RuleBasedStateMachine):
 
     @rule()
     def drain(self) -> None:
-        while shares := self.spool.read(1000):
-            self.check(shares)
+        while transactions := self.spool.read(1000):
+            self.check(transactions)
         self.check([])
         self.spool.release(self.read_count - self.released)
         self.released = self.read_count
@@ -189,7 +198,12 @@ class Spooling(RuleBasedStateMachine):
     def what_is_not_released_is_counted(self) -> None:
         kept = [*self.finished[self.released :], *([self.open] if self.open else [])]
         for mapped in {mapped for mapped, _ in RELATIONS}:
-            payloads = [p for share in kept for m, _, p in share.changes if m is mapped]
+            payloads = [
+                p
+                for lane_transaction in kept
+                for m, _, p in lane_transaction.changes
+                if m is mapped
+            ]
             assert self.spool.held.counts_of(mapped) == (len(payloads), sum(map(len, payloads)))
 
     @invariant()

@@ -20,7 +20,7 @@ RELATION = relation(["a"])
 
 
 class Queue:
-    def put(self, lane: Lane, *shares: LaneTransaction) -> None: ...
+    def put(self, lane: Lane, *transactions: LaneTransaction) -> None: ...
     def hurry(self) -> None: ...
 
 
@@ -37,7 +37,7 @@ def lane(tmp_path: Path) -> Iterator[Lane]:
     directory.close()
 
 
-def share(number: int, size: int = 10) -> LaneTransaction:
+def lane_transaction(number: int, size: int = 10) -> LaneTransaction:
     payload = bytes([number % 256]) * size
     return LaneTransaction(
         Transaction(number, Lsn(number * 100), 0),
@@ -47,17 +47,19 @@ def share(number: int, size: int = 10) -> LaneTransaction:
     )
 
 
-def numbers(shares: list[LaneTransaction]) -> list[int]:
-    return [share.transaction.xid for share in shares]
+def numbers(transactions: list[LaneTransaction]) -> list[int]:
+    return [lane_transaction.transaction.xid for lane_transaction in transactions]
 
 
 def test_shares_that_come_back_are_taken_in_commit_order_until_they_are_applied(lane: Lane) -> None:
     for number in range(1, 6):
-        lane.dispatch(share(number))
-    lane.give_back([share(3), share(4), share(5)])  # queued
-    lane.dispatch(share(6))
+        lane.dispatch(lane_transaction(number))
+    lane.give_back([lane_transaction(3), lane_transaction(4), lane_transaction(5)])  # queued
+    lane.dispatch(lane_transaction(6))
     assert not lane.may_drain
-    lane.give_back([share(1), share(2)])  # the window that was being committed
+    lane.give_back(
+        [lane_transaction(1), lane_transaction(2)]
+    )  # the window that was being committed
     assert lane.may_drain
     assert lane.held(MAPPED) == (6, 60)
 
@@ -65,11 +67,13 @@ def test_shares_that_come_back_are_taken_in_commit_order_until_they_are_applied(
     lane.drained(1)
     assert lane.held(MAPPED) == (5, 50)
     taken = []
-    while shares := lane.read_held(1000):
-        taken += numbers(shares)
+    while transactions := lane.read_held(1000):
+        taken += numbers(transactions)
         lane.drained(0)
-        assert numbers(lane.read_held(1000)) == numbers(shares), "what was not applied comes again"
-        lane.drained(len(shares))
+        assert numbers(lane.read_held(1000)) == numbers(transactions), (
+            "what was not applied comes again"
+        )
+        lane.drained(len(transactions))
     assert taken == [2, 3, 4, 5, 6]
     assert lane.held(MAPPED) == (0, 0)
     assert lane.go_live()
@@ -82,9 +86,9 @@ def test_shares_that_come_back_wait_on_disk(lane: Lane, tmp_path: Path) -> None:
     try:
         before = tracemalloc.get_traced_memory()[0]
         for number in range(1, 21):
-            lane.dispatch(share(number))
+            lane.dispatch(lane_transaction(number))
         for number in range(20, 0, -1):
-            lane.give_back([share(number, MEGABYTE)])
+            lane.give_back([lane_transaction(number, MEGABYTE)])
         assert tracemalloc.get_traced_memory()[0] - before < 2 * MEGABYTE
         lane.read_held(4 * MEGABYTE)
         lane.drained(0)

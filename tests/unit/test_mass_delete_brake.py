@@ -27,7 +27,7 @@ def payloads(kinds: str) -> list[bytes]:
     return [kind.encode() + TUPLE for kind in kinds]
 
 
-def share(
+def lane_transaction(
     mapped: MappedRelation, kinds: str, number: int = 1, *, ends: bool = True
 ) -> LaneTransaction:
     changes = [(mapped, Changes(RELATION, payloads(kinds)))]
@@ -45,11 +45,11 @@ def test_only_more_deletes_than_allowed_or_a_truncate_make_a_transaction_wait() 
         ("DDDD", None, False),
     ):
         delete_limit, mapped = DeleteLimit(), limited(limit)
-        its = share(mapped, kinds)
+        its = lane_transaction(mapped, kinds)
         assert delete_limit.add(its) is waits
         assert (delete_limit.waiting(its) is not None) is waits
-    assert not DeleteLimit().add(share(limited(0, type=TableType.APPEND), "DT"))
-    assert not DeleteLimit().add(share(limited(3, skip_truncate=True), "T"))
+    assert not DeleteLimit().add(lane_transaction(limited(0, type=TableType.APPEND), "DT"))
+    assert not DeleteLimit().add(lane_transaction(limited(3, skip_truncate=True), "T"))
 
 
 def test_each_transaction_of_a_block_and_all_pieces_of_one_are_counted() -> None:
@@ -59,22 +59,22 @@ def test_each_transaction_of_a_block_and_all_pieces_of_one_are_counted() -> None
     assert delete_limit.add(
         LaneBlock(block.transaction(2), [(mapped, its)], Lsn(350), 1, block=block)
     )
-    assert delete_limit.waiting(share(mapped, "DD", 1)) is None
-    found = delete_limit.waiting(share(mapped, "DDD", 2))
+    assert delete_limit.waiting(lane_transaction(mapped, "DD", 1)) is None
+    found = delete_limit.waiting(lane_transaction(mapped, "DDD", 2))
     assert found is not None
     assert (found[1].xid, found[1].lsn, found[1].deleted_rows) == (2, Lsn(200), 3)
-    assert delete_limit.waiting(share(mapped, "ID", 3)) is None
+    assert delete_limit.waiting(lane_transaction(mapped, "ID", 3)) is None
 
-    assert not delete_limit.add(share(mapped, "DD", 4, ends=False))
-    assert delete_limit.add(share(mapped, "D", 4))
-    assert not delete_limit.add(share(mapped, "DDD", 5, ends=False))
+    assert not delete_limit.add(lane_transaction(mapped, "DD", 4, ends=False))
+    assert delete_limit.add(lane_transaction(mapped, "D", 4))
+    assert not delete_limit.add(lane_transaction(mapped, "DDD", 5, ends=False))
     delete_limit.discard_open()
-    assert not delete_limit.add(share(mapped, "I", 5))
+    assert not delete_limit.add(lane_transaction(mapped, "I", 5))
 
 
 def test_a_decision_counts_for_its_transaction_and_only_deletes_are_left_out() -> None:
     delete_limit, mapped = DeleteLimit(), limited(0)
-    first, second = share(mapped, "IDUT", 1), share(mapped, "D", 2)
+    first, second = lane_transaction(mapped, "IDUT", 1), lane_transaction(mapped, "D", 2)
     delete_limit.add(first)
     delete_limit.add(second)
     waiting = delete_limit.waiting(first)

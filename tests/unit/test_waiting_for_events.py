@@ -21,15 +21,15 @@ async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:
 async def test_who_waits_for_a_lane_hears_that_its_worker_has_settled_everything() -> None:
     owner = mock.Mock(spec=LaneOwner)
     lane = Lane("shop", mock.Mock(), owner, mock.Mock())
-    shares: list[Any] = [
+    transactions: list[Any] = [
         SimpleNamespace(end_lsn=Lsn(n), changes=[], redefines=False) for n in (1, 2)
     ]
-    for share in shares:
-        lane.dispatch(share)
+    for lane_transaction in transactions:
+        lane.dispatch(lane_transaction)
     async with asyncio.timeout(30), asyncio.TaskGroup() as waiting:
         waiting.create_task(until_idle(lane))
         waiting.create_task(until_applied(lane, Lsn(9)))
-        for share in shares:
+        for lane_transaction in transactions:
             await asyncio.sleep(0)
-            lane.applied([share])
+            lane.applied([lane_transaction])
     assert lane.queued_count == 0

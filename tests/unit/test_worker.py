@@ -47,7 +47,7 @@ class _Gate(_NoTarget):
 class _Owner:
     fence, source = "fence", None
 
-    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
+    def lane_durable(self, lane: Lane, transactions: list[LaneTransaction]) -> None:
         pass
 
 
@@ -99,9 +99,11 @@ def test_a_version_takes_the_room_of_two_rows(
     mapped = build.mapped_relation(table_type=table_type)
     payloads = [encode.insert(plan.relation.relid, [b"%d" % n, b"v"]) for n in range(3)]
     changes = Changes(plan.relation, payloads)
-    share = LaneTransaction(Transaction(7, Lsn(100), 0), [(mapped, changes)], Lsn(110), 10)
+    lane_transaction = LaneTransaction(
+        Transaction(7, Lsn(100), 0), [(mapped, changes)], Lsn(110), 10
+    )
     window = Window()
-    window.add(cast("Lane", None), share, [plan])
+    window.add(cast("Lane", None), lane_transaction, [plan])
     assert window.change_count == window.row_count == 3
     assert window.is_full == is_full
 
@@ -116,25 +118,33 @@ async def test_a_lane_that_moves_leaves_nothing_behind_and_keeps_its_order() -> 
     plan = build.apply_plan(["id", "v"], ["id"], table_type=TableType.HISTORY)
     mapped = build.mapped_relation(table_type=TableType.HISTORY)
     rows = Changes(plan.relation, [encode.insert(plan.relation.relid, [b"1", b"v"])])
-    shares = [
+    transactions = [
         LaneTransaction(Transaction(n, Lsn(100 * n), 0), [(mapped, rows)], Lsn(110 * n), 10)
         for n in range(1, 5)
     ]
-    for share in shares[:2]:  # folded already
-        home.put(lane, share)
+    for lane_transaction in transactions[:2]:  # folded already
+        home.put(lane, lane_transaction)
         home._queue.clear()
-        home._filling.add(lane, share, [plan])
-    for each, share in ((other, shares[2]), (lane, shares[3])):
-        home.put(each, share)
+        home._filling.add(lane, lane_transaction, [plan])
+    for each, lane_transaction in ((other, transactions[2]), (lane, transactions[3])):
+        home.put(each, lane_transaction)
 
     home._move(lane, place)
 
     assert lane.queue is place
-    assert list(place._queue) == [(lane, share) for share in (shares[0], shares[1], shares[3])]
-    assert list(home._queue) == [(other, shares[2])]
+    assert list(place._queue) == [
+        (lane, lane_transaction)
+        for lane_transaction in (transactions[0], transactions[1], transactions[3])
+    ]
+    assert list(home._queue) == [(other, transactions[2])]
     assert (home.queued_bytes, place.queued_bytes) == (10, 30)
     left = home._filling
-    assert (left.share_count, left.change_count, left.version_count, left.size) == (0, 0, 0, 0)
+    assert (left.transaction_count, left.change_count, left.version_count, left.size) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -114,17 +114,17 @@ def _value(item: bytes, kind: str) -> KeyValue:
         raise UnknownRowError(f"a column of its key is no longer of type {kind}") from None
 
 
-def only_copied(share: "LaneTransaction") -> "LaneTransaction":
+def only_copied(lane_transaction: "LaneTransaction") -> "LaneTransaction":
     """Return *share* without changes of rows that a later chunk copies.
 
     Raises SyncError if a change fits no range; the copy must then begin again, in one piece.
     """
-    if all(mapped.state.chunks is None for mapped, _ in share.changes):
-        return share
+    if all(mapped.state.chunks is None for mapped, _ in lane_transaction.changes):
+        return lane_transaction
     changes = []
-    for mapped, items in share.changes:
+    for mapped, items in lane_transaction.changes:
         copied = mapped.state.chunks
-        is_there = mapped.has(share.transaction)
+        is_there = mapped.has(lane_transaction.transaction)
         if copied is None or is_there or isinstance(items.relation, Redefinition):
             changes.append((mapped, items))
             continue
@@ -143,7 +143,7 @@ def only_copied(share: "LaneTransaction") -> "LaneTransaction":
             )
             error.subject = mapped
             raise error from None
-    return replace(share, changes=changes)
+    return replace(lane_transaction, changes=changes)
 
 
 def _is_unchanged(item: bytes) -> bool:

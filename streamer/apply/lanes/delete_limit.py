@@ -38,17 +38,17 @@ class DeleteLimit:
         """Removals of transactions that have not ended."""
         self._found: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
 
-    def add(self, share: "LaneTransaction") -> bool:
+    def add(self, lane_transaction: "LaneTransaction") -> bool:
         """Count a share, or the next piece of a share; return whether a transaction must wait."""
-        for mapped, changes in share.changes:
+        for mapped, changes in lane_transaction.changes:
             rule = mapped.mapping.rule
             if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
                 continue
             if mapped.state.chunks is not None:
                 continue  # the limit does not apply during a copy
-            for transaction, payloads in share.by_transaction(changes):
+            for transaction, payloads in lane_transaction.by_transaction(changes):
                 self._count(mapped, transaction, payloads)
-        if share.end_lsn is None or not self._counts:
+        if lane_transaction.end_lsn is None or not self._counts:
             return False
         is_found = False
         for (lsn, mapped), removed in self._counts.items():
@@ -74,41 +74,45 @@ class DeleteLimit:
         """Discard the counts of the unfinished transaction, which the source sends again."""
         self._counts.clear()
 
-    def waiting(self, share: "LaneTransaction") -> "tuple[MappedRelation, MassDelete] | None":
+    def waiting(
+        self, lane_transaction: "LaneTransaction"
+    ) -> "tuple[MappedRelation, MassDelete] | None":
         """Return the table for which *share* waits until an operator decides, if any."""
-        for mapped, mass_delete in self._mass_deletes(share).items():
+        for mapped, mass_delete in self._mass_deletes(lane_transaction).items():
             is_decided = _decision(mapped, mass_delete) is not None
             if not is_decided and mass_delete.exceeds(mapped.mapping.rule.max_deleted_rows):
                 return mapped, mass_delete
         return None
 
-    def without_skipped(self, share: "LaneTransaction") -> "LaneTransaction":
+    def without_skipped(self, lane_transaction: "LaneTransaction") -> "LaneTransaction":
         """Return *share* without the deletes that an operator skips."""
-        skipped = self._skipped(share)
+        skipped = self._skipped(lane_transaction)
         if not skipped:
-            return share
+            return lane_transaction
         changes = [
             (mapped, _without_removals(items) if mapped in skipped else items)
-            for mapped, items in share.changes
+            for mapped, items in lane_transaction.changes
         ]
-        return replace(share, changes=changes)
+        return replace(lane_transaction, changes=changes)
 
-    def release(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
+    def release(self, lane_transaction: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
         """Discard the counts of *share*, which is durable; return the skipped mass deletes."""
-        skipped = self._skipped(share)
-        self._found.pop(share.transaction.final_lsn, None)
+        skipped = self._skipped(lane_transaction)
+        self._found.pop(lane_transaction.transaction.final_lsn, None)
         return skipped
 
-    def _mass_deletes(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        mass_deletes = self._found.get(share.transaction.final_lsn, {})
+    def _mass_deletes(
+        self, lane_transaction: "LaneTransaction"
+    ) -> "dict[MappedRelation, MassDelete]":
+        mass_deletes = self._found.get(lane_transaction.transaction.final_lsn, {})
         return {
             m: mass_delete
             for m, mass_delete in mass_deletes.items()
-            if not m.has(share.transaction)
+            if not m.has(lane_transaction.transaction)
         }
 
-    def _skipped(self, share: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        mass_deletes = self._mass_deletes(share)
+    def _skipped(self, lane_transaction: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
+        mass_deletes = self._mass_deletes(lane_transaction)
         return {
             mapped: mass_delete
             for mapped, mass_delete in mass_deletes.items()

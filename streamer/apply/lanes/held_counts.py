@@ -22,8 +22,8 @@ class Held:
     def __bool__(self) -> bool:
         return any(number for number, _ in self._counts.values())
 
-    def add(self, share: "LaneTransaction") -> None:
-        for mapped, changes in share.changes:
+    def add(self, lane_transaction: "LaneTransaction") -> None:
+        for mapped, changes in lane_transaction.changes:
             number, size = self.counts_of(mapped)
             self._counts[mapped] = (number + len(changes.payloads), size + changes.size)
 

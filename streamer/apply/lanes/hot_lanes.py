@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from streamer.apply.lanes.slow_lanes import ASIDE_SECONDS
 
 if TYPE_CHECKING:
-    from streamer.apply.lanes.lane import Lane, ShareQueue
+    from streamer.apply.lanes.lane import Lane, TransactionQueue
 
 PLACES_MAX: Final = 4
 """Maximum number of places."""
@@ -33,7 +33,7 @@ def place_count(workers: int) -> int:
 @dataclass(slots=True)
 class _Placement:
     lane: "Lane"
-    home: "ShareQueue"
+    home: "TransactionQueue"
     """The shared worker of the lane."""
     since: float
     worked_at: float
@@ -44,16 +44,16 @@ class HotLanes:
     """The lanes at places. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        self._placements: dict[ShareQueue, _Placement | None] = {}
+        self._placements: dict[TransactionQueue, _Placement | None] = {}
 
-    def add_place(self, place: "ShareQueue") -> None:
+    def add_place(self, place: "TransactionQueue") -> None:
         """Reserve *place* for hot lanes."""
         self._placements[place] = None
 
-    def is_place(self, queue: "ShareQueue") -> bool:
+    def is_place(self, queue: "TransactionQueue") -> bool:
         return queue in self._placements
 
-    def reserve(self, lane: "Lane", now: float) -> "ShareQueue | None":
+    def reserve(self, lane: "Lane", now: float) -> "TransactionQueue | None":
         """Reserve a place for *lane*; None if no place is free, or *lane* is at a place."""
         if self.is_place(lane.queue):
             return None
@@ -63,7 +63,7 @@ class HotLanes:
                 return place
         return None
 
-    def release(self, lane: "Lane", now: float, *, is_cool: bool) -> "ShareQueue | None":
+    def release(self, lane: "Lane", now: float, *, is_cool: bool) -> "TransactionQueue | None":
         """Return the worker to which *lane* must return after a commit at a place; None: it stays.
 
         *is_cool*: `SlowLanes.is_cool` of *lane*.

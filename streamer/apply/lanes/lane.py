@@ -324,14 +324,14 @@ class QuarantineRequest:
     ids: list[int] | None
 
 
-class ShareSpool(Protocol):
+class TransactionSpool(Protocol):
     """Keeps shares on disk, in order; see `streamer.apply.lanes.spool`."""
 
     @property
     def is_empty(self) -> bool: ...
     @property
     def held(self) -> Held: ...
-    def append(self, share: LaneTransaction) -> None: ...
+    def append(self, lane_transaction: LaneTransaction) -> None: ...
     def discard_open(self) -> None: ...
     def read(self, size: int) -> list[LaneTransaction]: ...
     def rewind(self) -> None: ...
@@ -339,10 +339,10 @@ class ShareSpool(Protocol):
     def close(self) -> None: ...
 
 
-class ShareQueue(Protocol):
+class TransactionQueue(Protocol):
     """A worker's queue."""
 
-    def put(self, lane: "Lane", *shares: LaneTransaction) -> None: ...
+    def put(self, lane: "Lane", *transactions: LaneTransaction) -> None: ...
     def hurry(self) -> None: ...
 
 
@@ -384,7 +384,7 @@ class LaneOwner(Protocol):
         """The lane no longer holds changes."""
         ...
 
-    def lane_durable(self, lane: "Lane", shares: list[LaneTransaction]) -> None:
+    def lane_durable(self, lane: "Lane", transactions: list[LaneTransaction]) -> None:
         """The target has committed *shares*, the lane's oldest."""
         ...
 
@@ -432,18 +432,18 @@ class Lane:
     """A lane. Its methods never wait."""
 
     name: str
-    queue: ShareQueue
+    queue: TransactionQueue
     owner: LaneOwner
-    open_spool: Callable[[], ShareSpool]
+    open_spool: Callable[[], TransactionSpool]
     table: str | None = None
     """The source's table, if the lane serves a single table."""
     hold: Hold = Hold.NONE
     error: str | None = None
     pending: LanePending = field(default_factory=LanePending)
-    spool: ShareSpool | None = None
+    spool: TransactionSpool | None = None
     queued_count: int = 0
     """Number of unfinished shares at the worker."""
-    returned: deque[ShareSpool] = field(default_factory=deque)
+    returned: deque[TransactionSpool] = field(default_factory=deque)
     """Spools of the shares that the worker gave back; all precede `spool`."""
     backend_pid: int | None = None
     """The drainer's session at the target while the drainer applies changes of this lane."""
@@ -453,7 +453,7 @@ class Lane:
     """End of the hold as slow, on the clock of `time.monotonic`."""
     queues_since: float | None = None
     """Start of the wait for a drainer's connection, on the clock of `time.monotonic`."""
-    has_open_share: bool = False
+    has_open_transaction: bool = False
     point: Lsn | None = None
     """The drainer applies only changes that commit before this point; None: not known yet.
     `EVERYTHING` before the snapshot.
@@ -489,7 +489,7 @@ class Lane:
         if not self.queued_count and not self.is_draining:
             return False
         behind = self.pending.flush_lsn_max
-        return self.has_open_share or (behind is not None and behind < through_lsn)
+        return self.has_open_transaction or (behind is not None and behind < through_lsn)
 
     def is_behind(self, lsn: Lsn) -> bool:
         """Whether changes of the lane that commit before *lsn* are not durable."""
@@ -502,12 +502,12 @@ class Lane:
         return bool(self.requests) or any(not spool.is_empty for spool in self._spools)
 
     @property
-    def _spools(self) -> list[ShareSpool]:
+    def _spools(self) -> list[TransactionSpool]:
         """All spools, in the commit order of their shares."""
         return [*self.returned, *([] if self.spool is None else [self.spool])]
 
     @property
-    def front(self) -> ShareSpool:
+    def front(self) -> TransactionSpool:
         """The spool that holds the oldest share."""
         while self.returned and self.returned[0].is_empty:
             self.returned.popleft().close()
@@ -518,25 +518,25 @@ class Lane:
         counts = [spool.held.counts_of(mapped) for spool in self._spools]
         return sum(number for number, _ in counts), sum(size for _, size in counts)
 
-    def dispatch(self, share: LaneTransaction) -> None:
+    def dispatch(self, lane_transaction: LaneTransaction) -> None:
         """Send the next share, in commit order, to the worker or the spool."""
         if self.is_ending:
             return
-        if self.spool is None and share.end_lsn is None:
+        if self.spool is None and lane_transaction.end_lsn is None:
             self.add_hold(Hold.LARGE)
-        elif self.spool is None and share.redefines:
+        elif self.spool is None and lane_transaction.redefines:
             self.add_hold(Hold.BUSY)
-        if self.delete_limit.add(share):
+        if self.delete_limit.add(lane_transaction):
             self.add_hold(Hold.BUSY)  # a drainer applies the preceding changes
         if self.spool is None:
             self.queued_count += 1
-            self.queue.put(self, share)
+            self.queue.put(self, lane_transaction)
             return
-        for single in share.split():
+        for single in lane_transaction.split():
             self.spool.append(single)
             if self._is_before_point(single):
                 self.is_at_point = False
-        self.has_open_share = share.end_lsn is None
+        self.has_open_transaction = lane_transaction.end_lsn is None
         self.changed.set()
 
     def add_hold(self, reason: Hold, error: str | None = None) -> None:
@@ -572,8 +572,8 @@ class Lane:
             self.point, self.is_at_point = point, False
             self.add_hold(Hold.POINT)
 
-    def _is_before_point(self, share: LaneTransaction) -> bool:
-        return self.point is not None and share.transaction.final_lsn < self.point
+    def _is_before_point(self, lane_transaction: LaneTransaction) -> bool:
+        return self.point is not None and lane_transaction.transaction.final_lsn < self.point
 
     def queue_request(self, request: QuarantineRequest) -> None:
         """Queue *request* in order, unless the queue already contains the request."""
@@ -581,35 +581,35 @@ class Lane:
             self.requests.append(request)
             self.add_hold(Hold.BUSY)
 
-    def split(self, share: LaneTransaction) -> list[LaneTransaction]:
+    def split(self, lane_transaction: LaneTransaction) -> list[LaneTransaction]:
         """Return the shares of a share's transactions, which the worker applies instead."""
-        singles = share.split()
+        singles = lane_transaction.split()
         self.queued_count += len(singles) - 1
         return singles
 
-    def applied(self, shares: list[LaneTransaction]) -> None:
+    def applied(self, transactions: list[LaneTransaction]) -> None:
         """The worker has committed *shares*."""
-        self.owner.lane_durable(self, shares)
-        self._uncount(len(shares))
+        self.owner.lane_durable(self, transactions)
+        self._uncount(len(transactions))
 
-    def give_back(self, shares: list[LaneTransaction]) -> None:
+    def give_back(self, transactions: list[LaneTransaction]) -> None:
         """Hold the lane, and spool *shares*, which the worker cannot apply, and all later shares.
 
         The lane may be held for days, so the shares go to disk. Raises SpoolError.
         """
         if self.is_ending:
-            self._uncount(len(shares))
+            self._uncount(len(transactions))
             return
         self.add_hold(Hold.BUSY)
-        if shares:
+        if transactions:
             spool = self.open_spool()
-            for share in shares:
-                for single in share.split():
+            for lane_transaction in transactions:
+                for single in lane_transaction.split():
                     spool.append(single)
             # The worker gives back the committing window after the shares behind that window.
             self.returned.appendleft(spool)
             self.is_at_point = False
-        self._uncount(len(shares))
+        self._uncount(len(transactions))
 
     def _uncount(self, count: int) -> None:
         self.queued_count -= count
@@ -624,17 +624,17 @@ class Lane:
         """
         if not self.is_held:
             return []
-        shares = self.front.read(size)
-        if shares:
-            self.passed_lsn = max(self.passed_lsn, shares[0].transaction.final_lsn)
+        transactions = self.front.read(size)
+        if transactions:
+            self.passed_lsn = max(self.passed_lsn, transactions[0].transaction.final_lsn)
         if Hold.POINT not in self.hold:
-            return shares
-        shares = list(itertools.takewhile(self._is_before_point, shares))
-        if not shares:
+            return transactions
+        transactions = list(itertools.takewhile(self._is_before_point, transactions))
+        if not transactions:
             self.front.rewind()
             self.is_at_point = True
             self.changed.set()
-        return shares
+        return transactions
 
     def drained(self, count: int) -> None:
         """Drop the first *count* finished shares; the next `read_held` returns the remaining
@@ -646,18 +646,18 @@ class Lane:
 
     def discard_open(self) -> None:
         """Discard the unfinished share of a lost connection; the source sends it again."""
-        if self.has_open_share:
+        if self.has_open_transaction:
             assert self.spool is not None
             self.spool.discard_open()
             self.delete_limit.discard_open()
-            self.has_open_share = False
+            self.has_open_transaction = False
             self.changed.set()
 
     def go_live(self) -> bool:
         """Return to the worker's queue if no change is held; return whether the lane is live."""
         if self.hold & (BLOCKING | Hold.POINT | STAYING):
             return False
-        if self.has_backlog or self.has_open_share:
+        if self.has_backlog or self.has_open_transaction:
             return False
         self._close_spools()
         self.hold = Hold.NONE

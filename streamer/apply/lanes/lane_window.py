@@ -91,7 +91,7 @@ class LaneWindow:
     """Shares of a lane for a target transaction."""
 
     lane: Lane
-    shares: list[LaneTransaction] = field(default_factory=list)
+    transactions: list[LaneTransaction] = field(default_factory=list)
     parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
     """The changes of each share that the target lacks, with plans."""
     relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class LaneWindow:
 
     def add(
         self,
-        share: LaneTransaction,
+        lane_transaction: LaneTransaction,
         plans: Sequence[ApplyPlan | None],
         kept: list[list[bytes]] | None = None,
     ) -> None:
@@ -111,12 +111,14 @@ class LaneWindow:
         *kept*: the payloads to fold for each item; by default all payloads.
         """
         parts: list[tuple[MappedRelation, Changes, ApplyPlan]] = []
-        self.shares.append(share)
+        self.transactions.append(lane_transaction)
         self.parts.append(parts)
-        self.size += share.size
-        payloads = kept or [changes.payloads for _, changes in share.changes]
-        for (mapped, changes), plan, folded in zip(share.changes, plans, payloads, strict=True):
-            if plan is None or mapped.has(share.transaction):
+        self.size += lane_transaction.size
+        payloads = kept or [changes.payloads for _, changes in lane_transaction.changes]
+        for (mapped, changes), plan, folded in zip(
+            lane_transaction.changes, plans, payloads, strict=True
+        ):
+            if plan is None or mapped.has(lane_transaction.transaction):
                 continue  # a later copy includes the changes
             parts.append((mapped, changes, plan))
             window = self.relations.get(mapped)
@@ -125,35 +127,37 @@ class LaneWindow:
             if plan.takes_versions:
                 self.version_count += len(changes.payloads)
             if plan.takes_versions and kept is None:
-                window.add_versions(plan, share.by_commit_time(changes))
+                window.add_versions(plan, lane_transaction.by_commit_time(changes))
             elif plan.metadata is None:
                 window.add(plan, folded)
             elif kept is None:
-                window.add_by_transaction(plan, share.by_transaction(changes))
+                window.add_by_transaction(plan, lane_transaction.by_transaction(changes))
             else:
                 window.plan = plan
                 if folded:  # the transactions of the payloads are not known
                     window.needs_order()
             self.change_count += len(changes.payloads)
 
-    def single_share(self, number: int) -> "LaneWindow":
+    def single_transaction(self, number: int) -> "LaneWindow":
         """Return a window of share *number* alone, with the same plans."""
-        window = LaneWindow(self.lane, [self.shares[number]], [self.parts[number]])
+        window = LaneWindow(self.lane, [self.transactions[number]], [self.parts[number]])
         for mapped, changes, plan in self.parts[number]:
             relation = window.relations.setdefault(mapped, RelationWindow(mapped))
             if plan.takes_versions:
-                relation.add_versions(plan, self.shares[number].by_commit_time(changes))
+                relation.add_versions(plan, self.transactions[number].by_commit_time(changes))
             elif plan.metadata is not None:
-                relation.add_by_transaction(plan, self.shares[number].by_transaction(changes))
+                relation.add_by_transaction(plan, self.transactions[number].by_transaction(changes))
             else:
                 relation.add(plan, changes.payloads)
         return window
 
-    def progress(self, share_count: int | None = None) -> dict[MappedRelation, Lsn]:
+    def progress(self, transaction_count: int | None = None) -> dict[MappedRelation, Lsn]:
         """Return the position of each relation after a commit of the first *share_count* shares."""
         reached: dict[MappedRelation, Lsn] = {}
-        for share, parts in zip(self.shares[:share_count], self.parts, strict=False):
+        for lane_transaction, parts in zip(
+            self.transactions[:transaction_count], self.parts, strict=False
+        ):
             for mapped, changes, _ in parts:
-                if (end_lsn := share.end_of(changes)) is not None:
+                if (end_lsn := lane_transaction.end_of(changes)) is not None:
                     reached[mapped] = end_lsn
         return reached

@@ -52,7 +52,7 @@ _end_fields = struct.Struct(">Q")
 log = structlog.get_logger()
 
 
-class OpenShareDiscarded(Exception):  # a signal to the reader, not an error
+class OpenTransactionDiscarded(Exception):  # a signal to the reader, not an error
     """The spool discarded the unfinished share that the reader was inside; read it again."""
 
 
@@ -234,7 +234,7 @@ class LaneSpool:
         self._cursor: tuple[int, int] = (0, 0)
         # Read finished shares before their release: the end and the changes of each.
         self._read: deque[tuple[tuple[int, int], Held]] = deque()
-        self._reader = _ShareReader(self._relations)
+        self._reader = _TransactionReader(self._relations)
         self._discarded = False
         self._held = Held()
         self._open_held = Held()  # the counts of the unfinished share
@@ -242,28 +242,31 @@ class LaneSpool:
 
     # ---- writing -------------------------------------------------------------------------------
 
-    def append(self, share: LaneTransaction) -> None:
+    def append(self, lane_transaction: LaneTransaction) -> None:
         """Write a share, or the next piece of the unfinished share. Raises SpoolError."""
         records: list[bytes] = []
         add = records.append
         if not self._write_is_open:
             self._open_at = self._end()
-            transaction = share.transaction
+            transaction = lane_transaction.transaction
             fields = _transaction_fields.pack(
-                transaction.xid, transaction.final_lsn, transaction.commit_time, share.is_lead
+                transaction.xid,
+                transaction.final_lsn,
+                transaction.commit_time,
+                lane_transaction.is_lead,
             )
             add(_header.pack(_TRANSACTION, len(fields)) + fields)
         pack = _header.pack
-        for mapped, changes in share.changes:
+        for mapped, changes in lane_transaction.changes:
             number = self._relation_number(mapped, changes.relation)
             add(pack(_RELATION, _relation_fields.size) + _relation_fields.pack(number))
             records.extend(_blocks(changes.payloads))
-        self._held.add(share)
-        self._open_held.add(share)
-        self._write_is_open = share.end_lsn is None
-        if share.end_lsn is not None:
+        self._held.add(lane_transaction)
+        self._open_held.add(lane_transaction)
+        self._write_is_open = lane_transaction.end_lsn is None
+        if lane_transaction.end_lsn is not None:
             self._open_held = Held()
-            add(pack(_END, _end_fields.size) + _end_fields.pack(share.end_lsn))
+            add(pack(_END, _end_fields.size) + _end_fields.pack(lane_transaction.end_lsn))
         segment = self._last_segment()
         for record in records:
             segment.append(record)
@@ -325,28 +328,28 @@ class LaneSpool:
         Empty if the reader has reached the end. Raises OpenShareDiscarded.
         """
         if self._discarded:
-            raise OpenShareDiscarded
-        shares: list[LaneTransaction] = []
+            raise OpenTransactionDiscarded
+        transactions: list[LaneTransaction] = []
         used_total = 0
         while used_total < size:
             data = self._read_bytes()
             if not data:
                 break
-            first = len(shares)
-            used, ends = self._reader.feed(data, shares)
+            first = len(transactions)
+            used, ends = self._reader.feed(data, transactions)
             if used == 0:
                 raise SpoolError("held changes are damaged")
             number, offset = self._cursor
             self._cursor = (number, offset + used)
-            for share, end in zip(shares[first:], ends, strict=True):
-                self._piece_held.add(share)
+            for lane_transaction, end in zip(transactions[first:], ends, strict=True):
+                self._piece_held.add(lane_transaction)
                 self._read.append(((number, offset + end), self._piece_held))
                 self._piece_held = Held()
             used_total += used
-        if not shares and (piece := self._reader.pop_piece()) is not None:
-            shares.append(piece)
+        if not transactions and (piece := self._reader.pop_piece()) is not None:
+            transactions.append(piece)
             self._piece_held.add(piece)
-        return shares
+        return transactions
 
     def _read_bytes(self) -> bytes:
         while True:
@@ -364,7 +367,7 @@ class LaneSpool:
     def rewind(self) -> None:
         """Read again from the first unreleased share."""
         self._cursor = self._released
-        self._reader = _ShareReader(self._relations)
+        self._reader = _TransactionReader(self._relations)
         self._discarded = False
         self._read.clear()
         self._piece_held = Held()
@@ -383,7 +386,7 @@ class LaneSpool:
             self._segments.popleft().close()
 
 
-class _ShareReader:
+class _TransactionReader:
     """Turns records back into shares. Pure."""
 
     __slots__ = ("_changes", "_is_lead", "_payloads", "_relations", "_size", "_transaction")
@@ -399,7 +402,7 @@ class _ShareReader:
         self._payloads: list[bytes] = []
         self._size = 0
 
-    def feed(self, data: bytes, shares: list[LaneTransaction]) -> tuple[int, list[int]]:
+    def feed(self, data: bytes, transactions: list[LaneTransaction]) -> tuple[int, list[int]]:
         """Read whole records from *data*, and add finished shares to *shares*.
 
         Returns the number of bytes read, and the end of each of these shares.
@@ -426,25 +429,27 @@ class _ShareReader:
                 self._transaction = Transaction(xid, Lsn(final_lsn), commit_time)
                 self._is_lead = lead
             else:
-                shares.append(self._build_share(Lsn(_end_fields.unpack_from(data, begin)[0])))
+                transactions.append(
+                    self._build_transaction(Lsn(_end_fields.unpack_from(data, begin)[0]))
+                )
                 self._transaction = None
                 boundaries.append(position)
         return position, boundaries
 
-    def _build_share(self, end_lsn: Lsn | None) -> LaneTransaction:
+    def _build_transaction(self, end_lsn: Lsn | None) -> LaneTransaction:
         assert self._transaction is not None
-        share = LaneTransaction(
+        lane_transaction = LaneTransaction(
             self._transaction, self._changes, end_lsn, self._size, self._is_lead
         )
         self._start_piece()
-        return share
+        return lane_transaction
 
     def pop_piece(self) -> LaneTransaction | None:
         """Return the read piece of an unfinished lane transaction, if any."""
         if self._transaction is None or self._size == 0:
             return None
         mapped, changes = self._changes[-1]
-        piece = self._build_share(None)
+        piece = self._build_transaction(None)
         # Later changes belong to the same relation until the next _RELATION record.
         self._changes.append((mapped, Changes(changes.relation, self._payloads)))
         return piece

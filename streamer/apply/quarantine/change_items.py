@@ -97,7 +97,7 @@ class ItemReader:
                         elif value is not None:
                             text[column.position] = value.encode()
         except StreamerError as exc:
-            exc.share_number = number
+            exc.transaction_number = number
             raise
         following = iter(texts)
         return [

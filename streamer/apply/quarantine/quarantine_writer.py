@@ -140,17 +140,21 @@ class QuarantineWriter:
     # ---- later changes of the same rows ---------------------------------------------------------
 
     async def follow(
-        self, share: LaneTransaction, plans: Sequence[ApplyPlan | None]
+        self, lane_transaction: LaneTransaction, plans: Sequence[ApplyPlan | None]
     ) -> list[list[bytes]] | None:
         """Remove the changes that follow rows in quarantine from the next lane transaction.
 
         Returns the remaining payloads of each item of changes; None if all remain.
         """
-        if not any(self.is_followed(mapped) for mapped, _ in share.changes):
+        if not any(self.is_followed(mapped) for mapped, _ in lane_transaction.changes):
             return None
         remaining: list[list[bytes]] = []
-        for (mapped, changes), plan in zip(share.changes, plans, strict=True):
-            if plan is None or mapped.has(share.transaction) or not self.is_followed(mapped):
+        for (mapped, changes), plan in zip(lane_transaction.changes, plans, strict=True):
+            if (
+                plan is None
+                or mapped.has(lane_transaction.transaction)
+                or not self.is_followed(mapped)
+            ):
                 remaining.append(changes.payloads)
                 continue
             blocked = self._ahead.get(mapped)
@@ -158,11 +162,11 @@ class QuarantineWriter:
                 blocked = self._blocked.get(mapped, BlockedKeys()).copy()
                 self._ahead[mapped] = blocked
             await self._use(mapped, blocked, plan)
-            items = await self._items.read(plan, share.transaction, 0, changes.payloads)
+            items = await self._items.read(plan, lane_transaction.transaction, 0, changes.payloads)
             still_free = []
             for item, payload in zip(items, changes.payloads, strict=True):
                 if item.change.kind == TRUNCATE:
-                    blocked.truncate(plan, share.transaction)
+                    blocked.truncate(plan, lane_transaction.transaction)
                 elif blocked.follows(item.keys):
                     blocked.add(item.keys)
                     blocked.put(item.quarantined(plan, FOLLOWS, None))
@@ -246,7 +250,7 @@ class QuarantineWriter:
         self._diverts, self._is_immediate = True, immediate
         try:
             blocked = self._blocked.setdefault(mapped, BlockedKeys())
-            await self._write_ordered(window, mapped, 0, len(window.shares))
+            await self._write_ordered(window, mapped, 0, len(window.transactions))
             failures = [change for change in blocked.pending if isinstance(change, Quarantined)]
             blocked.pending.clear()
             return failures

@@ -179,7 +179,7 @@ class _Attempt:
             if row.ended_at is not None:
                 transaction = EndedTransaction.of(transaction, row.ended_at)
             changes = Changes(plan.relation, [message])
-            window.shares.append(
+            window.transactions.append(
                 LaneTransaction(transaction, [(self._mapped, changes)], lsn, len(message))
             )
             window.parts.append([(self._mapped, changes, plan)])

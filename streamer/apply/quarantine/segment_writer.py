@@ -110,7 +110,7 @@ class SegmentWriter:
                     )
             except StreamerError as exc:
                 if exc.change_number is not None:
-                    exc.share_number = items[segment.staged[exc.change_number]].place[0]
+                    exc.transaction_number = items[segment.staged[exc.change_number]].place[0]
                 raise
         for index in sorted(segment.outcomes):
             error, code = segment.outcomes[index]
@@ -158,7 +158,7 @@ class SegmentWriter:
                 number = exc.change_number
                 if number is None or number >= len(chunk):
                     raise
-                exc.share_number = items[chunk[number]].place[0]
+                exc.transaction_number = items[chunk[number]].place[0]
                 if not is_diverted or fault is not None or not _concerns_row(exc):
                     raise
                 # Once more, up to there.

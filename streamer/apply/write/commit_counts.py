@@ -22,13 +22,13 @@ def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> N
 
 
 def skipped_truncates(
-    window: LaneWindow, share_count: int | None = None
+    window: LaneWindow, transaction_count: int | None = None
 ) -> dict[MappedRelation, int]:
     """Return the number of TRUNCATEs, by table that ignores TRUNCATE, in the first *share_count*
     shares.
     """
     skipped: dict[MappedRelation, int] = {}
-    for parts in window.parts[:share_count]:
+    for parts in window.parts[:transaction_count]:
         for mapped, changes, _ in parts:
             if mapped.mapping.rule.skip_truncate:
                 number = sum(payload[0] == TRUNCATE for payload in changes.payloads)
@@ -50,9 +50,11 @@ def count_window(metrics: Metrics, window: LaneWindow) -> None:
             count_changes(metrics, mapped, counts)
 
 
-def count_shares(
-    metrics: Metrics, source: SourceMapping, shares: Sequence[LaneTransaction]
+def count_lane_transactions(
+    metrics: Metrics, source: SourceMapping, transactions: Sequence[LaneTransaction]
 ) -> None:
     """Count transactions with durable changes, each once."""
-    commit_times = [time for share in shares for time in share.led_times]
+    commit_times = [
+        time for lane_transaction in transactions for time in lane_transaction.led_times
+    ]
     metrics.count_transactions(source.database, source.sid, commit_times)

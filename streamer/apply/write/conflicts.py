@@ -98,11 +98,11 @@ def find_changes(
     origins: dict[Any, tuple[Transaction, int]] = {}
     key_set = set(keys)
     get_key = plan.get_key
-    for share, parts in zip(window.shares, window.parts, strict=True):
+    for lane_transaction, parts in zip(window.transactions, window.parts, strict=True):
         for owner, changes, changes_plan in parts:
             if owner is not mapped or changes_plan is not plan:
                 continue
-            for transaction, payloads in share.by_transaction(changes):
+            for transaction, payloads in lane_transaction.by_transaction(changes):
                 rows = [payload for payload in payloads if payload[0] in (UPDATE, DELETE)]
                 for change in read_changes(plan, rows):
                     row = change.old if change.old is not None else change.new

@@ -132,7 +132,7 @@ class Planner:
         return planner
 
     async def plans(
-        self, share: LaneTransaction, ahead: Iterable[LaneTransaction] = ()
+        self, lane_transaction: LaneTransaction, ahead: Iterable[LaneTransaction] = ()
     ) -> list[ApplyPlan | None]:
         """Return a plan for each of a lane transaction's changes; None for changes that the target
         has.
@@ -142,25 +142,27 @@ class Planner:
         sessions that write to the table. Raises TargetSchemaError if the target does not fit,
         TransportError if only binary does not fit, TargetContentionError, TargetConnectionError.
         """
-        await self._plan_first([share, *ahead])
+        await self._plan_first([lane_transaction, *ahead])
         plans: list[ApplyPlan | None] = []
-        for mapped, changes in share.changes:
+        for mapped, changes in lane_transaction.changes:
             plan = mapped.plan_for(changes.relation)
-            if plan is None and not mapped.has(share.transaction):
+            if plan is None and not mapped.has(lane_transaction.transaction):
                 with contained(f'planning for "{mapped.mapping.source}"'):
                     plan = await self._make(mapped, changes.relation)
             plans.append(plan)
         return plans
 
-    async def _plan_first(self, shares: Iterable[LaneTransaction]) -> None:
+    async def _plan_first(self, transactions: Iterable[LaneTransaction]) -> None:
         """Plan the relations of *shares* that lack a plan, concurrently.
 
         `plans` raises an error again when the share is due.
         """
         first: dict[MappedRelation, Relation] = {}
-        for share in takewhile(lambda share: not share.redefines, shares):
-            for mapped, changes in share.changes:
-                if mapped.plan is None and not mapped.has(share.transaction):
+        for lane_transaction in takewhile(
+            lambda lane_transaction: not lane_transaction.redefines, transactions
+        ):
+            for mapped, changes in lane_transaction.changes:
+                if mapped.plan is None and not mapped.has(lane_transaction.transaction):
                     first.setdefault(mapped, changes.relation)
         if len(first) > 1:
             await asyncio.gather(
@@ -494,9 +496,9 @@ class Planner:
         return {name: type_names[key] for name, key in keys.items() if key in type_names}
 
     @staticmethod
-    def invalidate(share: LaneTransaction) -> None:
+    def invalidate(lane_transaction: LaneTransaction) -> None:
         """Discard the plans of *share* after the target refused a plan."""
-        for mapped, _ in share.changes:
+        for mapped, _ in lane_transaction.changes:
             mapped.plan = None
 
     async def close(self) -> None:
@@ -523,12 +525,12 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
         raise TransportError(obstacle)
 
 
-def known_plans(share: LaneTransaction) -> list[ApplyPlan | None] | None:
+def known_plans(lane_transaction: LaneTransaction) -> list[ApplyPlan | None] | None:
     """Return the plans of a share if all plans are known, without waiting."""
     plans: list[ApplyPlan | None] = []
-    for mapped, changes in share.changes:
+    for mapped, changes in lane_transaction.changes:
         plan = mapped.plan_for(changes.relation)
-        if plan is None and not mapped.has(share.transaction):
+        if plan is None and not mapped.has(lane_transaction.transaction):
             return None
         plans.append(plan)
     return plans

@@ -102,7 +102,7 @@ class OrderedRun:
         place = None if number is None else self._place(number)
         if number is None or place is None:
             return
-        error.share_number = place[0]
+        error.transaction_number = place[0]
         key = self.key_of(number)
         if isinstance(error, RowTooLargeError):
             table = f': target table "{self.plan.mapping.target}"'
@@ -153,9 +153,9 @@ class OrderedRun:
 
     def _place(self, number: int) -> tuple[int, Transaction, bytes] | None:
         """Return the share number, the transaction and the message of change *number*."""
-        for share_number, transaction, payloads in self.parts:
+        for transaction_number, transaction, payloads in self.parts:
             if number < len(payloads):
-                return share_number, transaction, payloads[number]
+                return transaction_number, transaction, payloads[number]
             number -= len(payloads)
         return None
 

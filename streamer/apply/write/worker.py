@@ -21,7 +21,7 @@ from typing import Final
 import structlog
 
 from streamer.apply.lanes.hot_lanes import IDLE_SECONDS, HotLanes
-from streamer.apply.lanes.lane import Lane, MappedRelation, ShareQueue
+from streamer.apply.lanes.lane import Lane, MappedRelation, TransactionQueue
 from streamer.apply.lanes.lane_transaction import LaneTransaction
 from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.lanes.queue_budget import Budget
@@ -73,23 +73,25 @@ class Window:
 
     lanes: dict[Lane, LaneWindow] = field(default_factory=dict)
     opened_at: float = 0.0
-    share_count: int = 0
+    transaction_count: int = 0
     change_count: int = 0
     version_count: int = 0
     """The number of changes that end a version of a row and begin the next."""
     size: int = 0
 
-    def add(self, lane: Lane, share: LaneTransaction, plans: list[ApplyPlan | None]) -> None:
-        if not self.share_count:
+    def add(
+        self, lane: Lane, lane_transaction: LaneTransaction, plans: list[ApplyPlan | None]
+    ) -> None:
+        if not self.transaction_count:
             self.opened_at = time.monotonic()
         window = self.lanes.get(lane)
         if window is None:
             window = self.lanes[lane] = LaneWindow(lane)
-        self.share_count += 1
-        self.size += share.size
+        self.transaction_count += 1
+        self.size += lane_transaction.size
         changes, versions = window.change_count, window.version_count
         try:
-            window.add(share, plans)
+            window.add(lane_transaction, plans)
         finally:
             self.change_count += window.change_count - changes
             self.version_count += window.version_count - versions
@@ -161,16 +163,18 @@ class Worker:
 
     # ---- the queue -----------------------------------------------------------------------------
 
-    def put(self, lane: Lane, *shares: LaneTransaction) -> None:
+    def put(self, lane: Lane, *transactions: LaneTransaction) -> None:
         """Queue shares; readers check the budget before."""
         is_first = not self._queue
-        for share in shares:
-            self._queue.append((lane, share))
-            self.queued_bytes += share.size
-            self._budget.add(lane, share.size)
+        for lane_transaction in transactions:
+            self._queue.append((lane, lane_transaction))
+            self.queued_bytes += lane_transaction.size
+            self._budget.add(lane, lane_transaction.size)
         if self._connects_ahead:
             self._filled.set()
-        elif is_first and len(shares) == 1 and not self._filling.is_full and self._fold_first():
+        elif (
+            is_first and len(transactions) == 1 and not self._filling.is_full and self._fold_first()
+        ):
             return  # saves a turn of the task that fills windows
         self._arrived.set()
 
@@ -193,19 +197,22 @@ class Worker:
     def _withdraw(self, lane: Lane) -> list[LaneTransaction]:
         """Remove and return the shares of *lane* outside the running COMMIT, oldest first."""
         window = self._filling.lanes.pop(lane, None)
-        shares = window.shares if window else []
-        self._filling.share_count -= len(shares)
+        transactions = window.transactions if window else []
+        self._filling.transaction_count -= len(transactions)
         if window:
             self._filling.change_count -= window.change_count
             self._filling.version_count -= window.version_count
             self._filling.size -= window.size
             self._taken.set()
-        shares = [*shares, *(share for owner, share in self._queue if owner is lane)]
+        transactions = [
+            *transactions,
+            *(lane_transaction for owner, lane_transaction in self._queue if owner is lane),
+        ]
         remaining = [item for item in self._queue if item[0] is not lane]
         self._queue.clear()
         self._queue.extend(remaining)
-        self._give_bytes(lane, sum(share.size for share in shares))
-        return shares
+        self._give_bytes(lane, sum(lane_transaction.size for lane_transaction in transactions))
+        return transactions
 
     # ---- filling -------------------------------------------------------------------------------
 
@@ -231,9 +238,9 @@ class Worker:
                 await self._taken.wait()
                 continue
             if not self._fold_first():
-                lane, share = self._queue[0]
-                plans = await self._make_plans(lane, share)
-                if plans is None or not self._queue or self._queue[0][1] is not share:
+                lane, lane_transaction = self._queue[0]
+                plans = await self._make_plans(lane, lane_transaction)
+                if plans is None or not self._queue or self._queue[0][1] is not lane_transaction:
                     continue
                 self._fold_first(plans)
             if time.monotonic() - turn_began > _TURN_SECONDS:
@@ -242,18 +249,20 @@ class Worker:
 
     def _fold_first(self, plans: list[ApplyPlan | None] | None = None) -> bool:
         """Add the first share of the queue to the window; return False if it has no plan yet."""
-        lane, share = self._queue[0]
-        if share.is_partly_applied:
+        lane, lane_transaction = self._queue[0]
+        if lane_transaction.is_partly_applied:
             self._queue.popleft()
-            self._queue.extendleft((lane, single) for single in reversed(lane.split(share)))
+            self._queue.extendleft(
+                (lane, single) for single in reversed(lane.split(lane_transaction))
+            )
             self._arrived.set()
             return True
-        if plans is None and (plans := known_plans(share)) is None:
+        if plans is None and (plans := known_plans(lane_transaction)) is None:
             return False
         self._queue.popleft()
         try:
             with contained(f'folding changes of "{lane.name}"'):
-                self._filling.add(lane, share, plans)
+                self._filling.add(lane, lane_transaction, plans)
         except StreamerError:
             self._give_back(lane)
         else:
@@ -261,12 +270,14 @@ class Worker:
         return True
 
     async def _make_plans(
-        self, lane: Lane, share: LaneTransaction
+        self, lane: Lane, lane_transaction: LaneTransaction
     ) -> list[ApplyPlan | None] | None:
         backoff = Backoff()
         while not lane.is_ending:
             try:
-                return await self._planner.plans(share, [queued for _, queued in self._queue])
+                return await self._planner.plans(
+                    lane_transaction, [queued for _, queued in self._queue]
+                )
             except TargetMovedError as exc:
                 lane.owner.source_failed(exc)
             except TargetConnectionError as exc:
@@ -280,13 +291,13 @@ class Worker:
         return None
 
     def _give_back(self, lane: Lane, committing: LaneWindow | None = None) -> None:
-        shares = committing.shares if committing else []
-        shares = [*shares, *self._withdraw(lane)]
+        transactions = committing.transactions if committing else []
+        transactions = [*transactions, *self._withdraw(lane)]
         try:
-            lane.give_back(shares)
+            lane.give_back(transactions)
         except SpoolError as exc:
             lane.owner.source_failed(exc)
-            lane.give_back(shares)  # discarded: the source sends the shares again
+            lane.give_back(transactions)  # discarded: the source sends the shares again
 
     # ---- committing ----------------------------------------------------------------------------
 
@@ -308,7 +319,7 @@ class Worker:
             self._pace.commit_seconds = time.monotonic() - self._pace.began_at
 
     async def _next_window(self) -> Window:
-        while not self._filling.share_count:
+        while not self._filling.transaction_count:
             self._filled.clear()
             if self._connects_ahead and self._queue:
                 await self._connect_ahead()
@@ -523,7 +534,7 @@ class Worker:
         for lane in list(window.lanes):
             lane_window = window.lanes.pop(lane)
             self._give_bytes(lane, lane_window.size)
-            lane.applied(lane_window.shares)
+            lane.applied(lane_window.transactions)
             count_window(self._metrics, lane_window)
         now = time.monotonic()
         for lane, move in moves.items():
@@ -555,11 +566,11 @@ class Worker:
             if lane in self._write_seconds
         }
 
-    def _move(self, lane: Lane, to: ShareQueue) -> None:
+    def _move(self, lane: Lane, to: TransactionQueue) -> None:
         """Move *lane*, of which no change is in a commit, and its queued shares to *to*."""
-        shares = self._withdraw(lane)
+        transactions = self._withdraw(lane)
         lane.queue = to
-        to.put(lane, *shares)
+        to.put(lane, *transactions)
         to.hurry()  # a task may wait for the lane, and has called `hurry` of this worker
         failpoint("apply.lane_moved")
 

@@ -281,12 +281,12 @@ def ordered_runs(
     """Return a relation's changes of some shares, a run for each definition."""
     runs: list[OrderedRun] = []
     for number in range(start, stop):
-        share = window.shares[number]
+        lane_transaction = window.transactions[number]
         for owner, changes, plan in window.parts[number]:
             if owner is mapped:
                 if not runs or runs[-1].plan is not plan:
                     runs.append(OrderedRun(plan))
-                for transaction, payloads in share.by_transaction(changes):
+                for transaction, payloads in lane_transaction.by_transaction(changes):
                     runs[-1].parts.append((number, transaction, payloads))
     return runs
 

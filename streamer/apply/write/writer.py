@@ -82,7 +82,7 @@ class Writer:
     ) -> None:
         mapped = relation.mapped
         if not relation.is_set:
-            await self._write_ordered(window, mapped, 0, len(window.shares))
+            await self._write_ordered(window, mapped, 0, len(window.transactions))
         elif relation.versions:
             await self._write_versions(window, relation)
         else:
@@ -107,7 +107,7 @@ class Writer:
         except NotFoldable:
             await self._transaction.rollback_to_savepoint("streamer_versions")
             relation.needs_order()
-            await self._write_ordered(window, mapped, 0, len(window.shares))
+            await self._write_ordered(window, mapped, 0, len(window.transactions))
         else:
             target.send_before_next("release savepoint streamer_versions")
 

@@ -14,7 +14,7 @@ import structlog
 
 from streamer.apply.lanes.lane import Hold, Lane, MappedRelation, until_changed
 from streamer.apply.lanes.lane_transaction import LaneTransaction
-from streamer.apply.write.commit_counts import count_shares
+from streamer.apply.write.commit_counts import count_lane_transactions
 from streamer.apply.write.conflicts import Conflict, store_conflicts
 from streamer.bookkeeping.relation_states import (
     pause_before_mass_delete,
@@ -136,13 +136,13 @@ class TableEvents:
                 mapped.former_labels, mapped.plan = {}, None
         self.relations.move_to_home_lanes(lane)
 
-    def lane_durable(self, lane: Lane, shares: list[LaneTransaction]) -> None:
-        last = shares[-1]
+    def lane_durable(self, lane: Lane, transactions: list[LaneTransaction]) -> None:
+        last = transactions[-1]
         assert last.end_lsn is not None
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
         self.relations.moved_on(lane)
         self._heartbeat.check_arrival(self.tracker)
-        count_shares(self._services.metrics, self.source, shares)
+        count_lane_transactions(self._services.metrics, self.source, transactions)
         lane.changed.set()
         self.has_progress = True
         self.advanced.set()

@@ -23,16 +23,16 @@ def diverts(mapped: MappedRelation) -> bool:
     return mapped.mapping.rule.on_error is OnError.QUARANTINE
 
 
-def may_divert(share: LaneTransaction) -> bool:
-    return any(diverts(mapped) for mapped, _ in share.changes)
+def may_divert(lane_transaction: LaneTransaction) -> bool:
+    return any(diverts(mapped) for mapped, _ in lane_transaction.changes)
 
 
-def add_context(error: StreamerError, share: LaneTransaction) -> None:
+def add_context(error: StreamerError, lane_transaction: LaneTransaction) -> None:
     """Add the source transaction of *share* to *error*, and a single table of *share*."""
-    transaction = share.transaction
+    transaction = lane_transaction.transaction
     error.lsn = str(transaction.final_lsn)
     error.add_note(f"in transaction {transaction.xid}, committed at {transaction.final_lsn}")
-    relations = {mapped for mapped, _ in share.changes}
+    relations = {mapped for mapped, _ in lane_transaction.changes}
     if len(relations) == 1:  # with several, the refused table is unknown here
         (mapped,) = relations
         advise(error, mapped, mapped.plan)
@@ -67,9 +67,9 @@ async def commit(
         raise
 
 
-def release_delete_counts(lane: Lane, share: LaneTransaction, metrics: Metrics) -> None:
+def release_delete_counts(lane: Lane, lane_transaction: LaneTransaction, metrics: Metrics) -> None:
     """Count and log the changes that were left out of *share*, which is durable."""
-    for mapped, left_out in lane.delete_limit.release(share).items():
+    for mapped, left_out in lane.delete_limit.release(lane_transaction).items():
         table = table_labels(mapped)
         metrics.count_skipped(table, "delete", left_out.deleted_rows)
         metrics.count_skipped(table, "truncate", left_out.truncates)
