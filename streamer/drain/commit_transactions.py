@@ -1,4 +1,4 @@
-"""The view of this folder's modules on lane transactions, and the way to commit them."""
+"""Properties of lane transactions that decide how to write them, and the commit."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ def may_divert(lane_transaction: LaneTransaction) -> bool:
 
 
 def add_context(error: StreamerError, lane_transaction: LaneTransaction) -> None:
-    """Add the source transaction of *share* to *error*, and a single table of *share*."""
+    """Add the source transaction to *error*, and the table if the transaction has only one."""
     transaction = lane_transaction.transaction
     error.lsn = str(transaction.final_lsn)
     error.add_note(f"in transaction {transaction.xid}, committed at {transaction.final_lsn}")
@@ -68,7 +68,7 @@ async def commit(
 
 
 def release_delete_counts(lane: Lane, lane_transaction: LaneTransaction, metrics: Metrics) -> None:
-    """Count and log the changes that were left out of *share*, which is durable."""
+    """Count and log the changes that were left out of *lane_transaction*, which is durable."""
     for mapped, left_out in lane.delete_limit.release(lane_transaction).items():
         table = table_labels(mapped)
         metrics.count_skipped(table, "delete", left_out.deleted_rows)

@@ -5,8 +5,8 @@ connection, in turns (`turn`). A drainer tries a window as a set. If the target 
 drainer writes in exact order (`exact_order`), up to the faulty transaction. With quarantine, it
 writes around the faulty changes. A lane with rows in quarantine stays held, because later changes
 of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a full
-disk) with a back-off. It retries after the remaining errors every few seconds, so a fix of the
-cause is enough. With an empty spool the lane becomes live again.
+disk) with a back-off. After any other error it retries every few seconds, so the operator only has
+to remove the cause. Once the spool is empty, the lane becomes live again.
 """
 
 import asyncio
@@ -41,13 +41,15 @@ log = structlog.get_logger()
 LOCK_SECONDS: Final = 10.0
 ERROR_RETRY_SECONDS: Final = 5.0
 REPORTED_WAIT: Final = 2
-"""The attempt from which on status shows that the target does not take changes now."""
+"""From this attempt on, the status shows that the target does not accept changes."""
 TURN_SECONDS: Final = 2.0
 """How long a lane may keep a connection for which another lane waits."""
 
 
 class Drainer:
-    """Drains held lanes. `held` is called when a lane begins to be held, `run` by the owner."""
+    """Drains held lanes. A pipeline calls `held` for each lane that becomes held; the owner calls
+    `run`.
+    """
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Drainer:
         self._tasks: dict[Lane, asyncio.Task[None]] = {}
 
     def held(self, lane: Lane) -> None:
-        """A lane begins to be held."""
+        """Start to drain *lane*, which has become held."""
         self._new.put_nowait(lane)
 
     async def forget(self, lanes: set[Lane]) -> None:
@@ -185,7 +187,7 @@ class Drainer:
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
         except BaseException as exc:
-            # A StreamerError has rolled back; the remaining exceptions leave the transaction open.
+            # A StreamerError implies a rollback; any other exception leaves the transaction open.
             if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
                 writer.disconnect()
             raise

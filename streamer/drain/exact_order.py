@@ -1,8 +1,8 @@
 """Writes lane transactions in order, up to the first that the target refuses.
 
 Writes the windows that sets cannot express. The writer diverts rejected changes of tables whose
-rule is quarantine. A rejected change of a remaining table stops its transaction and all that
-follow.
+rule is quarantine. A rejected change of any other table stops its transaction and all later
+transactions.
 """
 
 from streamer.apply.lanes.lane_window import LaneWindow
@@ -18,14 +18,14 @@ class ExactOrder:
         self._writer = writer
 
     async def write(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
-        """Write the shares in front of the refused share; return their number and the error. The
-        caller commits them.
+        """Write the transactions in front of the refused transaction; return their number and the
+        error. The caller commits them.
         """
         writer = self._writer
         count, error = len(window.transactions), None
         by_keys = writer.orders_by_keys(window)
         if by_keys:
-            # If shares are written table by table, several can violate a key that each alone
+            # If transactions are written table by table, several can violate a key that each alone
             # satisfies.
             count, error = await self._find_refused(window, count, by_keys=True)
         while count and not by_keys:
@@ -50,10 +50,10 @@ class ExactOrder:
     async def _find_refused(
         self, window: LaneWindow, count: int, *, by_keys: bool = False
     ) -> tuple[int, StreamerError | None]:
-        """Write each share by itself, up to the share that the target refuses.
+        """Write each transaction by itself, up to the transaction that the target refuses.
 
-        With quarantine, this writes shares of a single change together, and checks each constraint
-        behind each share.
+        With quarantine, this writes transactions of a single change together, and checks all
+        constraints after each transaction.
         """
         number = 0
         while number < count:
@@ -89,7 +89,8 @@ class ExactOrder:
         await self._writer.transaction.check_constraints()
 
     async def _write_by_keys(self, window: LaneWindow, number: int) -> None:
-        """Write a share of tables that foreign keys connect, in each order that may satisfy them.
+        """Write a transaction of tables that foreign keys connect: try each order that may satisfy
+        the keys.
 
         The order of changes across tables is not known here. As sets, rows are written and removed
         by the keys. In exact order, table follows table.
@@ -116,7 +117,7 @@ class ExactOrder:
             await writer.transaction.check_constraints()
 
     async def _write_transaction(self, window: LaneWindow, number: int) -> None:
-        """Write a share, at whose end every constraint must hold."""
+        """Write a transaction, at whose end every constraint must hold."""
         writer = self._writer
         try:
             await writer.write_in_order(window, number, number + 1)
@@ -131,7 +132,9 @@ class ExactOrder:
 
 
 def _is_one_change(window: LaneWindow, start: int, stop: int) -> bool:
-    """Whether each share has a single change, of a table whose refused changes are diverted."""
+    """Whether each transaction is a single change of a table whose refused changes go into
+    quarantine.
+    """
     return all(
         len(lane_transaction.changes) == 1
         and len(lane_transaction.changes[0][1].payloads) == 1

@@ -1,4 +1,4 @@
-"""A lane's use of a connection of the drainer: requests, windows of shares, large shares."""
+"""A lane's use of a connection of the drainer: requests, windows and large transactions."""
 
 from functools import partial
 from itertools import takewhile
@@ -50,7 +50,7 @@ class Turn:
         self._plans_may_be_stale = plans_may_be_stale
 
     async def apply_next(self) -> bool:
-        """Fulfil a request, or apply the next shares; False if there is neither now."""
+        """Fulfil a request, or apply the next transactions; return False if there are none."""
         if self._lane.requests:
             await self._fulfil()
             return True
@@ -67,7 +67,7 @@ class Turn:
                 self._planner.invalidate(lane_transaction)
         try:
             allowed = await self._before_delete_limit(transactions)
-        except StreamerError:  # the next turn takes the same shares
+        except StreamerError:  # the next turn takes the same transactions
             self._lane.front.rewind()
             raise
         if not allowed:
@@ -88,7 +88,9 @@ class Turn:
         return await explain(self._writer.target, self._lane.owner, self._planner, refused)
 
     async def _apply_some(self, transactions: list[LaneTransaction], refused: Refused) -> None:
-        """Apply finished shares, or a large share; put failed shares into *refused*."""
+        """Apply finished transactions, or a large transaction; put failed transactions into
+        *refused*.
+        """
         if _is_alone(transactions[0]):
             large = LargeTransaction(
                 self._lane,
@@ -120,9 +122,9 @@ class Turn:
     async def _before_delete_limit(
         self, transactions: list[LaneTransaction]
     ) -> list[LaneTransaction]:
-        """Return the *shares* in front of the first that waits for an operator, without changes
-        that operators skip, or that a later chunk contains. If the very first share waits, pause
-        its table.
+        """Return the *transactions* in front of the first that waits for an operator. Leave out
+        changes that operators skip, or that a later chunk contains. If the very first transaction
+        waits, pause its table.
         """
         lane, delete_limit = self._lane, self._lane.delete_limit
         if (
@@ -130,7 +132,7 @@ class Turn:
             and lane.has_open_transaction
             and lane.owner.has_delete_limit(lane)
         ):
-            while lane.has_open_transaction:  # the delete limit has not counted the whole share
+            while lane.has_open_transaction:  # the delete limit counts the whole transaction
                 await until_changed(lane, None)
             return []
         for number, lane_transaction in enumerate(transactions):
@@ -157,7 +159,7 @@ class Turn:
             lane.requests.popleft()
 
     async def _apply(self, transactions: list[LaneTransaction], refused: Refused) -> None:
-        """Apply finished shares, as many as the target accepts; raise the error that ends this."""
+        """Apply as many finished transactions as the target accepts; raise the target's error."""
         done = 0
         window = LaneWindow(self._lane)
         try:
@@ -184,8 +186,8 @@ class Turn:
     async def _try(
         self, transactions: list[LaneTransaction]
     ) -> tuple[LaneWindow, int, StreamerError | None]:
-        """Write and commit shares; return the window, the number of accepted shares, and the error,
-        if any. Raises ConflictsFound.
+        """Write and commit transactions; return the window, the number of accepted transactions,
+        and the error, if any. Raises ConflictsFound.
         """
         window, error = await self._window(transactions)
         try:
@@ -197,11 +199,11 @@ class Turn:
             if exc.retry is Retry.TIMED:
                 raise
             await self._writer.rollback()
-            if any(map(may_divert, transactions)):  # rather than to put rows into quarantine
+            if any(map(may_divert, transactions)):  # rather than put rows into quarantine
                 diverted = Refused()
                 diverted.add(window.transactions)
                 await self._explain(diverted)
-            # Plan the shares again: an earlier definition may have caused the rejection.
+            # Plan the transactions again: an earlier definition may have caused the rejection.
             for lane_transaction in transactions:
                 self._planner.invalidate(lane_transaction)
             window, error = await self._window(transactions)
@@ -211,7 +213,9 @@ class Turn:
     async def _window(
         self, transactions: list[LaneTransaction]
     ) -> tuple[LaneWindow, StreamerError | None]:
-        """Plan shares up to the first that cannot be planned or read, unless the very first."""
+        """Plan transactions up to the first that cannot be planned or read, unless the very
+        first.
+        """
         window = LaneWindow(self._lane)
         self._writer.start_window()
         for number, lane_transaction in enumerate(transactions):
@@ -223,7 +227,7 @@ class Turn:
                 add_context(exc, lane_transaction)
                 if not number:
                     raise
-                # The window has parts of this share by now.
+                # By now the window has parts of this transaction.
                 window, error = await self._window(transactions[:number])
                 return window, error or exc
             except StreamerError as exc:
@@ -233,8 +237,8 @@ class Turn:
         return window, None
 
     async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
-        """Commit the shares in front of the share that the target refuses; return the number of
-        shares and the error.
+        """Commit the transactions in front of the transaction that the target refuses; return their
+        number and the error.
         """
         await self._writer.begin()
         count, error = await ExactOrder(self._writer).write(window)
@@ -255,5 +259,5 @@ class Turn:
 
 
 def _is_alone(lane_transaction: LaneTransaction) -> bool:
-    """Whether a share needs a separate target transaction."""
+    """Whether a lane transaction needs a target transaction of its own."""
     return lane_transaction.end_lsn is None or lane_transaction.redefines

@@ -41,7 +41,7 @@ AHEAD_ROWS: Final = 1000
 
 
 class LargeTransaction:
-    """Applies the share at the front of *lane* through *writer*.
+    """Applies the transaction at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
     that were to be written. *explain*: finds changes without a message, and makes the changes that
@@ -73,12 +73,14 @@ class LargeTransaction:
         return self._lane.front
 
     def _read(self) -> list[LaneTransaction]:
-        """Return the next pieces, without changes that an operator skips or a later chunk has."""
+        """Return the next pieces, without changes that an operator skips or that a later chunk
+        contains.
+        """
         delete_limit, pieces = self._lane.delete_limit, self._spool.read(self._read_bytes)
         return [only_copied(delete_limit.without_skipped(piece)) for piece in pieces]
 
     async def apply(self, piece: LaneTransaction) -> None:
-        """Apply the share that begins with *piece*, while pieces arrive."""
+        """Apply the transaction that begins with *piece*, while pieces arrive."""
         pieces, immediate = [piece], False
         while True:
             try:
@@ -173,7 +175,7 @@ class LargeTransaction:
     async def _read_ahead(
         self, transaction: Transaction, touched: dict[MappedRelation, Counts]
     ) -> tuple[list[LaneTransaction], LaneWindow | None]:
-        """Return the next shares, and the window of the first if known in advance."""
+        """Return the next pieces, and the window of the first if it can be folded in advance."""
         while not (transactions := self._read()):
             await until_changed(self._lane, None)
             _check_still_wanted(touched, transaction)
@@ -235,7 +237,7 @@ class LargeTransaction:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED or immediate:
                 raise
-            if self._may_explain and may_divert(piece):  # rather than to put rows into quarantine
+            if self._may_explain and may_divert(piece):  # rather than put rows into quarantine
                 raise _RowsToExplain from exc
             await writer.rollback_to_savepoint()
             self._planner.invalidate(piece)
@@ -260,13 +262,14 @@ class LargeTransaction:
         return transactions
 
 
-class _NotWanted(Exception):  # not an error: a copy includes a part of the share
-    """An operator requested a resync during the writing of a large share."""
+class _NotWanted(Exception):  # not an error: a copy includes part of the transaction
+    """An operator requested a resync while the drainer wrote a large transaction."""
 
 
 def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
-    """Give up a large share that has written to a relation with a pending copy. The drainer would
-    skip later changes of the relation, and readers would see a part of the share.
+    """Give up a large transaction that has written to a relation with a pending copy. Otherwise the
+    drainer would skip later changes of the relation, and readers would see a part of the
+    transaction.
     """
     if any(mapped.has(transaction) for mapped in touched):
         raise _NotWanted
@@ -276,5 +279,5 @@ class _RowsToExplain(Exception):  # not an error: rows that a lost message may e
     """The target refuses rows that may go into quarantine."""
 
 
-class _ConstraintAtEnd(Exception):  # not an error: the large share is written in exact order
-    """A deferred constraint refuses a large share, and does not name the row."""
+class _ConstraintAtEnd(Exception):  # not an error: the large transaction is written in exact order
+    """A deferred constraint refuses a large transaction, and does not name the row."""

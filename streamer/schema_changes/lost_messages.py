@@ -31,9 +31,9 @@ log = structlog.get_logger()
 
 
 class Refused:
-    """The changes that the target has just refused: finished shares, or pieces of a large share.
+    """The changes that the target has just refused: finished lane transactions, or pieces of one.
 
-    Of a large share, the object retains only the payloads of the newest piece.
+    Of a large transaction, the object retains only the payloads of the newest piece.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The keys of a relation's rows in quarantine, which later changes of the same rows follow.
+"""The keys of a relation's changes in quarantine.
 
 `BlockedKeys` holds the old and new keys of the changes in quarantine. A later change of such a key
 goes into quarantine as well. Pure.
@@ -83,7 +83,8 @@ class Quarantine:
 
 
 class BlockedKeys:
-    """Keys whose changes must go into quarantine because an earlier change of the same row did.
+    """Old and new keys of changes in quarantine: later changes of such a key go into quarantine,
+    too.
 
     The keys belong to one relation and to one transaction at the target.
     """
@@ -181,9 +182,7 @@ class BlockedKeys:
 
 
 def values_of_change(plan: ApplyPlan, change: OrderedChange) -> list[KeyValues]:
-    """Return the key's values of a change in text transport, of the old and the new row, if
-    known.
-    """
+    """Return the key values of a change in text transport: of its old and its new row, if known."""
     positions = key_positions(plan)
     if not positions:
         return []
@@ -199,7 +198,7 @@ def values_of_change(plan: ApplyPlan, change: OrderedChange) -> list[KeyValues]:
 def values_of_stored(
     names: tuple[str, ...], old: Values | None, new: Values | None
 ) -> list[KeyValues]:
-    """Return the key's values that a change in quarantine has."""
+    """Return the key values of a change in quarantine."""
     if not names:
         return []
     return [
@@ -210,8 +209,8 @@ def values_of_stored(
 
 
 def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
-    """Return a key of *values*. *names*: the names that replace values, for each column."""
-    # Whole rows may be keys, in large numbers: sixteen bytes distinguish keys.
+    """Return a key of *values*. *names*: for each column, names to use instead of values."""
+    # A key may be a whole row, and keys are many: sixteen bytes distinguish keys.
     made = hashlib.blake2b(digest_size=16)
     for value, of_column in zip(values, names, strict=True):
         if value is None:

@@ -115,7 +115,7 @@ def _value(item: bytes, kind: str) -> KeyValue:
 
 
 def only_copied(lane_transaction: "LaneTransaction") -> "LaneTransaction":
-    """Return *share* without changes of rows that a later chunk copies.
+    """Return the transaction without changes of rows that a later chunk copies.
 
     Raises SyncError if a change fits no range; the copy must then begin again, in one piece.
     """

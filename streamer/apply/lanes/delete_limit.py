@@ -29,17 +29,17 @@ class _Removed:
 
 
 class DeleteLimit:
-    """See the module."""
+    """Counts deletes and TRUNCATEs by source transaction and table."""
 
     __slots__ = ("_counts", "_found")
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Lsn, MappedRelation], _Removed] = {}
-        """Removals of transactions that have not ended."""
+        """Removals by transactions that have not ended."""
         self._found: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
 
     def add(self, lane_transaction: "LaneTransaction") -> bool:
-        """Count a share, or the next piece of a share; return whether a transaction must wait."""
+        """Count a lane transaction or its next piece; return whether a transaction must wait."""
         for mapped, changes in lane_transaction.changes:
             rule = mapped.mapping.rule
             if rule.max_deleted_rows is None or rule.type is TableType.APPEND:
@@ -77,7 +77,7 @@ class DeleteLimit:
     def waiting(
         self, lane_transaction: "LaneTransaction"
     ) -> "tuple[MappedRelation, MassDelete] | None":
-        """Return the table for which *share* waits until an operator decides, if any."""
+        """Return the table for which *lane_transaction* awaits an operator's decision, if any."""
         for mapped, mass_delete in self._mass_deletes(lane_transaction).items():
             is_decided = _decision(mapped, mass_delete) is not None
             if not is_decided and mass_delete.exceeds(mapped.mapping.rule.max_deleted_rows):
@@ -85,7 +85,7 @@ class DeleteLimit:
         return None
 
     def without_skipped(self, lane_transaction: "LaneTransaction") -> "LaneTransaction":
-        """Return *share* without the deletes that an operator skips."""
+        """Return the transaction without the deletes that an operator skips."""
         skipped = self._skipped(lane_transaction)
         if not skipped:
             return lane_transaction
@@ -96,7 +96,7 @@ class DeleteLimit:
         return replace(lane_transaction, changes=changes)
 
     def release(self, lane_transaction: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
-        """Discard the counts of *share*, which is durable; return the skipped mass deletes."""
+        """Discard the counts of a durable transaction; return the skipped mass deletes."""
         skipped = self._skipped(lane_transaction)
         self._found.pop(lane_transaction.transaction.final_lsn, None)
         return skipped

@@ -1,4 +1,4 @@
-"""The changes that a lane holds, counted. Pure."""
+"""Counts the changes that a lane holds. Pure."""
 
 from typing import TYPE_CHECKING
 

@@ -64,7 +64,7 @@ class HotLanes:
         return None
 
     def release(self, lane: "Lane", now: float, *, is_cool: bool) -> "TransactionQueue | None":
-        """Return the worker to which *lane* must return after a commit at a place; None: it stays.
+        """Return the worker to which *lane* must return after a commit at a place; None to stay.
 
         *is_cool*: `SlowLanes.is_cool` of *lane*.
         """

@@ -8,15 +8,15 @@ its own connection. A relation is held while it waits for its copy, a lock, an o
 that the target refuses. The end of a transaction too large for memory is another reason. The
 remaining relations continue.
 
-Order never depends on worker and drainer. A drainer begins after the worker has finished all its
-shares of the lane, and a lane becomes live again only with an empty spool.
+Order never depends on worker and drainer. A drainer begins after the worker has finished all
+transactions of the lane, and a lane becomes live again only with an empty spool.
 
 A lane *held to a point* lets a copy replace some rows or columns of a relation that is in sync. The
 copy lacks the remaining rows, so no change of those rows may be dropped:
 
 0. ``hold_to_point(EVERYTHING)``: the drainer applies all changes while the copy waits for its slot
-   and prepares the target. So this table never holds back a change of a shared type, which could
-   hold back the copy.
+   and prepares the target. Otherwise this table could delay a change of a shared type, and so the
+   copy.
 1. ``hold_to_point(None)`` before the copy's snapshot exists: all changes dispatched so far are
    older.
 2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply only the
@@ -152,7 +152,8 @@ class MappedRelation:
         self.obstacle: Callable[[], StreamerError] | None = None
         """Makes the error that stops the relation until the rules change."""
         self.parts: set[Part] | None = None
-        """Parts of the source's table that a command may drop without naming the table; None: any.
+        """Parts of the source's table that a command may drop without naming the table; None:
+        any.
         """
         self.is_doubtful = False
         """The stored definition may differ from the source's, so the source must repeat it."""
@@ -165,15 +166,18 @@ class MappedRelation:
         self.former_labels: Mapping[str, tuple[bool, Mapping[str, str]]] = {}  # `FormerColumns`
         self._statements: PlanStatements | None = None
         self._confirmed: Relation | None = None
-        """The last message that repeated the definition: comparing again would cost each share."""
+        """The last message that repeated the definition; saves a comparison for each
+        transaction.
+        """
         self._confirmed_through = 0
-        """RELATION messages with lower numbers that repeat the definition of ``plan`` fit ``plan``.
+        """RELATION messages below this number that repeat the definition of ``plan`` fit
+        ``plan``.
         """
         self.quarantine = Quarantine()
         self.copy_remedy: Remedy | None = None
         """How the copy that an operator requested leaves out changes that the target refuses."""
         self.conflict_watch = 0
-        """Number of next windows in which a writer checks for missing rows before each change."""
+        """In so many more windows, a writer checks for missing rows before each change."""
 
     def become(self, state: TableState) -> None:
         """Set *state*. The caller updates the lane, see `Relations.become`."""
@@ -325,7 +329,7 @@ class QuarantineRequest:
 
 
 class TransactionSpool(Protocol):
-    """Keeps shares on disk, in order; see `streamer.apply.lanes.spool`."""
+    """Keeps lane transactions on disk, in order; see `streamer.apply.lanes.spool`."""
 
     @property
     def is_empty(self) -> bool: ...
@@ -369,7 +373,7 @@ class LaneOwner(Protocol):
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
-        """Whether unapplied changes of a table committed before *lsn*."""
+        """Whether the target lacks changes of a table that committed before *lsn*."""
         ...
 
     def has_delivered(self, lsn: Lsn) -> bool:
@@ -385,7 +389,7 @@ class LaneOwner(Protocol):
         ...
 
     def lane_durable(self, lane: "Lane", transactions: list[LaneTransaction]) -> None:
-        """The target has committed *shares*, the lane's oldest."""
+        """The target has committed *transactions*, the lane's oldest."""
         ...
 
     async def lane_failed(self, lane: "Lane", error: StreamerError) -> None:
@@ -393,7 +397,7 @@ class LaneOwner(Protocol):
         ...
 
     async def lane_waits(self, lane: "Lane", reason: str | None) -> None:
-        """The lane waits for the target because of *reason*; None: it no longer waits."""
+        """The lane waits for the target because of *reason*; None if the wait has ended."""
         ...
 
     def has_delete_limit(self, lane: "Lane") -> bool:
@@ -442,9 +446,9 @@ class Lane:
     pending: LanePending = field(default_factory=LanePending)
     spool: TransactionSpool | None = None
     queued_count: int = 0
-    """Number of unfinished shares at the worker."""
+    """Number of unfinished transactions at the worker."""
     returned: deque[TransactionSpool] = field(default_factory=deque)
-    """Spools of the shares that the worker gave back; all precede `spool`."""
+    """Spools of the transactions that the worker gave back; all precede `spool`."""
     backend_pid: int | None = None
     """The drainer's session at the target while the drainer applies changes of this lane."""
     is_draining: bool = False
@@ -461,7 +465,7 @@ class Lane:
     is_at_point: bool = False
     """All changes before `point` that have arrived are durable."""
     passed_lsn: Lsn = NOTHING
-    """All changes of the lane that commit before are durable; `pending` counts whole runs."""
+    """All changes of the lane that commit before this position are durable."""
     is_ending: bool = False
     """The pipeline ends; the source sends unapplied changes again to the next attempt."""
     delete_limit: DeleteLimit = field(default_factory=DeleteLimit)
@@ -503,12 +507,12 @@ class Lane:
 
     @property
     def _spools(self) -> list[TransactionSpool]:
-        """All spools, in the commit order of their shares."""
+        """All spools, in commit order."""
         return [*self.returned, *([] if self.spool is None else [self.spool])]
 
     @property
     def front(self) -> TransactionSpool:
-        """The spool that holds the oldest share."""
+        """The spool that holds the oldest transaction."""
         while self.returned and self.returned[0].is_empty:
             self.returned.popleft().close()
         return self._spools[0]
@@ -519,7 +523,7 @@ class Lane:
         return sum(number for number, _ in counts), sum(size for _, size in counts)
 
     def dispatch(self, lane_transaction: LaneTransaction) -> None:
-        """Send the next share, in commit order, to the worker or the spool."""
+        """Send the next transaction, in commit order, to the worker or the spool."""
         if self.is_ending:
             return
         if self.spool is None and lane_transaction.end_lsn is None:
@@ -582,20 +586,21 @@ class Lane:
             self.add_hold(Hold.BUSY)
 
     def split(self, lane_transaction: LaneTransaction) -> list[LaneTransaction]:
-        """Return the shares of a share's transactions, which the worker applies instead."""
+        """Divide a block into its transactions, which the worker applies instead."""
         singles = lane_transaction.split()
         self.queued_count += len(singles) - 1
         return singles
 
     def applied(self, transactions: list[LaneTransaction]) -> None:
-        """The worker has committed *shares*."""
+        """The worker has committed *transactions*."""
         self.owner.lane_durable(self, transactions)
         self._uncount(len(transactions))
 
     def give_back(self, transactions: list[LaneTransaction]) -> None:
-        """Hold the lane, and spool *shares*, which the worker cannot apply, and all later shares.
+        """Hold the lane; spool *transactions*, which the worker cannot apply, and all later
+        transactions.
 
-        The lane may be held for days, so the shares go to disk. Raises SpoolError.
+        The lane may be held for days, so the transactions go to disk. Raises SpoolError.
         """
         if self.is_ending:
             self._uncount(len(transactions))
@@ -606,7 +611,7 @@ class Lane:
             for lane_transaction in transactions:
                 for single in lane_transaction.split():
                     spool.append(single)
-            # The worker gives back the committing window after the shares behind that window.
+            # The worker gives back the committing window after the transactions behind that window.
             self.returned.appendleft(spool)
             self.is_at_point = False
         self._uncount(len(transactions))
@@ -617,10 +622,11 @@ class Lane:
             self.changed.set()
 
     def read_held(self, size: int) -> list[LaneTransaction]:
-        """Return the next held shares, about *size* bytes, or a piece of a larger share.
+        """Return the next held transactions, about *size* bytes, or a piece of a larger
+        transaction.
 
-        The lane keeps the shares until `drained` is called. A lane held to a point returns the
-        shares before that point. Raises OpenShareDiscarded.
+        The lane keeps the transactions until `drained` is called. A lane held to a point returns
+        the transactions before that point. Raises OpenTransactionDiscarded.
         """
         if not self.is_held:
             return []
@@ -637,15 +643,13 @@ class Lane:
         return transactions
 
     def drained(self, count: int) -> None:
-        """Drop the first *count* finished shares; the next `read_held` returns the remaining
-        shares.
-        """
+        """Drop the first *count* finished transactions, for the next `read_held`."""
         spool = self.front
         spool.release(count)
         spool.rewind()
 
     def discard_open(self) -> None:
-        """Discard the unfinished share of a lost connection; the source sends it again."""
+        """Discard the unfinished transaction of a lost connection; the source sends it again."""
         if self.has_open_transaction:
             assert self.spool is not None
             self.spool.discard_open()
@@ -678,7 +682,7 @@ class Lane:
 
 
 async def until_idle(lane: Lane) -> None:
-    """Wait until the worker has finished all shares of *lane*."""
+    """Wait until the worker has finished all transactions of *lane*."""
     while lane.queued_count:
         lane.queue.hurry()
         lane.changed.clear()

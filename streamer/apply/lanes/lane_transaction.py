@@ -1,4 +1,4 @@
-"""A lane's share of source transactions: the changes that it applies. Pure."""
+"""The changes of source transactions that a lane applies. Pure."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class LaneTransaction:
-    """The changes of a source transaction that a lane applies: the lane's share.
+    """The changes of a source transaction that a lane applies.
 
     Without ``end_lsn`` the object is a piece, and more pieces of the transaction follow.
     """
@@ -25,21 +25,25 @@ class LaneTransaction:
     end_lsn: "Lsn | None"
     size: int
     is_lead: bool = True
-    """Whether this share counts for the transaction."""
+    """Whether the metrics count the source transaction by this object, and not by another
+    lane's.
+    """
 
     @property
     def led_times(self) -> list[int]:
-        """The commit times of the transactions that this share counts."""
+        """The commit times of the source transactions that the metrics count by this object."""
         return [self.transaction.commit_time] if self.is_lead else []
 
     @property
     def redefines(self) -> bool:
-        """Whether the share changes the definition of a relation."""
+        """Whether the transaction changes the definition of a relation."""
         return any(isinstance(changes.relation, Redefinition) for _, changes in self.changes)
 
     @property
     def is_partly_applied(self) -> bool:
-        """Whether the target already has some of the transactions: a worker splits such a share."""
+        """Whether the target already has some transactions of a block; a worker splits such a
+        block.
+        """
         return False
 
     def end_of(self, changes: "Changes") -> "Lsn | None":
@@ -48,28 +52,28 @@ class LaneTransaction:
         return self.end_lsn
 
     def by_commit_time(self, changes: "Changes") -> Iterator[tuple[int, list[bytes]]]:
-        """Yield *changes* of this share by transaction: the commit time and the payloads."""
+        """Yield *changes* by source transaction: the commit time and the payloads."""
         yield self.transaction.commit_time, changes.payloads
 
     def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
-        """Yield *changes* of this share by transaction: the transaction and the payloads."""
+        """Yield *changes* by source transaction: the transaction and the payloads."""
         yield self.transaction, changes.payloads
 
     def split(self) -> "list[LaneTransaction]":
-        """Return the shares of the single transactions, in commit order."""
+        """Return an object for each source transaction, in commit order."""
         return [self]
 
 
 @dataclass(slots=True)
 class LaneBlock(LaneTransaction):
-    """A lane's share of a block of transactions.
+    """The changes of a block of source transactions that a lane applies.
 
     ``transaction`` and ``end_lsn`` belong to the last transaction.
     """
 
     block: TransactionBlock = field(default_factory=TransactionBlock)
     led: Collection[int] = ()
-    """The numbers of the transactions that this share counts."""
+    """The numbers of the transactions that the metrics count by this object."""
 
     @property
     def led_times(self) -> list[int]:

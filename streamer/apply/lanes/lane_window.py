@@ -88,12 +88,12 @@ class RelationWindow:
 
 @dataclass(slots=True)
 class LaneWindow:
-    """Shares of a lane for a target transaction."""
+    """Transactions of a lane for a target transaction."""
 
     lane: Lane
     transactions: list[LaneTransaction] = field(default_factory=list)
     parts: list[list[tuple[MappedRelation, Changes, ApplyPlan]]] = field(default_factory=list)
-    """The changes of each share that the target lacks, with plans."""
+    """For each transaction, the changes that the target lacks, with plans."""
     relations: dict[MappedRelation, RelationWindow] = field(default_factory=dict)
     change_count: int = 0
     version_count: int = 0
@@ -106,7 +106,7 @@ class LaneWindow:
         plans: Sequence[ApplyPlan | None],
         kept: list[list[bytes]] | None = None,
     ) -> None:
-        """Add a share; *plans* contains a plan for each item of its changes. Raises ProtocolError.
+        """Add a transaction with a plan for each item of its changes. Raises ProtocolError.
 
         *kept*: the payloads to fold for each item; by default all payloads.
         """
@@ -139,7 +139,7 @@ class LaneWindow:
             self.change_count += len(changes.payloads)
 
     def single_transaction(self, number: int) -> "LaneWindow":
-        """Return a window of share *number* alone, with the same plans."""
+        """Return a window of transaction *number* alone, with the same plans."""
         window = LaneWindow(self.lane, [self.transactions[number]], [self.parts[number]])
         for mapped, changes, plan in self.parts[number]:
             relation = window.relations.setdefault(mapped, RelationWindow(mapped))
@@ -152,7 +152,9 @@ class LaneWindow:
         return window
 
     def progress(self, transaction_count: int | None = None) -> dict[MappedRelation, Lsn]:
-        """Return the position of each relation after a commit of the first *share_count* shares."""
+        """Return each relation's position after a commit of the first *transaction_count*
+        transactions.
+        """
         reached: dict[MappedRelation, Lsn] = {}
         for lane_transaction, parts in zip(
             self.transactions[:transaction_count], self.parts, strict=False

@@ -1,7 +1,7 @@
 """The limit on queued bytes of changes for the workers, source by source.
 
-The sources with queued changes share a budget equally. A source that has used its part stops
-reading, so a full worker stops only the sources that have filled its queue.
+The sources with queued changes share a budget equally. A source that has used up its part stops
+reading, so a full queue stops only the sources that filled the queue.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ SOURCE_BYTES_MIN: Final = 1024 * 1024
 
 
 class Queued(Protocol):
-    """A lane, as the budget uses it."""
+    """The part of a lane that the budget needs."""
 
     @property
     def owner(self) -> object: ...

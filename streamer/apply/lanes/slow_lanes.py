@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 LONG_SECONDS_MIN: Final = 0.01
 """A lane with shorter writes delays its worker little."""
 LONG_TIMES: Final = 4
-"""A lane takes long from this multiple of the worker's median lane on.
+"""A lane is long if its writes take this multiple of the time of the worker's median lane.
 
-On a busy machine all lanes take long, and moving a lane would not help.
+On a busy machine all lanes are long, and moving a lane would not help.
 """
 WINDOWS: Final = 3
 """A lane leaves after this number of consecutive long windows for which other lanes wait."""

@@ -1,8 +1,8 @@
 """Changes on disk, in order: a held lane's changes, and streamed transactions before their commit.
 
 Spooled changes need not be durable: after a crash the source sends changes in flight again. Files
-live in a directory of the process. The process removes the directory at its end; after a crash the
-next process does.
+live in a directory of the process. The process removes the directory at its end; after a crash, the
+next process removes the directory.
 
 A lane's spool is a sequence of segment files. It has a position for reading and a position for
 writing, and deletes segments after their release.
@@ -53,7 +53,7 @@ log = structlog.get_logger()
 
 
 class OpenTransactionDiscarded(Exception):  # a signal to the reader, not an error
-    """The spool discarded the unfinished share that the reader was inside; read it again."""
+    """The spool discarded the unfinished transaction that the reader was in the middle of."""
 
 
 def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
@@ -220,7 +220,7 @@ class _Segment:
 
 
 class LaneSpool:
-    """The shares of a held lane."""
+    """The transactions of a held lane."""
 
     def __init__(self, directory: SpoolDirectory) -> None:
         self._directory = directory
@@ -228,22 +228,24 @@ class LaneSpool:
         self._relations: list[tuple[MappedRelation, Relation]] = []
         self._relation_numbers: dict[tuple[int, int], int] = {}
         self._write_is_open = False
-        self._open_at: tuple[int, int] = (0, 0)  # where the unfinished share begins
+        self._open_at: tuple[int, int] = (0, 0)  # where the unfinished transaction begins
         self._first_segment = 0  # number of the first segment that still exists
         self._released: tuple[int, int] = (0, 0)
         self._cursor: tuple[int, int] = (0, 0)
-        # Read finished shares before their release: the end and the changes of each.
+        # The end and the counts of each finished transaction that is read but not yet released.
         self._read: deque[tuple[tuple[int, int], Held]] = deque()
         self._reader = _TransactionReader(self._relations)
         self._discarded = False
         self._held = Held()
-        self._open_held = Held()  # the counts of the unfinished share
-        self._piece_held = Held()  # pieces of the share that is read in part
+        self._open_held = Held()  # the counts of the unfinished transaction
+        self._piece_held = Held()  # pieces of the transaction that is read in part
 
     # ---- writing -------------------------------------------------------------------------------
 
     def append(self, lane_transaction: LaneTransaction) -> None:
-        """Write a share, or the next piece of the unfinished share. Raises SpoolError."""
+        """Write a transaction, or the next piece of the unfinished transaction. Raises
+        SpoolError.
+        """
         records: list[bytes] = []
         add = records.append
         if not self._write_is_open:
@@ -290,7 +292,9 @@ class LaneSpool:
         return (self._first_segment + len(self._segments) - 1, self._segments[-1].size)
 
     def discard_open(self) -> None:
-        """Discard the unfinished share; the next read of a reader inside it raises an error."""
+        """Discard the unfinished transaction; a reader in its middle gets
+        OpenTransactionDiscarded.
+        """
         if not self._write_is_open:
             return
         self._write_is_open = False
@@ -307,7 +311,7 @@ class LaneSpool:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the owner has released all shares."""
+        """Whether the owner has released all transactions."""
         return self._released >= self._end()
 
     @property
@@ -323,9 +327,9 @@ class LaneSpool:
         return self._held
 
     def read(self, size: int) -> list[LaneTransaction]:
-        """Read finished shares of about *size* bytes; or, if the next is larger, a piece of it.
+        """Read finished transactions of about *size* bytes, or a piece of a larger transaction.
 
-        Empty if the reader has reached the end. Raises OpenShareDiscarded.
+        Empty if the reader has reached the end. Raises OpenTransactionDiscarded.
         """
         if self._discarded:
             raise OpenTransactionDiscarded
@@ -365,7 +369,7 @@ class LaneSpool:
             self._cursor = (number + 1, 0)
 
     def rewind(self) -> None:
-        """Read again from the first unreleased share."""
+        """Read again from the first unreleased transaction."""
         self._cursor = self._released
         self._reader = _TransactionReader(self._relations)
         self._discarded = False
@@ -373,7 +377,7 @@ class LaneSpool:
         self._piece_held = Held()
 
     def release(self, count: int) -> None:
-        """Release the first *count* of the read finished shares."""
+        """Release the first *count* finished transactions that are read."""
         for _ in range(count):
             self._released, held = self._read.popleft()
             self._held.remove(held)
@@ -387,7 +391,7 @@ class LaneSpool:
 
 
 class _TransactionReader:
-    """Turns records back into shares. Pure."""
+    """Turns records back into lane transactions. Pure."""
 
     __slots__ = ("_changes", "_is_lead", "_payloads", "_relations", "_size", "_transaction")
 
@@ -403,9 +407,9 @@ class _TransactionReader:
         self._size = 0
 
     def feed(self, data: bytes, transactions: list[LaneTransaction]) -> tuple[int, list[int]]:
-        """Read whole records from *data*, and add finished shares to *shares*.
+        """Read whole records from *data*, and add finished transactions to *transactions*.
 
-        Returns the number of bytes read, and the end of each of these shares.
+        Returns the number of bytes read, and the end of each of these transactions.
         """
         position, end = 0, len(data)
         boundaries: list[int] = []

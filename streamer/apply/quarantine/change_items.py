@@ -1,4 +1,4 @@
-"""Changes on the way, with keys and with values as text."""
+"""Changes in flight, with keys and with values as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from unnest($1::int8[]) with ordinality t (oid, n) order by n
 
 @dataclass(slots=True)
 class Item:
-    """A change on the way. ``text``: the change in text transport."""
+    """A change in flight. ``text``: the change in text transport."""
 
     place: tuple[int, int]
     transaction: Transaction
@@ -131,7 +131,7 @@ class ItemReader:
         chunks = encode_rows(items, RowLayout(len(names), binary=True))
         await self._transaction.copy(Copy("streamer_text", names, chunks, binary=True))
         texts = ", ".join(f"{name}::text" for name in names)
-        # In the order of the COPY: no other statement has changed this table.
+        # Rows come in the order of the COPY, because no other statement has changed this table.
         texts_read = await self._transaction.target.fetch(
             f"select {texts} from pg_temp.streamer_text order by ctid"
         )

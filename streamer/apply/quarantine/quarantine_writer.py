@@ -1,5 +1,5 @@
-"""Writes changes around rejected changes, which go into quarantine, in the same target transaction;
-the rest of the table continues.
+"""Writes changes around rejected changes, which go into quarantine in the same target transaction.
+The rest of the table continues.
 
 A window is first written as usual, without the changes that follow a change in quarantine. If the
 target rejects the window, the writer writes changes one by one (`segment`). Rejected changes are
@@ -35,8 +35,8 @@ log = structlog.get_logger()
 class QuarantineWriter:
     """Writes windows, and puts changes that the target refuses into quarantine.
 
-    It has a separate transaction and a separate writer. Only drainers use a QuarantineWriter: it
-    serves a lane at a time, and needs the outcome of each transaction before the next begins.
+    Only drainers use this class: it serves one lane at a time, and needs the outcome of each
+    transaction before the next begins.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class QuarantineWriter:
     # ---- the transaction -----------------------------------------------------------------------
 
     def start_window(self) -> None:
-        """Prepare the plan of a window: `follow` its shares."""
+        """Prepare for the plan of a window, which calls `follow` for each transaction."""
         self._ahead.clear()
         if not self._is_begun:
             self._blocked.clear()
@@ -116,7 +116,7 @@ class QuarantineWriter:
         await self.transaction.rollback_to_savepoint()
 
     def _store_blocked_keys(self) -> None:
-        """Store the blocked keys of the transaction, which has committed."""
+        """Keep the blocked keys of the transaction, which has committed."""
         self._is_begun = False
         for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0

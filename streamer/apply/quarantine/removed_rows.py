@@ -73,7 +73,8 @@ async def end_partitions(
     leaving: Sequence[PartitionRows],
     removal: RemovalAtSource,
 ) -> int:
-    """End changes in quarantine, only of *leaving*; return the increase of the number of changes.
+    """End changes in quarantine of rows of the partitions *leaving*; return the increase of the
+    number of changes.
 
     *table*: the target with the column names of *leaving*. Raises TargetSchemaError for a change
     that may belong to *leaving*.

@@ -2,7 +2,7 @@
 
 A request stays in the bookkeeping until the transaction that fulfils it, so a crash loses no
 request. The drainer fulfils a request between two windows of the lane. Later changes of the same
-rows come behind the request or follow the rows into quarantine, and never overtake.
+rows come behind the request, or follow the rows into quarantine. They never overtake the request.
 """
 
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ async def fulfil(
             await writer.rollback()
             if exc.retry is Retry.TIMED:
                 raise
-            # The cause is no row: for example, the table is missing, or the role may not write.
+            # No row is the cause: for example, the table is missing, or the role may not write.
             await _record_failure(request, writer, exc)
         else:
             log.info(
@@ -84,10 +84,11 @@ async def fulfil(
 
 
 async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
-    """Begin the transaction that fulfils *request*; return False if that was done already.
+    """Begin the transaction that fulfils *request*; return False if the request is fulfilled
+    already.
 
-    A process that took over meanwhile, or a COMMIT whose answer was lost, may have done so. No
-    progress row moves here, so the lock on the request's row admits a single process.
+    A process that took over meanwhile may have fulfilled the request, or a COMMIT whose answer was
+    lost. No progress row moves here, so the lock on the request's row admits a single process.
     """
     await writer.begin()
     if await lock_request(writer.target, request.request_id):
@@ -190,7 +191,7 @@ class _Attempt:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
-            # A deferred constraint speaks up only at the end, and does not say of which row.
+            # A deferred constraint fails only at the end, and does not name the row.
             await self.writer.rollback_to_savepoint()
             failures = await self._write(window, ids, immediate=True)
         await self.writer.transaction.release_savepoint()
@@ -236,7 +237,7 @@ class _Chains:
         self._parents: list[int] = []
 
     def find(self, chain: int) -> int:
-        """Return the number that all joined chains share now."""
+        """Return the number of the chain that *chain* is now part of."""
         while (parent := self._parents[chain]) != chain:
             self._parents[chain] = self._parents[parent]
             chain = parent

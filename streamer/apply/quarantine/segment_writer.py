@@ -25,7 +25,7 @@ from streamer.errors.error_classes import StreamerError, UntranslatableTextError
 from streamer.postgres.sqlstate import CONFLICT_KINDS, is_row_specific
 
 STAGED_MAX: Final = 4000
-"""Maximum changes of a COPY while the staging table may still refuse some."""
+"""Maximum number of changes in a COPY while the staging table may still refuse changes."""
 
 _REFUSED_SQL: Final = (
     f"select seq, state, message, detail, existing from pg_temp.{REFUSED} order by seq"
@@ -161,7 +161,7 @@ class SegmentWriter:
                 exc.transaction_number = items[chunk[number]].place[0]
                 if not is_diverted or fault is not None or not _concerns_row(exc):
                     raise
-                # Once more, up to there.
+                # Stage the changes in front of the refused value again.
                 blocked.undo(key_count)
                 position, fault = begin, (chunk[number], exc)
                 continue
@@ -236,7 +236,7 @@ class SegmentWriter:
 
 
 def _message(message: str, detail: str | None) -> str:
-    # Only a detail about a key names the row without showing all values.
+    # A detail about a key names the row. Other details may show all values of the row.
     if detail and detail.startswith("Key ("):
         return f"{message}: {detail.rstrip('.')}"
     return message

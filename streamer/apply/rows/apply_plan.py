@@ -58,8 +58,8 @@ class PlanColumn:
 
     Values of `RowMetadata` have positions behind the source's values.
 
-    ``expression``: the SQL in place of that value; without a source value, ``position`` is
-    negative.
+    ``expression``: SQL that replaces the source's value. ``position`` is negative if the source has
+    no value for the column.
     """
 
     position: int
@@ -168,7 +168,8 @@ class ApplyPlan:
 
     @property
     def marks_in_filter(self) -> bool:
-        """Whether rows that leave the filter stay marked, with the last values inside the filter.
+        """Whether rows that leave the filter stay, marked, with their last values inside the
+        filter.
 
         Sets support such a row only with a single change in the window.
         """
@@ -197,7 +198,7 @@ class ApplyPlan:
 
     @cached_property
     def old_inputs(self) -> tuple[PlanInput, ...]:
-        """Inputs with necessary old values, which identify a row without a key."""
+        """Inputs whose old values are necessary to identify a row without a key."""
         return self.inputs if self.identity is Identity.ROW else ()
 
     def input_positions(self, names: frozenset[str]) -> frozenset[int]:
@@ -248,14 +249,15 @@ class ApplyPlan:
         return (
             self.type is TableType.HISTORY
             or self.identity is Identity.ROW
-            # A row that leaves the filter keeps the last values inside; a fold loses these.
+            # A row that leaves the filter keeps its last values inside the filter, which a fold
+            # loses.
             or (self.type is TableType.APPEND and self.filter is not None)
             or self.target.has_row_triggers
         )
 
     @cached_property
     def takes_versions(self) -> bool:
-        """Whether sets can write the versions of a history table, whose keys an index must find.
+        """Whether sets can write the versions of a history table. An index must find the keys.
 
         A source with a different encoding, or whole old rows, needs exact order.
         """
@@ -280,7 +282,7 @@ class ApplyPlan:
 
     @cached_property
     def history_sequence(self) -> str | None:
-        """The sequence that numbers the versions, if streamer can draw the numbers."""
+        """The sequence that numbers the versions, if streamer can draw its numbers."""
         is_filled = any(column.name == HISTORY_ID for column in self.columns)
         return None if is_filled else self.target.history_sequence
 
@@ -291,7 +293,7 @@ class ApplyPlan:
 
     @cached_property
     def staged_key(self) -> tuple[PlanColumn, ...]:
-        """The part of `key` with unaltered old values in the staging table."""
+        """The part of `key` whose old values are unaltered in the staging table."""
         return tuple(column for column in self.key if column.expression is None)
 
     @property
@@ -313,7 +315,7 @@ class ApplyPlan:
 
     @property
     def may_outlive(self) -> bool:
-        """Whether the target may still hold a row whose key the source gives to a new row."""
+        """Whether the target may still hold an old row with the key of a new row of the source."""
         return self.outlives or self.ignores_truncate or self.marks
 
     @property

@@ -47,14 +47,14 @@ _uint16 = struct.Struct(">H").pack
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """The part of a relation's definition that is needed to apply changes."""
+    """The part of a relation's definition that a change needs."""
 
     replica_identity: str
     columns: tuple[Column, ...]
 
     @classmethod
     def of(cls, plan: ApplyPlan) -> "Definition":
-        """Return the definition of a plan, without the columns that the target does not get."""
+        """Return the definition of a plan without the columns that the target does not get."""
         columns = (plan.relation.columns[position] for position in _stored_positions(plan))
         return cls(plan.relation.replica_identity, tuple(columns))
 
@@ -74,13 +74,13 @@ class Definition:
 
 
 def _stored_positions(plan: ApplyPlan) -> list[int]:
-    """Return where the values are that applying a change needs."""
+    """Return the positions of the values that a change needs."""
     used = {column.position for column in plan.source_columns}
     return sorted(used | {source.position for source in plan.inputs})
 
 
 def key_positions(plan: ApplyPlan) -> list[int]:
-    """Return the places of the values that identify rows."""
+    """Return the positions of the values that identify rows."""
     if plan.identity is Identity.KEY:
         return [column.position for column in plan.key]
     return _stored_positions(plan) if plan.identity is Identity.ROW else []
@@ -88,7 +88,7 @@ def key_positions(plan: ApplyPlan) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A change that goes into quarantine. ``place``: the numbers of share and change."""
+    """A change for quarantine. ``place``: the numbers of the transaction and of the change."""
 
     place: tuple[int, int]
     transaction: Transaction
@@ -163,7 +163,7 @@ def _values(plan: ApplyPlan, row: Row | None, positions: Sequence[int]) -> Value
 
 
 def binary_text(value: Value) -> Value:
-    """Return the text of a value in binary, of a type whose values are text."""
+    """Return the text of a binary value of a type whose values are text."""
     if value is UNCHANGED:
         return UNCHANGED
     return NULL if value is NULL_BINARY else bytes(value)[4:]
@@ -189,7 +189,7 @@ def from_json(text: str | None) -> Values | None:
 
 
 def payload(operation: str, relation: Relation, old: Values | None, new: Values | None) -> bytes:
-    """Return the message that the source would send of a change under *relation*."""
+    """Return the message that the source would send for a change under *relation*."""
     kind = _KINDS[operation]
     parts = [bytes([kind]), _uint32(relation.relid)]
     if old is not None:

@@ -1,9 +1,9 @@
 """Rows as COPY data.
 
 PostgreSQL documentation, COPY, "Text Format" and "Binary Format". Rows of text transport become
-text rows, rows of binary transport binary rows, with unchanged values. A check per chunk decides
-about escaping. Most chunks contain no special bytes except our separators, and need no escapes.
-Pure.
+text rows, rows of binary transport binary rows, with unchanged values. A check of each chunk
+decides about escapes. Most chunks contain no special bytes except our separators, and need no
+escapes. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -130,7 +130,7 @@ class Copy:
 
 
 def encode_rows(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes]:
-    """Yield COPY data for *rows*: whole rows at a time, but for rows with large values.
+    """Yield COPY data for *rows*: whole rows at a time, except rows with large values.
 
     A row is a list of items, or a row message with a single tuple.
     """
@@ -212,7 +212,7 @@ def _encode(chunk: list[PendingRow], layout: RowLayout, done: int) -> Iterable[b
 def _encode_in_pieces(rows: list[Row], layout: RowLayout, done: int) -> Iterator[bytes]:
     """Yield COPY data for *rows*, some of which hold large values, in pieces.
 
-    *done*: how many rows of the same COPY came before. Raises RowTooLargeError.
+    *done*: the number of earlier rows of the COPY. Raises RowTooLargeError.
     """
     binary = layout.binary
     head = layout.width.to_bytes(2, "big") if binary else b""
@@ -260,7 +260,7 @@ def escape_if_needed(value: Value) -> bytes:
 
 
 def _is_clean(data: bytes, rows: list[Row], layout: RowLayout) -> bool:
-    """Whether no byte of *data* is special but those that separate and the NULL markers."""
+    """Whether *data* has no special bytes except separators and NULL markers."""
     count = len(rows)
     backslashes = count * layout.head.count(b"\\")
     if b"\\" in data and data.count(b"\\") != backslashes + _count_nulls(rows, layout.pick):

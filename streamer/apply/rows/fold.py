@@ -55,7 +55,7 @@ class NotFoldable(Exception):  # no error: the window needs exact order
 
 @dataclass(slots=True)
 class Counts:
-    """How many changes the source made, by operation."""
+    """The number of changes that the source made, by operation."""
 
     insert: int = 0
     update: int = 0
@@ -107,10 +107,10 @@ class Fold:
 
     @property
     def must_order(self) -> bool:
-        """Whether exact order is the only way.
+        """Whether the changes need exact order.
 
-        A staged row would be too wide. Or expressions need values that only the target has. Or a
-        row takes the key of another row that moves.
+        The reason can be a staged row that would be too wide, expressions that need values of the
+        target, or a row that gets the key of a row that moves.
         """
         plan = self.plan
         if self.moves:
@@ -166,7 +166,7 @@ class Fold:
         folder = self.plan.folder
         if folder is None:
             add(payloads)
-            # Any fold of two changes leaves fewer rows than changes, and only a move leaves more.
+            # A fold of two changes yields fewer rows than changes, and only a move yields more.
             if self.plan.marks_in_filter and self.row_count < self.counts.total:
                 raise NotFoldable
             return
@@ -203,7 +203,7 @@ class Fold:
                 if kind == INSERT and payload[5] == NEW_TUPLE:
                     row, end = read_row(payload)
                     counts.insert += 1
-                    if is_partial(row):  # the filter of a publication lets such a row in
+                    if is_partial(row):  # a publication's filter lets such a row in
                         raise NotFoldable
                     key = get_key(row)
                     if key in updates or key in inserts or (moves and key in moves):
@@ -290,7 +290,7 @@ class Fold:
         return self.plan.read_row(pending)[0] if isinstance(pending, bytes) else pending
 
     def _insert_over(self, key: Any, row: Row) -> None:
-        # Only a table that keeps rows which the source removes has a row to overwrite.
+        # Only a table that keeps rows removed at the source has a row to overwrite.
         if not self.plan.may_outlive:
             raise NotFoldable
         if key in self.moves or self.plan.marks_in_filter:
@@ -373,11 +373,13 @@ class Fold:
             pending.clear()
 
     def removals(self) -> "Fold":
-        """Return the part that removes rows."""
+        """Return the part of the fold that removes rows."""
         return Fold(self.plan, self.truncate, self.restarts, self.deletes)
 
     def additions(self) -> "Fold":
-        """Return the part that writes rows. Without ``deletes``, ``moves`` has keys of new rows."""
+        """Return the part of the fold that writes rows. Without ``deletes``, ``moves`` inserts rows
+        under the new keys.
+        """
         return Fold(self.plan, updates=self.updates, moves=self.moves, inserts=self.inserts)
 
     @property

@@ -43,7 +43,7 @@ INPUT_TYPES: Final = TEXT_TYPES | {
     1700,  # numeric
     2950,  # uuid
 }
-"""Types whose text depends on the value alone, under the settings that streamer pins."""
+"""Types whose text depends only on the value, under the settings that streamer pins."""
 
 
 def hashed_changes(
@@ -77,7 +77,7 @@ def hashed_message(
 ) -> bytes:
     """Return a message I, U or D with the values at the positions of *states* hashed.
 
-    NULL and unchanged values stay. A value that UTF-8 cannot express becomes the first such
+    NULL and unchanged values stay. A value that UTF-8 cannot express becomes its first such
     character, which the target refuses. The result for a memoryview is a memoryview. A malformed
     message loses all tuples, so that decoding refuses the message without a plain value.
     """
@@ -165,7 +165,7 @@ def check_input_types(
 
 
 def _text_of(type_name: str) -> str:
-    """Return the type; text for all types whose text is the value itself."""
+    """Return the type's name; ``text`` for each type whose text is the value itself."""
     return "text" if type_name.startswith("character varying") else type_name
 
 

@@ -1,10 +1,10 @@
 """A window of changes of a history table as chains: the changes of each key, in order.
 
-A chain lists the versions of a row that begin in the window, and their times. So sets can write
-versions: a statement ends the open versions, and a single COPY writes all new versions. A change
-that a chain cannot express raises `NotFoldable`, and the worker then applies the window in exact
-order. Such changes are a change of the key, a TRUNCATE, a change out of turn, and a value that only
-the target has. Pure.
+A chain lists the versions of a row that begin in the window, with times. Sets can write chains: a
+statement ends the open versions, and a COPY writes all new versions. A change that a chain cannot
+express raises `NotFoldable`, and the worker then applies the window in exact order. Such changes
+are a change of the key, a TRUNCATE, a change out of turn, and a value that only the target has.
+Pure.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Versions:
 
     def _add(self, commit_time: int, payload: bytes) -> None:
         if not isinstance(payload, bytes):
-            raise NotFoldable  # a large value, which is still on disk
+            raise NotFoldable  # a large value is still on disk
         (change,) = read_changes(self.plan, [payload])
         kind, row = change.kind, change.new if change.new is not None else change.old
         if row is None:
@@ -88,7 +88,7 @@ class Versions:
         """Return keys and chains in the order of keys, which the target finds faster."""
         try:
             return sorted(self.chains.items(), key=itemgetter(0))
-        except TypeError:  # a key with NULL has no order
+        except TypeError:  # keys with NULL have no order
             return list(self.chains.items())
 
     def _read(self, pending: PendingRow) -> Row:
@@ -104,7 +104,7 @@ def new_versions(chain: Chain, last_end: int | None) -> Iterator[Version]:
     """Yield the versions that begin with the changes of *chain*, in order.
 
     *last_end*: the end of the key's last closed version, if there is a closed version. If the chain
-    begins with an update or a delete, the target has an open version which is no younger.
+    begins with an update or a delete, the target has an open version that began earlier.
     """
     row: PendingRow | None = None
     first_time, kind, number, changed = chain[:ITEMS]
@@ -115,8 +115,8 @@ def new_versions(chain: Chain, last_end: int | None) -> Iterator[Version]:
         row = changed
     for n in range(ITEMS, len(chain), ITEMS):
         time, kind, next_number, changed = chain[n : n + ITEMS]
-        # Commits of a source do not come in the order of commit times, and no version ends before
-        # the beginning.
+        # A source's commit times may decrease from commit to commit, and no version may end before
+        # its beginning.
         until = max(until, time)
         if kind == INSERT and last_end is not None:
             until = max(until, last_end)

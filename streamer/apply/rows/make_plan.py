@@ -1,6 +1,6 @@
 """Makes the plan of a relation from the definitions of both sides.
 
-If the target lacks a column, or a key does not fit, the error names the statement that helps. Pure.
+If the target lacks a column or the key does not fit, the error prints the statement to run. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,7 +101,7 @@ def make_plan(
 
 
 def unlogged_error(target: RelationName, unlogged: Sequence[RelationName]) -> TargetSchemaError:
-    """Return the error for a target table with rows that a crash removes. Pure."""
+    """Return the error for an unlogged target table, whose rows a crash removes. Pure."""
     which = "is unlogged"
     if list(unlogged) != [target]:
         which = f"has unlogged partitions: {', '.join(map(str, unlogged))}"
@@ -219,7 +219,7 @@ def _check_marks(
     key: tuple[PlanColumn, ...],
     columns: tuple[PlanColumn, ...],
 ) -> None:
-    """Check that a delete finds the row by a key, and changes no computed value.
+    """Check that a delete finds its row by a key, and changes no computed value.
 
     Raises TargetSchemaError.
     """
@@ -230,7 +230,7 @@ def _check_marks(
             hint="give it a primary key, or remove `on_delete`",
         )
     if mapping.rule.filter is not None:
-        return  # a mark writes the facts alone
+        return  # a mark writes only metadata
     names = {relation.columns[column.position].name for column in key}
     for column in columns:
         used = set() if column.expression is None else set(column.expression.names)
@@ -263,8 +263,7 @@ def missing_remedy(
     types: Mapping[str, str],
     changes: Mapping[str, ColumnChange],
 ) -> tuple[list[str], str]:
-    """Return the statements that make the target fit and keep rows equal, and other advice.
-    Pure.
+    """Return advice and the statements that make the target fit and keep rows equal. Pure.
 
     *changes*: see `columns_to_add`.
     """
@@ -291,17 +290,17 @@ def missing_remedy(
 def missing_columns(
     relation: Relation, mapping: RelationMapping, target: TargetRelation
 ) -> list[tuple[str, str]]:
-    """Return columns that the target should have and lacks: source and target names."""
+    """Return the columns that the target lacks: source and target names."""
     return match_columns(relation, mapping, target)[1]
 
 
 def judge_added(
     names: Sequence[str], stored: Mapping[str, int], now: Mapping[str, DefinedColumn]
 ) -> dict[str, ColumnChange]:
-    """Return the source's changes that made columns which the target lacks.
+    """Return the source's changes that created columns that the target lacks.
 
-    Leave out a column that the source no longer has by that name. If the last copy included a
-    column, a session has dropped that column at the target, with all values. Pure.
+    Leave out a column that the source no longer has by that name. A column that the last copy
+    included is missing because a session dropped it at the target, with all values. Pure.
     """
     by_number = {abs(number): name for name, number in stored.items()}
     changes = {}
@@ -413,7 +412,7 @@ def _identify(
         key = tuple(by_position[i] for i in positions)
         for column in key:
             if column.expression is not None:
-                # Two rows may get equal keys, and then a change could find the wrong row.
+                # If two rows had equal keys, a change could find the wrong row.
                 raise TargetSchemaError(
                     f'`set` computes "{column.name}", which is part of the key of source table '
                     f'"{mapping.source}"',
@@ -464,7 +463,9 @@ _KINDS: Final = {
 
 
 def missing_target(target: RelationName, kind: str | None = None) -> TargetSchemaError:
-    """Return the error for a *target* that does not exist, or is no table by the relkind."""
+    """Return the error for a *target* that does not exist, or whose relkind is not that of a
+    table.
+    """
     if kind is None:
         return TargetSchemaError(
             f'target table "{target}" does not exist',
@@ -475,7 +476,7 @@ def missing_target(target: RelationName, kind: str | None = None) -> TargetSchem
 
 
 def two_sids(mapping: RelationMapping) -> TargetSchemaError:
-    """Return the error for a column of the source in the place of the url's sid."""
+    """Return the error for a source column that would fill the column of the url's sid."""
     return TargetSchemaError(
         f'column "sid" of source table "{mapping.source}" has the name of the column for the sid',
         hint="rename the column with `columns`, or exclude it",

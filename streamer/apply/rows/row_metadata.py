@@ -44,8 +44,8 @@ class RowMetadata:
     key: frozenset[int] | None = None
     """Positions of the key, if deletes mark rows."""
     is_filtered: bool = False
-    """A delete that marks a row stays a delete, with the values in the old row. Each update carries
-    the time for a mark, because the target decides whether the row leaves the filter.
+    """A delete that marks a row stays a delete, with the metadata in its old row. Each update
+    carries a time for the mark, because the target decides whether the row leaves the filter.
     """
 
     def _values(self, transaction: "Transaction", kind: int) -> list[Value]:
@@ -129,7 +129,7 @@ class RowMetadata:
         ]
 
     def _marking(self, payload: bytes, tail: bytes) -> bytes:
-        """Return the update for a delete; a malformed message stays unchanged."""
+        """Return the update that replaces a delete; a malformed message stays unchanged."""
         try:
             end = self._end_of_tuple(payload, _TUPLES_AT + 1)
         except IndexError:

@@ -4,17 +4,18 @@ staged rows.
 The staging table then has more columns. ``i_<n>`` are the source's columns that expressions use,
 with the source's types. ``p_<n>`` are old values of these columns, for rows without a key.
 Expressions see only these columns, by the source's names (`over_row`), as in the SELECT of a copy.
-The server evaluates an expression only for rows with the necessary values, because the expression
-may fail without these.
+The server evaluates an expression only for rows that have its inputs, because the expression may
+fail without them.
 
 An update whose row passes the filter changes or inserts the row at the target. Any other update
 removes the row, or with `on_delete: mark` marks the row. A staged update carries the commit time in
 the column for the mark, and a row that passes gets NULL in this column. A marked row counts as
 missing.
 
-The statements read unsent unchanged values from the target if the target stores these unaltered;
-otherwise the table stops. ``mask`` has a letter for each column without an expression, then for
-each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in from the target. Pure.
+The statements read unsent unchanged values from the target if the target stores these values
+unaltered. Otherwise the table stops. ``mask`` has a letter for each column without an expression,
+then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in from the
+target. Pure.
 """
 
 from collections.abc import Iterable
@@ -58,7 +59,7 @@ class ComputedStatements(Statements):
         return f"s.{self.name(f'p_{n}' if of_old else input_name(n))}"
 
     def _numbered(self, used: Expression | Conjunct) -> list[tuple[int, PlanInput]]:
-        """The inputs that *used* uses."""
+        """Number the inputs in *used*."""
         return [(n, i) for n, i in enumerate(self.plan.inputs) if i.name in used.names]
 
     def _evaluate(
@@ -69,7 +70,7 @@ class ComputedStatements(Statements):
 
     def value(self, column: PlanColumn) -> str:
         if self.plan.marks_in_filter and column.name == self.plan.mapping.rule.deleted_at:
-            return "null::timestamptz"  # the staged time is for a row that does not pass
+            return "null::timestamptz"  # the staged time is for rows outside the filter
         if column.expression is None:
             return super().value(column)
         return self._evaluate(column.expression, cast=column.cast)
@@ -93,7 +94,9 @@ class ComputedStatements(Statements):
         return f" and case when s.op = {op} then {self._passes} else false end"
 
     def _out(self, op: int) -> RowPlace:
-        """Place the rows that have the key of a row staged as *op* outside the filter."""
+        """Find the target's rows with the key of a row staged as *op* that does not pass the
+        filter.
+        """
         is_out = f" and case when s.op = {op} then {self._passes} is not true else false end"
         return self._staged_as(op, f"{self.matches_new_key}{self._is_unmarked}", is_out)
 
@@ -152,8 +155,8 @@ class ComputedStatements(Statements):
         )
 
     def _refuse_partial_old(self) -> str:
-        """Refuse no row of a plan with a filter: a missing row may be a row that the filter
-        excluded.
+        """Refuse no row of a plan with a filter, because the filter may have excluded a missing
+        row.
         """
         return "" if self.plan.filter is not None else super()._refuse_partial_old()
 
@@ -178,7 +181,7 @@ class ComputedStatements(Statements):
     def _clear_new_key(self) -> str:
         if not self.plan.marks_in_filter:
             return super()._clear_new_key()
-        # A marked row of this very key does not count as found.
+        # A marked row with this key counts as missing.
         is_entering = f"streamer_ctid is null or not ({self._same_key()})"
         return f"if {is_entering} then {self._clear()} end if;\n"
 
@@ -195,7 +198,7 @@ class ComputedStatements(Statements):
         return self._any("u", (n for n, _ in self._numbered(used)))
 
     def _fill_in(self) -> str:
-        """Take unknown inputs from the found row."""
+        """Take unknown inputs from the target's row."""
         filled = [(n, i.stored_in) for n, i in enumerate(self.plan.inputs) if i.stored_in]
         if not filled:
             return ""
@@ -218,12 +221,12 @@ class ComputedStatements(Statements):
         )
 
     def _decide(self, partial: bool) -> str:
-        """Find out whether the row passes the filter."""
+        """Determine whether the row passes the filter."""
         assert self.plan.filter is not None
         decide = f"streamer_passes := coalesce({self._passes}, false);"
         if not partial:
             return decide
-        # In brackets, because the first THEN outside of any would end the condition.
+        # PL/pgSQL ends the condition at the first THEN outside brackets.
         is_out = " or ".join(
             f"(case when {self._is_unknown(conjunct)} then false "
             f"else {self._evaluate(conjunct)} is not true end)"

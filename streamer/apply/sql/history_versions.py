@@ -1,6 +1,6 @@
 """SQL text and COPY data that write the versions of a history table as sets.
 
-The staging table contains a row for each key of a window, with ``op`` and ``at`` of the first
+The staging table has a row for each key of a window, with ``op`` and ``at`` of the key's first
 change. ``mask`` is set if the ends of earlier versions matter. Pure.
 """
 
@@ -65,10 +65,10 @@ class VersionStatements:
     def close(self) -> str:
         """End the open versions of staged keys.
 
-        The first row counts ended versions (``seq``), the keys of these, and staged keys with an
-        equal staged key (``same``). A row follows for each staged key with earlier versions that
-        matter: ``seq``, and the end of the last earlier version. ``is_open`` marks an end that sets
-        do not expect, because the end is open or out of range.
+        The first row counts the ended versions (``seq``), their keys, and keys of several staged
+        rows (``same``). Then comes a row for each staged key whose earlier versions matter:
+        ``seq``, and the end of the last version. ``is_open`` marks an end that is open or out of
+        range, which sets do not expect.
         """
         plan, statements, stage = self.plan, self.statements, self.statements.stage
         same_key = self.statements.matches_new_key
@@ -163,8 +163,8 @@ where s.mask is not null group by s.seq"""
 
     @cached_property
     def _heads(self) -> dict[int, tuple[bytes, bytes]]:
-        """``op`` and ``mask`` of a staged row, by the kind of the first change. The second item is
-        for chains for which the ends of earlier versions matter.
+        """``op`` and ``mask`` of a staged row, by the kind of the first change. The second item
+        serves chains for which the ends of earlier versions matter.
         """
         binary = self.plan.binary
         behind = b"" if binary else b"\t"
@@ -253,7 +253,7 @@ where s.mask is not null group by s.seq"""
 
 
 def _chunks(items: Sequence[object]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of parts of *items*."""
+    """Yield the bounds of chunks of *items*."""
     for start in range(0, len(items), CHUNK_ROWS):
         yield start, min(start + CHUNK_ROWS, len(items))
 

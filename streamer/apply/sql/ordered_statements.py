@@ -29,7 +29,7 @@ from streamer.postgres.quoting import do_block, quote_identifier, quote_literal
 from streamer.postgres.sqlstate import NOT_ROW_SPECIFIC
 
 FOUND: Final = RowPlace("t.tableoid = streamer_relid and t.ctid = streamer_ctid")
-"""The row that the search of a change returned."""
+"""The row that the search returned."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Statements(SetStatements):
         ``seq`` at fault, because no constraint of a table uses this field. The table field contains
         JSON about the target's row with the same key.
 
-        *notes*: a change of a missing row goes to `NOTED`; else the change ends the block.
-        *cascades*: a delete of a missing row does neither, because foreign keys may remove rows.
+        With *notes*, a change of a missing row goes to `NOTED`; otherwise the change ends the
+        block. With *cascades*, a delete of a missing row has no effect, because foreign keys may
+        remove rows.
         """
         return self._block(self._recording(notes, cascades), self._change(partial))
 
@@ -102,7 +103,9 @@ class Statements(SetStatements):
         )
 
     def _record(self, kind: str, name: Callable[[PlanColumn], str]) -> str:
-        """Store a missing row of a change in `NOTED`. With a filter that is no conflict."""
+        """Store a change of a missing row in `NOTED`. With a filter, a missing row is no
+        conflict.
+        """
         if self.plan.filter is not None:
             return ""
         return (
@@ -126,8 +129,8 @@ class Statements(SetStatements):
         `REFUSED` lists refused changes, and later changes of the same keys. *keys* contains two
         numbers for every ``seq``, from 1 to *key_count*, or 0. With *immediate*, the server checks
         deferred constraints at every change. An error that does not depend on a row ends the block.
-        If a row already has the key, the block repeats the change until that row has the key
-        again. A session may have inserted the row after the search of the change.
+        If a row already has the key, a session may have inserted the row after the search. So the
+        block repeats the change, until the same row is in the way again.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
@@ -196,7 +199,7 @@ end"""
 
     @property
     def _find_existing(self) -> str:
-        """Describe the target's row that already has the key, for the log of conflicts."""
+        """Describe the target's row with the same key, for the log of conflicts."""
         if self.plan.identity is not Identity.KEY:
             return ""
         return f"""streamer_existing := null;
@@ -255,8 +258,8 @@ end"""
     def _lock_first(self, condition: str) -> str:
         """Lock a row that meets *condition*, if such a row exists.
 
-        A session may have deleted and inserted the row again while the query waited for the row.
-        The next query sees the new row.
+        While the query waited, a session may have deleted the row and inserted it again. The next
+        query sees the new row.
         """
         rows = f"from {self.rows} t where {condition}"
         return f"""loop
@@ -266,7 +269,9 @@ end"""
 end loop;"""
 
     def _refuse_several(self, condition: str) -> str:
-        """Refuse the found row if another row has the key and no index forbids equal keys."""
+        """Refuse the row that the search returned if a second row has the key and no index forbids
+        equal keys.
+        """
         if self.plan.key_is_indexed or self.plan.type is TableType.HISTORY:
             return ""
         return (
@@ -338,8 +343,8 @@ end loop;"""
 
     @property
     def _last_end(self) -> str:
-        """The end of the last closed version of a key. A source's clock may go back, and a copy
-        closes versions at an approximate time.
+        """The end of the last closed version of a key, which may be later than the change. A
+        source's clock may go back, and a copy closes versions at an approximate time.
         """
         return f"max(t.kvsz_end) filter (where t.kvsz_end < {self._end})"
 
@@ -381,7 +386,7 @@ end loop;"""
         )
 
     def _clear_new_key(self) -> str:
-        """Remove rows that may still hold the new key of a row, if the table ignores deletes."""
+        """Remove a row that may still have the new key, in a table that ignores deletes."""
         is_history = self.plan.type is TableType.HISTORY
         if is_history or not self.plan.may_outlive or self.plan.identity is not Identity.KEY:
             return ""
@@ -398,7 +403,7 @@ end loop;"""
     _IS_PARTIAL: ClassVar[str] = "s.mask is not null"
 
     def _write_found(self, partial: bool) -> str:
-        """Change the found row."""
+        """Change the row that the search returned."""
         if self.plan.type is TableType.HISTORY:
             return self._open_next_version(partial)
         masked = frozenset(range(self.plan.row_width)) if partial else frozenset()
@@ -419,7 +424,7 @@ end loop;"""
         )
 
     def _replace_found(self, fixed: PlanColumn, values: Sequence[str]) -> str:
-        """Replace the found row to change the value of *fixed*, which is GENERATED ALWAYS.
+        """Replace the row that the search returned, to change *fixed*, which is GENERATED ALWAYS.
 
         No UPDATE writes such a column. A foreign key may take the DELETE for the end of the row.
         """
@@ -482,7 +487,7 @@ end loop;"""
 
     @property
     def _record_delete(self) -> str:
-        """Store a delete of a missing row, unless rows that stay make that normal."""
+        """Store a delete of a missing row, unless the rule makes missing rows normal."""
         note = "" if self.plan.may_outlive else self._record("delete_missing", self.old)
         return f" elsif not streamer_cascades then {note}" if note else ""
 

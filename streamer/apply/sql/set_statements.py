@@ -24,7 +24,7 @@ OP_INSERT: Final = 3
 OP_TRUNCATE: Final = 4
 OP_TRUNCATE_RESTART: Final = 5
 OP_CLEAR: Final = 6
-"""Sets only: a key whose row is removed before the insert of a new row."""
+"""Sets only: a key whose row a statement deletes before the insert of a new row."""
 OP_PROBED_DELETE: Final = 7
 OP_PROBED_UPDATE: Final = 8
 """Sets only: a row whose key a query searches before the change."""
@@ -35,7 +35,7 @@ OP_MOVED: Final = 11
 """Sets only: a row whose key changes."""
 
 REFUSED: Final = "streamer_refused"
-"""A temporary table: staged changes that the target refused, with errors, and later changes."""
+"""A temporary table: staged changes that the target refused, with errors, and their followers."""
 CREATE_REFUSED: Final = (
     f"create temporary table if not exists {REFUSED} "
     "(seq integer, state text, message text, detail text, existing text) on commit drop; "
@@ -50,7 +50,7 @@ CREATE_NOTED: Final = (
 CONFLICT_STATE: Final = "STR03"
 """SQLSTATE of a missing row in a block in exact order without `NOTED`."""
 MISSED_STATE: Final = "STR04"
-"""SQLSTATE of ``streamer.require_rows``: a statement has touched too few or too many rows."""
+"""SQLSTATE of ``streamer.require_rows``: a statement touched too few or too many rows."""
 KEY_TEXT_MAX: Final = 200
 """Characters of a key's value in the log of conflicts."""
 SEVERAL_ROWS: Final = "several rows of the target table have the key of one change"
@@ -58,7 +58,9 @@ SEVERAL_ROWS: Final = "several rows of the target table have the key of one chan
 
 @dataclass(frozen=True, slots=True)
 class RowPlace:
-    """Rows t of the target that meet *condition*, which may use a *source* beside the table."""
+    """Rows t of the target that meet *condition*. *source*: a further table that the condition may
+    use.
+    """
 
     condition: str
     source: str = ""
@@ -101,7 +103,7 @@ class SetStatements:
         return [name for name, _ in self._staged_new], tuple(positions)
 
     def name(self, staged: str) -> str:
-        """Name a staged value in a staged row."""
+        """Return the name of a staged value."""
         return staged
 
     def new(self, column: PlanColumn) -> str:
@@ -189,7 +191,7 @@ class SetStatements:
         return f"update {self.rows} t set {assignments}{source} where {at.condition}"
 
     def remove_rows(self, at: RowPlace) -> str:
-        """Delete, mark or end rows, as a delete of the source requires."""
+        """Delete rows, mark rows, or end versions, as a delete of the source requires."""
         if self.plan.type is TableType.HISTORY:
             return self.end_versions("true", at)
         return self.update_rows(self._mark, at) if self.plan.marks else self.delete_rows(at)
@@ -220,7 +222,7 @@ class SetStatements:
         return dict(zip(self.insert_columns, [*sid, *values], strict=True))
 
     def replacement(self, values: Sequence[str]) -> dict[str, str]:
-        """Return *values* by column, and the remaining values of a row t."""
+        """Return *values* by column, completed with the remaining values of row t."""
         row = self.row_of(values)
         remaining = (c for c in self.plan.target.columns.values() if c.name not in row)
         return row | {c.name: f"t.{quote_identifier(c.name)}" for c in remaining if not c.generated}
@@ -352,7 +354,7 @@ class SetStatements:
         return f"array[{', '.join(texts)}]::text[]"
 
     def counted(self, op: int, statement: str) -> str:
-        """Run *statement* on rows staged as *op*; return the number of touched rows of the target.
+        """Run *statement* on rows staged as *op*; return the number of target rows touched.
 
         ``several``: the key, as text, of a staged row that touched more than one row. A single
         snapshot gives both facts; a later statement could see more rows.
@@ -381,8 +383,8 @@ class SetStatements:
     @property
     def _is_unmarked(self) -> str:
         """The condition that row t has no mark; empty unless rows that leave the filter are marked.
-        A marked row then counts as missing. The row lacks changes from outside the filter, so a row
-        that enters the filter gets no value of the marked row. No later change alters the mark.
+        A marked row counts as missing, because it lacks changes from outside the filter: a row that
+        enters the filter gets none of its values. No later change alters the mark.
         """
         if not self.plan.marks_in_filter:
             return ""

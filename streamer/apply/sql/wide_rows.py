@@ -1,12 +1,12 @@
-"""Staging of wide rows: spread over several temporary tables, in exact order only.
+"""Stages wide rows in several temporary tables, for exact order only.
 
-A staged row holds the new values and, to find a row by all columns, the old values too. The values
-may exceed the columns of a table, or the size of a page. So rows of more than `PART_COLUMNS_MAX`
+A staged row holds the new values and, to find a row by all columns, the old values too. These may
+be more than the columns of a table, or larger than a page. So rows of more than `PART_COLUMNS_MAX`
 values are spread over parts that surely fit: `seq` and up to that many values. The block that
 applies the rows reads all parts in parallel, by cursors.
 
-The usual name of a staged value is `s.c_5`. The name for a part is `s.p1.c_5`: ``s`` is also the
-label of the block in which a part's row is the record ``p1``. Pure.
+A staged value is usually named `s.c_5`. In a part the name is `s.p1.c_5`, where ``s`` is the label
+of the block and ``p1`` the record with the part's row. Pure.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ from streamer.apply.sql.ordered_statements import Statements
 from streamer.decode.tuples import Row
 
 PART_COLUMNS_MAX: Final = 120
-"""The number of values of 64 bytes that fit a page; wider values do not stay in the row."""
+"""The number of values of 64 bytes that fit a page; wider values are moved out of the row."""
 CELLS_MAX: Final = 500_000
 """The number of values staged at a time: a bound for memory."""
 
@@ -125,7 +125,7 @@ class SplitStatements(Statements):
 
     @property
     def _find_existing(self) -> str:
-        """Return no text: behind the loop, the parts of a staged row are out of scope."""
+        """Return no text, because the parts of a staged row are out of scope behind the loop."""
         return ""
 
     @property

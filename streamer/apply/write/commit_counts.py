@@ -24,8 +24,8 @@ def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> N
 def skipped_truncates(
     window: LaneWindow, transaction_count: int | None = None
 ) -> dict[MappedRelation, int]:
-    """Return the number of TRUNCATEs, by table that ignores TRUNCATE, in the first *share_count*
-    shares.
+    """Return the number of ignored TRUNCATEs by table, in the first *transaction_count*
+    transactions.
     """
     skipped: dict[MappedRelation, int] = {}
     for parts in window.parts[:transaction_count]:
@@ -53,7 +53,7 @@ def count_window(metrics: Metrics, window: LaneWindow) -> None:
 def count_lane_transactions(
     metrics: Metrics, source: SourceMapping, transactions: Sequence[LaneTransaction]
 ) -> None:
-    """Count transactions with durable changes, each once."""
+    """Count source transactions with durable changes, each once."""
     commit_times = [
         time for lane_transaction in transactions for time in lane_transaction.led_times
     ]

@@ -1,11 +1,11 @@
-"""When a worker commits its window. Pure.
+"""Decides when a worker commits its window. Pure.
 
-Every commit costs statements, progress and a flush of the target's WAL. So a worker does not commit
-more often than every ``interval_min``. Otherwise a worker commits as soon as the preceding commit
-ends and changes are queued. Under load a commit takes longer, and the next window grows.
+Every commit costs statements, a progress update and a flush of the target's WAL. So a worker
+commits at most once every ``interval_min``. Otherwise it commits as soon as the preceding commit
+has ended and changes are queued. Under load a commit takes longer, so the next window grows.
 
-At the rate of a backlog, delay does not matter. A larger window is then cheaper while its relations
-have few rows, or while many changes fall on the same rows. Such a window stays open for
+At the rate of a backlog, delay does not matter. A larger window is then cheaper if its relations
+have few rows, or if many changes concern the same rows. Such a window stays open for
 ``interval_max``, or until it stops growing. The worker commits any other window at once, so that
 the target works while the process reads.
 """
@@ -18,18 +18,18 @@ BACKLOG_CHANGES: Final = 20_000
 BACKLOG_BYTES: Final = 4 * 1024 * 1024
 """Bytes a second that mean a backlog: rows may be wide."""
 MEASURED_SECONDS_MIN: Final = 0.015
-"""Minimum time for a rate, because a transaction arrives in a burst."""
+"""Minimum time to measure a rate, because a transaction arrives in a burst."""
 GROWTH_SECONDS_MIN: Final = 0.002
 GROWTH_SECONDS_MAX: Final = 0.02
 """A window that does not grow for this time contains all changes in flight."""
 WORTH_CHANGES: Final = 8000
 WORTH_BYTES: Final = 1536 * 1024
-"""The size of a window above which a change costs no less in a larger window."""
+"""Above this size, a larger window makes a change no cheaper."""
 WORTH_CHANGES_EACH: Final = 1000
 WORTH_BYTES_EACH: Final = 128 * 1024
-"""Addition to the limits for every relation, whose statements have a fixed cost."""
+"""Increases the size for each relation, because its statements have a fixed cost."""
 FOLDED_MIN: Final = 0.25
-"""If folding has saved this part of the changes, a larger window may save more."""
+"""If folding has saved this fraction of the changes, a larger window may save more."""
 
 
 class WindowFacts(Protocol):

@@ -1,4 +1,5 @@
-"""Conflicts: changes whose row the target lacks, or has already, noted in ``streamer.conflict``.
+"""Conflicts: changes whose row is missing at the target or already there, noted in
+``streamer.conflict``.
 
 The transaction that applies a change notes its conflict, so ``streamer.conflict`` has each conflict
 exactly once. A writer searches for missing rows only after a conflict. If a row count is too low,
@@ -27,7 +28,7 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, to_datetime
 from streamer.decode.transactions import Transaction
 
 WATCHED_WINDOWS: Final = 100
-"""The search for missing rows ends after this number of windows without a conflict."""
+"""The checks for missing rows end after this number of windows without a conflict."""
 NOTED_MAX: Final = 1000
 """Maximum conflicts of a table that a window notes; the metric counts all conflicts."""
 
@@ -90,10 +91,10 @@ def operation_of(kind: int) -> str:
 def find_changes(
     window: LaneWindow, mapped: MappedRelation, plan: ApplyPlan, keys: Collection[Any]
 ) -> dict[Any, tuple[Transaction, int]]:
-    """Return the transaction and the kind of the change that needed a row, for each of *keys*.
+    """Return, for each of *keys*, the transaction and the kind of the change that needed the row.
 
-    *keys*: keys in the form of a fold. Of several changes of a key, the result is the last delete,
-    or else the first update. Pure.
+    *keys*: keys in the form of a fold. If a key has several changes, return the last delete, or
+    else the first update. Pure.
     """
     origins: dict[Any, tuple[Transaction, int]] = {}
     key_set = set(keys)
@@ -128,7 +129,8 @@ def missing_rows(
         if key not in changes:
             continue
         transaction, kind = changes[key]
-        # A row may leave under a new key; then its first change is the change of the key.
+        # A window may change a row's key and then delete the row: the change of the key missed the
+        # row.
         name = DELETE_MISSING if deletes and kind == DELETE else UPDATE_MISSING
         conflicts.append(Conflict(name, RESOLUTIONS[name], operation_of(kind), texts, transaction))
     return conflicts

@@ -66,16 +66,16 @@ log = structlog.get_logger()
 ReadSourceRelations = Callable[
     [str, str | None, Sequence[RelationName]], Awaitable[dict[RelationName, SourceRelation]]
 ]
-"""Asks the source of a database and sid for the definitions of existing tables."""
+"""Reads the definitions of existing tables at the source with a database and sid."""
 
 ReadPresent = Callable[[str, str | None, RelationName], Awaitable[DefinitionMessage | None]]
-"""Asks the source of a database and sid for the present definition of a table with capture."""
+"""Reads the present definition of a table with capture at the source with a database and sid."""
 
 ReadTypesOf = Callable[[str, str | None, Sequence[str]], Awaitable[Sequence[DefinedType]]]
-"""Asks the source of a database and sid about types by name."""
+"""Reads types by name at the source with a database and sid."""
 
 ReadExpressions = Callable[[str, str | None, RelationMapping], Awaitable[ExpressionFacts]]
-"""Asks the source of a database and sid about a rule's expressions."""
+"""Checks a rule's expressions at the source with a database and sid."""
 
 
 K = TypeVar("K")
@@ -137,7 +137,7 @@ class Planner:
         """Return a plan for each of a lane transaction's changes; None for changes that the target
         has.
 
-        *ahead*: the next shares. Plan their relations, too, because the description of many
+        *ahead*: the next transactions. Plan their relations, too, because a description of many
         relations costs the servers little more. May add columns to the target, which waits for
         sessions that write to the table. Raises TargetSchemaError if the target does not fit,
         TransportError if only binary does not fit, TargetContentionError, TargetConnectionError.
@@ -153,9 +153,9 @@ class Planner:
         return plans
 
     async def _plan_first(self, transactions: Iterable[LaneTransaction]) -> None:
-        """Plan the relations of *shares* that lack a plan, concurrently.
+        """Plan the relations of *transactions* that lack a plan, concurrently.
 
-        `plans` raises an error again when the share is due.
+        `plans` raises an error again when the transaction is due.
         """
         first: dict[MappedRelation, Relation] = {}
         for lane_transaction in takewhile(
@@ -218,7 +218,7 @@ class Planner:
         """Read the source's keys again, and return the columns of the table."""
         facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
-        if source not in self._definitions:  # no source waits for another source
+        if source not in self._definitions:  # no source waits for another
             ask = partial(self._read_source_relations, facts.database, facts.sid)
             self._definitions[source] = Batched(ask)
         definition = await self._definitions[source].get(name)
@@ -227,7 +227,7 @@ class Planner:
         return {} if definition is None else {c.name: c for c in definition.columns}
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
-        """Define the source again; return the present plan if the plan fits *relation* as well."""
+        """Define the source again; return the present plan if it also fits *relation*."""
         facts, plan, number = mapped.source, mapped.plan, next_number()
         if plan is None:
             return None
@@ -273,7 +273,8 @@ class Planner:
             types = await self._name_types(mapped, relation, names, may_fail=adds)
             changes = judge_added(names, stored or {}, now)
             if stored is not None and (lost := [name for name in names if stored.get(name, 0) > 0]):
-                # A session dropped these columns at the target; new columns will lack values.
+                # A session dropped these columns at the target, so their replacements will lack
+                # values.
                 stored = stored | {name: -stored[name] for name in lost}
                 async with self._target(mapped.source.fence) as connection:
                     await store_known(connection, mapped.relation_id, stored)
@@ -312,7 +313,8 @@ class Planner:
         return plan
 
     async def _check_hashed_types(self, mapped: MappedRelation, relation: Relation) -> None:
-        """Refuse a new type of a hash's input: existing hashes use texts of the stored type.
+        """Refuse a changed type of a hash's input, because existing hashes use texts of the stored
+        type.
 
         Raises MappingError.
         """
@@ -461,7 +463,7 @@ class Planner:
         return replace(plan, outlives=True) if mapped.outlives else plan
 
     async def _describe(self, mapped: MappedRelation) -> ExpressionFacts:
-        """Return the source's verdict on expressions."""
+        """Return the source's facts about the rule's expressions."""
         mapping = mapped.mapping
         if not mapping.rule.expressions:
             return ExpressionFacts({}, {})
@@ -492,12 +494,12 @@ class Planner:
             except StreamerError:
                 if may_fail:
                     raise
-                # The caller raises an error anyway, without these names.
+                # The caller raises an error anyway; these names are only a detail of the error.
         return {name: type_names[key] for name, key in keys.items() if key in type_names}
 
     @staticmethod
     def invalidate(lane_transaction: LaneTransaction) -> None:
-        """Discard the plans of *share* after the target refused a plan."""
+        """Discard the plans of the transaction after the target refused one of the plans."""
         for mapped, _ in lane_transaction.changes:
             mapped.plan = None
 
@@ -526,7 +528,7 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
 
 
 def known_plans(lane_transaction: LaneTransaction) -> list[ApplyPlan | None] | None:
-    """Return the plans of a share if all plans are known, without waiting."""
+    """Return the plans of a transaction if all are made already, without waiting."""
     plans: list[ApplyPlan | None] = []
     for mapped, changes in lane_transaction.changes:
         plan = mapped.plan_for(changes.relation)
@@ -563,7 +565,7 @@ def _other_columns(
 
 
 def in_order(names: Sequence[str], stored: Mapping[str, int]) -> bool:
-    """Return whether the *stored* columns among *names* are in the order of column numbers. Pure.
+    """Return whether *names* has the *stored* columns in the order of column numbers. Pure.
 
     A number is negative if the target does not get the column.
     """
@@ -579,7 +581,7 @@ def traded_names(
     *names*: the columns of RELATION, in the order of column numbers, which no command changes. A
     column that was dropped and added again has a new number and comes last. A number under a
     different stored name is a rename. If a later rename restores the name, only the order shows
-    that values in between belong to different columns.
+    that the message's values belong to different columns.
     """
     if in_order(names, stored):
         return []

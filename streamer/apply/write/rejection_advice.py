@@ -1,6 +1,6 @@
-"""Help for a change that the target rejects. The command that works for this SQLSTATE goes first.
+"""Advice for a change that the target rejects. The command that suits the SQLSTATE comes first.
 
-The drainer retries every few seconds, so no command is needed after the cause is gone. Pure.
+The drainer retries every few seconds, so the operator only removes the cause. Pure.
 """
 
 import re
@@ -160,9 +160,10 @@ _HEADER: Final = 4
 
 
 def _sent_type(column: Column) -> str | None:
-    """Name the type that the source sends; the stored catalog may be older than a column change.
+    """Name the type that the source sends; the stored catalog may be older than a change of the
+    column.
 
-    None for a type that has no name here.
+    Return None for a type without a built-in name.
     """
     has_modifier, modifier = column.type_modifier >= _HEADER, column.type_modifier - _HEADER
     if column.type_oid == _VARCHAR:

@@ -47,7 +47,7 @@ _OPS: Final = {INSERT: OP_INSERT, UPDATE: OP_UPDATE, DELETE: OP_DELETE}
 
 @dataclass
 class OrderedRun:
-    """Changes of a relation under a definition, in order: (share number, transaction, payloads)."""
+    """Changes of a relation under a definition, in order."""
 
     plan: ApplyPlan
     parts: list[tuple[int, Transaction, list[bytes]]] = field(default_factory=list)
@@ -97,7 +97,7 @@ class OrderedRun:
         return new + [i.position for i in plan.inputs], old + [i.position for i in plan.old_inputs]
 
     def locate(self, error: StreamerError) -> None:
-        """Add the change to *error*, if *error* has the change's number."""
+        """Add the change to *error*, if *error* has the number of a change."""
         number = error.change_number
         place = None if number is None else self._place(number)
         if number is None or place is None:
@@ -128,7 +128,7 @@ class OrderedRun:
         return None if row is None else dict(zip(names, _texts(self.plan, row), strict=True))
 
     def invalid_text(self, number: int) -> str | None:
-        """Name the column of change *number* whose text is not, or cannot be, UTF-8.
+        """Name the column of change *number* whose text is not, or cannot become, UTF-8.
 
         In binary the server's COPY names the column.
         """
@@ -152,7 +152,9 @@ class OrderedRun:
         return None if place is None else next(read_changes(self.plan, [place[2]]))
 
     def _place(self, number: int) -> tuple[int, Transaction, bytes] | None:
-        """Return the share number, the transaction and the message of change *number*."""
+        """Return the number of the lane transaction, the transaction and the message of change
+        *number*.
+        """
         for transaction_number, transaction, payloads in self.parts:
             if number < len(payloads):
                 return transaction_number, transaction, payloads[number]
@@ -228,7 +230,7 @@ def numbered_keys(statements: Statements, op: int, keys: Sequence[Any]) -> Copy:
 
 
 def marking_rows(statements: Statements, op: int, removed: Mapping[Any, Row | None]) -> Copy:
-    """Stage removed keys, and the values that mark rows as deleted."""
+    """Stage removed keys with the values that mark rows as deleted."""
     plan = statements.plan
     staged = plan.key + plan.metadata_columns
     positions = tuple(column.position for column in staged)
@@ -274,9 +276,9 @@ def inserted_rows(statements: Statements, rows: Iterable[PendingRow]) -> Copy:
 def in_order(keys: Collection[Any]) -> Collection[Any]:
     """Return *keys* in an order that makes index lookups at the target faster.
 
-    Neighbours in an index are often neighbours in memory: writing in index order costs the target's
-    backend a third to a half less. Keys that cannot be compared, such as large values, keep the
-    given order.
+    Neighbours in an index are often neighbours in memory: in index order, writes cost the target's
+    backend a third to a half less. Keys that cannot be compared, such as large values, keep their
+    order.
     """
     try:
         return sorted(keys)

@@ -5,8 +5,9 @@ begins the transaction, lets a writer write windows, and commits with the new pr
 that dies before the commit leaves the target unchanged. If the process dies later, a restart skips
 the applied changes by the progress rows.
 
-A transaction compares progress rows before an update of those rows. If another process has moved a
-progress row, that process has replaced this process, whose transaction must not commit.
+A transaction compares progress rows before it updates these rows. A progress row that another
+process has moved means that the process has replaced this process, whose transaction must not
+commit.
 """
 
 import asyncio
@@ -44,16 +45,18 @@ from streamer.util.lsn import Lsn
 log = structlog.get_logger()
 
 _DEFER_SQL: Final = "set constraints all deferred"
-"""The source checks a deferrable constraint at its commit at the latest."""
+"""The source checks a deferrable constraint at commit at the latest, so the target must defer the
+check, too.
+"""
 _DEFER_TAG: Final = b"SET CONSTRAINTS"
 NONE: Final[Mapping[MappedRelation, int]] = MappingProxyType({})
 CONFLICTS_KEPT: Final = 1000
 STAGES_MAX: Final = 200
-"""Maximum staging tables of a connection; the least recently used is dropped first."""
+"""Maximum number of staging tables of a connection, which drops the least recently used."""
 FACTS_MAX: Final = 1000
-"""Maximum prepared statements of a connection; the least recently used is dropped first."""
+"""Maximum number of prepared statements of a connection, which drops the least recently used."""
 DELETED_ROWS_MAX: Final = 2000
-"""A staging table with more rows, dead ones included, is emptied by TRUNCATE instead of DELETE.
+"""TRUNCATE, instead of DELETE, empties a staging table with more rows, dead rows included.
 
 TRUNCATE costs a new file and catalog rows. ON COMMIT DELETE ROWS would truncate all staging tables
 of the session in every transaction that touches a temporary table.
@@ -82,14 +85,14 @@ class TargetTransaction:
         self._metrics = metrics
         self._lock_seconds = lock_seconds
         self.conflicts_kept = conflicts_kept
-        """Maximum rows of a table in streamer.conflict."""
+        """Maximum number of conflicts of a table in streamer.conflict."""
         self._connection: TargetConnection | None = None
         self._stages: OrderedDict[str, tuple[Statements, int]] = OrderedDict()
         """The session's staging tables by name, with the number of rows since TRUNCATE."""
         self._facts: OrderedDict[str, PlannedFacts] = OrderedDict()
         """The facts of plans for which the session has a prepared statement."""
         self._may_have_others = False
-        """The session may have staging tables that `_stages` lacks, with any rows."""
+        """The session may have staging tables that `_stages` does not list, with any rows."""
         self._given_up: int | None = None
         self._fences: Collection[FencingToken] = ()
         self._committing: dict[MappedRelation, Lsn] = {}
@@ -173,7 +176,7 @@ class TargetTransaction:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
-        self._committing = {}  # later callers have no part in that commit
+        self._committing = {}  # later callers did not take part in that commit
 
     # ---- the transaction -----------------------------------------------------------------------
 
@@ -182,14 +185,14 @@ class TargetTransaction:
         self.target.begin(f"begin; {_DEFER_SQL}")
 
     def end_part(self) -> None:
-        """End a part of a transaction in one message. The server does nothing, but names this end
-        in the answer.
+        """End a part of a transaction in one message. The statement has no effect, but its tag in
+        the server's answer marks the end of the part.
         """
         self.target.send_before_next(_DEFER_SQL)
 
     @property
     def failed_part(self) -> int:
-        """The number of the part with the statement that failed; -1: the server ran none."""
+        """The number of the part with the failed statement; -1 if the server ran no statement."""
         return self.target.ended_tags.count(_DEFER_TAG) - 1
 
     def _forget_stages(self) -> None:
@@ -200,7 +203,7 @@ class TargetTransaction:
         self._may_have_others = True
 
     async def rollback(self) -> None:
-        """Roll back; for a lost connection, the server does."""
+        """Roll back. If the connection is lost, the server rolls back."""
         self._forget_stages()
         if self._connection is None or self._connection.is_closed:
             self.disconnect()
@@ -247,7 +250,7 @@ class TargetTransaction:
         try:
             await outcome()
         except asyncio.CancelledError:
-            # Still wait for the COMMIT: the tracker needs the outcome.
+            # Wait for the COMMIT all the same, because the tracker needs its outcome.
             with contextlib.suppress(StreamerError):
                 await outcome()
                 self._set_committed()
@@ -309,7 +312,8 @@ class TargetTransaction:
     # ---- for writers ---------------------------------------------------------------------------
 
     def stage(self, statements: Statements, count: int | None = None) -> None:
-        """Prepare an empty staging table of *statements* for *count* small rows, or for any rows.
+        """Prepare an empty staging table of *statements* for *count* small rows, or for any number
+        of rows.
 
         The server makes or empties the table with the next message.
         """

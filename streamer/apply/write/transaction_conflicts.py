@@ -76,7 +76,7 @@ class TransactionConflicts:
         await self.add(mapped, missing_rows(missing, changes, deletes=is_delete))
 
     def count_missing(self, mapped: MappedRelation, change: Change, missing: int) -> None:
-        """Count the rows that *change* did not find.
+        """Count the rows that were missing for *change*.
 
         Raises ConflictsFound if rows are missing without a check by `find_missing_rows`.
         """
@@ -90,7 +90,9 @@ class TransactionConflicts:
     # ---- exact order ---------------------------------------------------------------------------
 
     def are_recorded(self, mapped: MappedRelation) -> bool:
-        """Whether the next block in exact order notes missing rows, or ends at a missing row."""
+        """Whether the next block in exact order notes missing rows; otherwise it ends at a missing
+        row.
+        """
         if not mapped.conflict_watch:
             return False
         mapped.conflict_watch -= 1
@@ -139,7 +141,9 @@ class TransactionConflicts:
 
 
 def refusal(error: StreamerError, run: OrderedRun) -> Conflict | None:
-    """Return the conflict for which the target refuses a change of *run*, and the table stops."""
+    """Return the conflict because of which the target refuses a change of *run* and the table
+    stops.
+    """
     number = error.change_number
     origin = None if number is None else run.origin_of(number)
     if not isinstance(error, ConflictError) or number is None or origin is None:

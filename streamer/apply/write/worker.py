@@ -58,11 +58,13 @@ WHOLE_BYTES_MAX: Final = 128 * 1024
 APART_WINDOWS: Final = 100
 """After the target rejects a window in one message, a worker sends this many windows in parts."""
 HOT_PART: Final = 0.75
-"""A lane with this part of a window's changes is hot: the window stays open only for that lane."""
+"""A lane with this fraction of a window's changes is hot: the window stays open only for that
+lane.
+"""
 LOCK_SECONDS: Final = 3.0
-"""Time that a worker waits for a lock before a drainer takes over the lane."""
+"""Time for which a worker waits for a lock before a drainer takes over the lane."""
 SLOW_SECONDS: Final = 3.0
-"""Time that a worker writes a lane while more lanes wait, before a drainer takes over the lane."""
+"""Time for which a worker writes a lane while other lanes wait, before a drainer takes over."""
 
 _TURN_SECONDS: Final = 0.005
 
@@ -98,7 +100,7 @@ class Window:
 
     @property
     def is_full(self) -> bool:
-        # A version writes two rows, and needs memory for both.
+        # A version writes two rows, which both need memory.
         row_count = self.change_count + self.version_count
         return row_count >= WINDOW_CHANGES_MAX or self.size >= WINDOW_BYTES_MAX
 
@@ -148,23 +150,25 @@ class Worker:
         self._left = asyncio.Event()
         """Set when a lane leaves the committing window."""
         self._writing: tuple[Window, list[Lane]] = Window(), []
-        """The present write: a window, and lanes of the window."""
+        """The write in progress: a window, and lanes of the window."""
         self._is_late = False
         """The current write has exceeded its time limit while other lanes wait."""
         self._alarm = Alarm(self._check_time)
         self._parts_left = 0
-        """The number of windows that the worker still sends in parts."""
+        """The number of windows that the worker must still send in parts."""
         self._slow_lanes = SlowLanes()
         self._hot_lanes = hot_lanes or HotLanes()
         self._write_seconds: dict[Lane, float] = {}
         """The write time of each lane of the window."""
         self._connects_ahead = True
-        """Whether no share has arrived yet. The worker plans the first share while connecting."""
+        """Whether no transaction has arrived yet. The worker plans the first transaction while
+        connecting.
+        """
 
     # ---- the queue -----------------------------------------------------------------------------
 
     def put(self, lane: Lane, *transactions: LaneTransaction) -> None:
-        """Queue shares; readers check the budget before."""
+        """Queue transactions; readers check the budget before."""
         is_first = not self._queue
         for lane_transaction in transactions:
             self._queue.append((lane, lane_transaction))
@@ -179,7 +183,7 @@ class Worker:
         self._arrived.set()
 
     def hurry(self) -> None:
-        """Commit the queued shares without a pause: a task waits for the commit."""
+        """Commit the queued transactions without a pause, because a task waits for the commit."""
         self._due.set()
 
     def _give_bytes(self, lane: Lane, size: int) -> None:
@@ -187,7 +191,9 @@ class Worker:
         self._budget.subtract(lane, size)
 
     async def drop(self, lanes: set[Lane]) -> None:
-        """Remove the changes of *lanes*, whose pipeline ends, and wait until none is in flight."""
+        """Remove the changes of *lanes*, whose pipeline ends, and wait until no change is in
+        flight.
+        """
         for lane in lanes:
             self._withdraw(lane)
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
@@ -195,7 +201,7 @@ class Worker:
             await self._left.wait()
 
     def _withdraw(self, lane: Lane) -> list[LaneTransaction]:
-        """Remove and return the shares of *lane* outside the running COMMIT, oldest first."""
+        """Remove and return the transactions of *lane* outside the running COMMIT, oldest first."""
         window = self._filling.lanes.pop(lane, None)
         transactions = window.transactions if window else []
         self._filling.transaction_count -= len(transactions)
@@ -248,7 +254,7 @@ class Worker:
                 turn_began = time.monotonic()
 
     def _fold_first(self, plans: list[ApplyPlan | None] | None = None) -> bool:
-        """Add the first share of the queue to the window; return False if it has no plan yet."""
+        """Add the queue's first transaction to the window; return False if it lacks a plan."""
         lane, lane_transaction = self._queue[0]
         if lane_transaction.is_partly_applied:
             self._queue.popleft()
@@ -297,7 +303,7 @@ class Worker:
             lane.give_back(transactions)
         except SpoolError as exc:
             lane.owner.source_failed(exc)
-            lane.give_back(transactions)  # discarded: the source sends the shares again
+            lane.give_back(transactions)  # discarded: the source sends the changes again
 
     # ---- committing ----------------------------------------------------------------------------
 
@@ -309,7 +315,8 @@ class Worker:
             try:
                 await self._commit(window)
             except Exception:
-                # A defect: the sources begin again, and the lanes discard the window's shares.
+                # A defect: the sources begin again, and the lanes discard the window's
+                # transactions.
                 for lane in list(window.lanes):
                     self._give_bytes(lane, window.lanes.pop(lane).size)
                 raise
@@ -361,7 +368,7 @@ class Worker:
         )
 
     async def _connect_ahead(self) -> None:
-        """Connect while the planner plans the first shares. `_commit` handles errors."""
+        """Connect while the planner plans the first transactions. `_commit` handles errors."""
         self._connects_ahead = False
         with contextlib.suppress(StreamerError):
             await self._transaction.connect({lane.owner.fence for lane, _ in self._queue})
@@ -393,7 +400,8 @@ class Worker:
                 backoff.log(log, f"worker {self.number} waits for the target", exc)
                 await backoff.wait()
             except StreamerError as exc:
-                # The COMMIT failed (a deferred constraint, say): any lane may be the cause.
+                # The COMMIT failed, perhaps because of a deferred constraint: any lane may be the
+                # cause.
                 self._metrics.count_error(exc)
                 await self._transaction.rollback()
                 for lane in list(window.lanes):
@@ -403,7 +411,7 @@ class Worker:
     def _fits_message(self, window: Window) -> bool:
         """Whether to send *window* with its COMMIT in one message.
 
-        A window in parts tells more: which lane takes long.
+        A window in parts shows which lane takes long.
         """
         return (
             not self._parts_left
@@ -415,8 +423,8 @@ class Worker:
     async def _write_whole(self, window: Window) -> bool:
         """Write and commit *window* in one message, in which each lane is a part.
 
-        Return False after a rollback, because a lane failed and is no longer in *window*, or to
-        write *window* in parts.
+        Return False after a rollback: a lane failed and has left *window*, or *window* must be
+        written in parts.
         """
         lanes = list(window.lanes)
         try:
@@ -446,8 +454,8 @@ class Worker:
         return False
 
     async def _write(self, window: Window) -> bool:
-        """Begin, and write all lanes. Return False after a rollback, because a lane failed and is
-        no longer in *window*, or because of conflicts.
+        """Begin, and write all lanes. Return False after a rollback: a lane failed and has left
+        *window*, or there were conflicts.
         """
         await self._transaction.begin()
         for lane, lane_window in window.lanes.items():
@@ -473,7 +481,7 @@ class Worker:
         return True
 
     async def _write_lane(self, window: LaneWindow) -> bool:
-        """Write the changes of a lane; False if another write must note conflicts."""
+        """Write the changes of a lane; return False if a second attempt must note conflicts."""
         try:
             await self._writer.write(window)
         except ConflictsFound:
@@ -567,7 +575,7 @@ class Worker:
         }
 
     def _move(self, lane: Lane, to: TransactionQueue) -> None:
-        """Move *lane*, of which no change is in a commit, and its queued shares to *to*."""
+        """Move *lane*, which has no change in a commit, and its queued transactions to *to*."""
         transactions = self._withdraw(lane)
         lane.queue = to
         to.put(lane, *transactions)

@@ -59,8 +59,9 @@ class RequireFacts:
 class Change:
     """Rows staged as *op*, and the statements that change the target's rows with the same keys.
 
-    ``leaves`` removes or marks rows, and ``writes`` writes the remaining rows. Marked rows make
-    ``room`` in between. With ``inserts``, the writer inserts rows that the target lacks.
+    First ``leaves`` removes or marks rows, then ``room`` deletes marked rows that are in the way,
+    and ``writes`` writes the remaining rows. With ``inserts``, the writer inserts rows that the
+    target lacks.
 
     ``conflict``: the kind of conflict of a missing row. With ``is_recorded``, the writer searches
     for missing rows by ``keys``.
@@ -99,7 +100,7 @@ class InOrder:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Steps that share an empty staging table, for *count* small rows or for any rows.
+    """Steps that share an empty staging table, for *count* small rows or for any number of rows.
 
     ``is_indexed``: an index of the target finds the rows.
     """
@@ -139,9 +140,9 @@ def fold_steps(
 
 
 def needs_no_answer(window: RelationWindow) -> bool:
-    """Whether the server can take the steps of *window* without a look at their row counts.
+    """Whether the writer can send the steps of *window* at once, without reading their row counts.
 
-    A missing row is then an error of the server, and the caller takes the steps one by one.
+    A missing row is then an error of the server, and the caller sends the steps one by one.
     """
     if not window.is_set or window.versions or window.mapped.conflict_watch:
         return False
@@ -166,7 +167,7 @@ def _replace_rows(fold: Fold, statements: PlanStatements, half: Half) -> Iterato
 
 
 def _with_restart(sql: str, fold: Fold, statements: PlanStatements) -> Execute:
-    """Empty a table, and restart its sequences if the TRUNCATE does."""
+    """Empty a table, and restart its sequences if the TRUNCATE restarts them."""
     restart = statements.plain.restart if fold.restarts else ""
     return Execute(f"{sql}; {restart}" if restart else sql)
 
@@ -214,7 +215,7 @@ def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: boo
 def _move(fold: Fold, sets: Statements) -> Change:
     """Set new keys. Without ``deletes``, rows with the old keys stay for now."""
     if not (fold.deletes or fold.plan.key_is_indexed):
-        raise rows_missing_error(fold.plan)  # an INSERT does not name the moved row
+        raise rows_missing_error(fold.plan)  # an INSERT does not identify the moved row
     moves = fold.moves.values()
     lacking = frozenset().union(*(unchanged_positions(r) for _, r in moves if is_partial(r)))
     move = sets.move if fold.deletes else sets.copy_moved
@@ -223,7 +224,7 @@ def _move(fold: Fold, sets: Statements) -> Change:
 
 
 def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
-    is_conflict = fold.plan.filter is None  # else the filter may pass a row only now
+    is_conflict = fold.plan.filter is None  # with a filter, the row may pass only now
     return Change(
         sets,
         whole_rows(sets, OP_UPDATED, whole),
@@ -278,7 +279,7 @@ def version_steps(versions: Versions, statements: PlanStatements) -> Iterator[St
 def ordered_runs(
     window: LaneWindow, mapped: MappedRelation, start: int, stop: int
 ) -> list[OrderedRun]:
-    """Return a relation's changes of some shares, a run for each definition."""
+    """Return a relation's changes of some transactions, a run for each definition."""
     runs: list[OrderedRun] = []
     for number in range(start, stop):
         lane_transaction = window.transactions[number]

@@ -43,7 +43,7 @@ LARGE_WINDOW_BYTES: Final = 1024 * 1024
 """The server frees the space of staged rows at the end of a larger window."""
 
 WriteOrdered = Callable[[LaneWindow, MappedRelation, int, int], Awaitable[None]]
-"""Writes a relation's changes of some shares in exact order."""
+"""Writes a relation's changes of some transactions in exact order."""
 
 
 class Writer:
@@ -114,10 +114,11 @@ class Writer:
     async def write_in_order(
         self, window: LaneWindow, start: int, stop: int, *, reverse: bool = False
     ) -> None:
-        """Write the shares from number *start* to before *stop* of a window in exact order.
+        """Write the transactions *start* to before *stop* of a window in exact order.
 
         The order is exact for each table. If foreign keys connect tables, referenced tables come
-        first; with *reverse* last. An error's ``share_number`` names the failed share, if known.
+        first; with *reverse* last. An error's ``transaction_number`` names the failed transaction,
+        if known.
         """
         relations = list(window.relations)
         if self.orders_by_keys(window):
@@ -148,8 +149,8 @@ class Writer:
         )
 
     def join(self, window: LaneWindow) -> None:
-        """Send the changes of *window* with the COMMIT. An error of a change is then an error of
-        the COMMIT.
+        """Send the changes of *window* with the COMMIT, which then raises the errors of the
+        changes.
         """
         fires_keys = self._transaction.target.checks_foreign_keys
         for relation in window.relations.values():
@@ -271,8 +272,8 @@ class Writer:
         """Check that the row counts cover all staged rows; insert missing rows, and return the
         number of missing rows.
 
-        The statements use different snapshots, so a row that a session deletes and inserts again in
-        between is in no snapshot.
+        The statements use different snapshots, so a row that a session deletes and inserts again
+        between them is in none of the snapshots.
         """
         target, statements, op = self._transaction.target, change.statements, change.op
         missing = change.count - left_count - written
