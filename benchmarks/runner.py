@@ -32,7 +32,7 @@ from benchmarks.usage import Cpu, peak_memory, take_snapshot
 from streamer.commands.demo.embedded_servers import Server
 
 DRAIN_SECONDS: Final = 900.0
-SETTLE_SECONDS: Final = 2.0
+WARM_UP_SECONDS: Final = 2.0
 """A side streams this long before a steady load is measured."""
 CLIENTS: Final = 4
 
@@ -195,7 +195,7 @@ class Runner:
     ) -> Measurement:
         """Measure latency, or CPU, under a steady load or none."""
         with self._started(side, sources), contextlib.ExitStack() as stack:
-            time.sleep(min(SETTLE_SECONDS, self._options.seconds))
+            time.sleep(min(WARM_UP_SECONDS, self._options.seconds))
             flushed = Sampler(sources[0], "pg_current_wal_flush_lsn()")
             visible = Sampler(side.target, side.position_sql)
             if case.kind is Kind.LATENCY:

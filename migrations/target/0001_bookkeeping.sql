@@ -121,7 +121,7 @@ create table streamer.relation (
     target_created boolean not null default false,
     -- The fingerprint of the relation's membership in the publication. A session that drops and
     -- re-creates the membership changes the fingerprint.
-    publication_mark text,
+    publication_membership text,
     -- The OID of the source's table at the guard's last check of the publication.
     source_oid int8,
     changed_at timestamptz not null default now(),
@@ -170,7 +170,7 @@ create table streamer.relation (
     -- The source transaction before which `max_deleted_rows` paused the table: {"xid", "lsn",
     -- "commit_time", "deleted_rows", "truncates"}. An operator's decision adds {"skips"}: whether
     -- streamer leaves the deletes out.
-    brake jsonb,
+    mass_delete jsonb,
     -- Deletes of such a transaction were left out, so the target may have rows that the source
     -- lacks, until the next copy.
     outlives boolean not null default false,

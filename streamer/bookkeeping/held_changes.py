@@ -43,5 +43,5 @@ async def set_held(session: Executor, source_id: int, held: Collection[HeldRecor
         source_id,
         [record.relation_id for record in held],
     )
-    is_known = "join streamer.relation r on r.id = v.relation_id"
-    await HELD.put(session, map(fields_of, held), "relation_id", is_known)
+    joined = "join streamer.relation r on r.id = v.relation_id"
+    await HELD.put(session, map(fields_of, held), "relation_id", joined)

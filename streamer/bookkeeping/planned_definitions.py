@@ -147,7 +147,7 @@ class ReferenceFacts:
     is_to_come: bool
     positions: str | None
 
-    def may_become(self, now: Self, error: StreamerError) -> bool:
+    def may_succeed_later(self, now: Self, error: StreamerError) -> bool:
         """Whether creating the foreign key may succeed later, although *error* refused it.
 
         While both tables stream, a row may arrive before the row that it references. *now*: the

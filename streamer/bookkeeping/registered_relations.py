@@ -111,7 +111,7 @@ def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]
     is_copied = mapping.rule.initial is not Initial.NONE
     has_type = record.type == mapping.type.value
     lacks_changes = mapping.type is not TableType.CLONE and has_type and record.needs_resync
-    is_in_step = has_type and record.snapshot_lsn is not None and not record.needs_resync
+    is_in_sync = has_type and record.snapshot_lsn is not None and not record.needs_resync
     values = _mapped(mapping) | {
         "state": record.state,
         "snapshot_lsn": record.snapshot_lsn,
@@ -120,10 +120,10 @@ def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]
         "copy_is_due": record.copy_is_due,
         "error": record.error if lacks_changes else None,
         "needs_resync": lacks_changes,
-        "brake": None,
+        "mass_delete": None,
         "outlives": False,
     }
-    if is_copied and mapping.rule.keeps_past and is_in_step:
+    if is_copied and mapping.rule.keeps_history and is_in_sync:
         return values | {"state": "copying", "resync": Resync(Mode.DIFF), "copy_is_due": True}
     if is_copied:
         values["snapshot_lsn"] = None

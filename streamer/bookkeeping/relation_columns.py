@@ -46,7 +46,7 @@ async def request_unfilled(
     await request_automatic(session, relation_id, resync_of_unfilled(columns))
 
 
-async def read_known(
+async def read_source_columns(
     session: Executor, relation_ids: Sequence[int] | None = None
 ) -> dict[int, dict[str, int]]:
     """Return, by relation id, the number of each source column by its name, as of the time when the
@@ -63,7 +63,7 @@ async def read_known(
     return {row["id"]: json.loads(row["columns"]) for row in rows}
 
 
-async def store_known(
+async def store_source_columns(
     connection: TargetConnection,
     relation_id: int,
     columns: Mapping[str, int],
@@ -80,7 +80,7 @@ async def set_published(
     session: Executor, published: dict[int, tuple[str | None, str | None, int | None]]
 ) -> None:
     """Store the publication marks, replica identities and OIDs of relations, by id."""
-    names = ("id", "publication_mark", "identity", "source_oid")
+    names = ("id", "publication_membership", "identity", "source_oid")
     rows = (dict(zip(names, (key, *values), strict=True)) for key, values in published.items())
     await RELATIONS.update_each(session, rows)
 
@@ -96,7 +96,7 @@ async def set_transports(session: Executor, transports: dict[int, tuple[str, str
     )
 
 
-async def read_known_leaves(
+async def read_stored_leaves(
     session: Executor, relation_ids: list[int]
 ) -> dict[int, dict[int, str]]:
     """Return the replicated partitions of each partitioned relation.

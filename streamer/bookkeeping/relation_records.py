@@ -71,14 +71,14 @@ class RelationRecord(StateRecord):
     target_created: bool
     declared: bool
     owns_rows: bool
-    publication_mark: str | None
+    publication_membership: str | None
     source_oid: int | None
     identity: str | None
     transport: str | None
     transport_reason: str | None
     expressions: str | None
     truncates_skipped: int
-    brake: MassDelete | None
+    mass_delete: MassDelete | None
     outlives: bool
     quarantined: Annotated[int, Codec(_QUARANTINED_SQL)]
     has_returned: Annotated[bool, ELSEWHERE] = False
@@ -100,7 +100,7 @@ class RelationRecord(StateRecord):
     @property
     def waiting_mass_delete(self) -> MassDelete | None:
         """The mass delete that waits for an operator's decision."""
-        return None if self.brake is None or self.brake.is_decided else self.brake
+        return None if self.mass_delete is None or self.mass_delete.is_decided else self.mass_delete
 
 
 UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
@@ -131,7 +131,7 @@ select s.database, s.sid, r.source, r.state, r.error, r.error_code, r.error_reme
 from streamer.relation r join streamer.source s on s.id = r.source_id where r.state <> 'ready'
 """
 _RENAME_SQL: Final = """
-select pg_catalog.to_regclass($2) is not null as is_there,
+select pg_catalog.to_regclass($2) is not null as target_exists,
        pg_catalog.to_regclass($3) is not null as is_taken,
        exists (select from streamer.relation o where o.target = r.target and o.id <> r.id)
            as is_shared,
@@ -139,8 +139,9 @@ select pg_catalog.to_regclass($2) is not null as is_there,
        exists (select from streamer.relation o
                 where o.source_id = r.source_id and o.source = $4
                   and o.snapshot_lsn is null and o.attempt = 0 and not o.owns_rows
-                  and coalesce(o.publication_mark, r.publication_mark) = r.publication_mark)
-           as gives_way
+                  and coalesce(o.publication_membership, r.publication_membership)
+                      = r.publication_membership)
+           as has_bare_successor
 from streamer.relation r where r.id = $1
 """
 SUMMARY_SQL: Final = """

@@ -25,14 +25,14 @@ _ATTACH_SQL: Final = """
 select r.snapshot_lsn::text as snapshot_lsn,
        r.error is null or r.error_code = 'gap' as is_well, r.state,
        exists (select from streamer.request q where q.relation_id = r.id and q.state = 'queued')
-         as is_asked
+         as is_requested
 from streamer.relation r where r.id = $1
 """
 NO_COPY: Final = {
     "snapshot_lsn": None,
     "chunks": None,
     "waiting_for": None,
-    "brake": None,
+    "mass_delete": None,
     "outlives": False,
 }
 """No copy is under way, and none has ended; decisions about the former rows are void."""
@@ -240,10 +240,12 @@ async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
 
 
 async def pause_before_mass_delete(
-    bookkeeping: Bookkeeping, relation_id: int, brake: MassDelete, error: ErrorReport
+    bookkeeping: Bookkeeping, relation_id: int, mass_delete: MassDelete, error: ErrorReport
 ) -> None:
-    """Pause a relation before the source transaction *brake*, unless a copy replaces its rows."""
-    change = _unless_same(lambda state: state.stopped_by_delete_limit(error), {"brake": brake})
+    """Pause a relation before the transaction *mass_delete*, unless a copy replaces its rows."""
+    change = _unless_same(
+        lambda state: state.stopped_by_delete_limit(error), {"mass_delete": mass_delete}
+    )
     await _change(bookkeeping, change, relation_id)
 
 

@@ -91,8 +91,8 @@ class Request:
     @property
     def decided(self) -> MassDelete | None:
         """The mass delete about which a taken request to resume has decided."""
-        brake = self.options.get("brake")
-        return None if brake is None else MassDelete.from_json(brake)
+        mass_delete = self.options.get("mass_delete")
+        return None if mass_delete is None else MassDelete.from_json(mass_delete)
 
     @property
     def is_open(self) -> bool:
@@ -146,8 +146,8 @@ REQUESTS: Final = BookkeepingTable("request", "q", Request)
 # A request to resume is about the transaction that the operator has seen.
 _INSERT_SQL: Final = """
 insert into streamer.request (relation_id, action, options, actor, label)
-select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.brake is not null
-       then jsonb_build_object('lsn', r.brake->>'lsn') else '{}' end, $4,
+select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.mass_delete is not null
+       then jsonb_build_object('lsn', r.mass_delete->>'lsn') else '{}' end, $4,
        pg_catalog.concat_ws(':', s.database, s.sid) || ' ' || r.source
 from streamer.relation r join streamer.source s on s.id = r.source_id
 where r.id = any ($1::int8[])

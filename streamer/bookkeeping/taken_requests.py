@@ -189,21 +189,23 @@ async def _take_resume(
     A request has no effect if the table was paused before a mass delete after the request: the
     operator has not seen that pause.
     """
-    brake, state = record.brake, record.table_state
-    if brake is not None and not brake.is_decided:
-        if request.options.get("lsn") != str(brake.lsn):
+    mass_delete, state = record.mass_delete, record.table_state
+    if mass_delete is not None and not mass_delete.is_decided:
+        if request.options.get("lsn") != str(mass_delete.lsn):
             return None
-        brake = brake.decide(skips=bool(request.options.get("skip_deletes")))
+        mass_delete = mass_delete.decide(skips=bool(request.options.get("skip_deletes")))
     if (resumed := state.resumed()) != state:
         values = {
             "state": resumed.shown,
             "error": None,
             "needs_resync": False,
-            "brake": brake,
-            "outlives": record.outlives or (brake is not None and brake.skips),
+            "mass_delete": mass_delete,
+            "outlives": record.outlives or (mass_delete is not None and mass_delete.skips),
         }
         await _store(connection, record, values)
-    return replace(request, options={"brake": None if brake is None else brake.to_json()})
+    return replace(
+        request, options={"mass_delete": None if mass_delete is None else mass_delete.to_json()}
+    )
 
 
 async def _take_decision(
@@ -260,12 +262,17 @@ async def _take_resync(
     if not resync.skips_changes:
         if (gap := find_gap(record, resync, source)) is not None:
             return gap
-        keeps_past = _keeps_past(source, record.source)
-        if keeps_past or (resync.compares and not resync.force):
+        keeps_history = _keeps_history(source, record.source)
+        if keeps_history or (resync.compares and not resync.force):
             # Such a copy compares, so that the table follows the stream after a restart, too.
             compared = replace(resync, mode=Mode.DIFF)
             requests = await _store_to_point(
-                connection, request, record, compared, stays_paused=stays_paused, is_sure=keeps_past
+                connection,
+                request,
+                record,
+                compared,
+                stays_paused=stays_paused,
+                is_sure=keeps_history,
             )
             if requests:
                 return requests
@@ -283,10 +290,10 @@ async def _take_resync(
     return [replace(request, options=resync.to_json())]
 
 
-def _keeps_past(source: SourceMapping, table: str) -> bool:
+def _keeps_history(source: SourceMapping, table: str) -> bool:
     name = parse_name(table)
     rule = find_rules(source, [name]).get(name)
-    return rule is not None and rule.keeps_past
+    return rule is not None and rule.keeps_history
 
 
 async def _store_to_point(

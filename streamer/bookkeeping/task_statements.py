@@ -5,7 +5,7 @@ Only text: a remote executor has this module, but not the whole package.
 
 from typing import Final
 
-IS_WANTED_SQL: Final = """
+IS_PENDING_SQL: Final = """
 select true from streamer.sync_partition
 where relation_id = %s and part = %s and attempt = %s and finished_at is null
 """

@@ -41,7 +41,7 @@ _OF_PROCESS: Final = (
 _NO_COPY: Final[dict[str, Any]] = {
     "snapshot_lsn": None,
     "resync": Resync(),
-    "brake": None,
+    "mass_delete": None,
     "outlives": False,
     "storage": None,
 }
@@ -50,9 +50,9 @@ _NO_COPY: Final[dict[str, Any]] = {
 def _returned(relation: dict[str, Any], *, may_resume: bool) -> dict[str, Any]:
     """Return the values of a relation that was mapped before. Pure."""
     values = {name: value for name, value in relation.items() if name not in _OF_PROCESS}
-    is_in_step = may_resume and relation["snapshot_lsn"] and relation["resync"] is None
+    is_in_sync = may_resume and relation["snapshot_lsn"] and relation["resync"] is None
     text, code, remedy = (values.pop(name) for name in ("error", "error_code", "error_remedy"))
-    if not is_in_step:
+    if not is_in_sync:
         values |= _NO_COPY
         if not relation["needs_resync"]:
             return values | {"state": "init", "error": None}

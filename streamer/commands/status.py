@@ -424,7 +424,7 @@ def _table_status(
     definitions: list[DefinitionRecord],
 ) -> TableStatus:
     is_complete = relation.snapshot_lsn is not None
-    brake = relation.waiting_mass_delete
+    mass_delete = relation.waiting_mass_delete
     status = TableStatus(
         source=relation.source,
         target=relation.target,
@@ -445,7 +445,7 @@ def _table_status(
         transport=relation.transport,
         transport_reason=relation.transport_reason,
         truncates_skipped=relation.truncates_skipped,
-        waits_before=None if brake is None else brake.to_json(),
+        waits_before=None if mass_delete is None else mass_delete.to_json(),
         definitions=definitions,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,

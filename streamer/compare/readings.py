@@ -52,7 +52,7 @@ from streamer.copy.parts.part_copier import (
     verify_fence,
 )
 from streamer.postgres.key_ranges import Key, KeyRange
-from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.sqlstate import is_transient
 from streamer.source.reached_server import Place
 from streamer.source.wal_end import (
@@ -202,7 +202,7 @@ def describe(error: psycopg.Error) -> str:
     primary = diagnostic.message_primary
     if state is None or is_transient(state, diagnostic.severity_nonlocalized, str(error)):
         raise PassingError(primary or type(error).__name__) from None
-    return quoted_unless_known(str(primary), state, diagnostic.context)
+    return quote_unrecognized(str(primary), state, diagnostic.context)
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class AttachedRows:
     """Requests copies of attached rows, for one attempt to stream a source."""
 
     def __init__(self) -> None:
-        self._asked: dict[tuple[int, Leaf], str] = {}
+        self._requested: dict[tuple[int, Leaf], str] = {}
         """The point of the relation's last copy when the leaf's rows were requested."""
 
     async def request_rows(
@@ -64,13 +64,13 @@ class AttachedRows:
         relation_id = mapped.relation_id
         async with bookkeeping.transaction() as connection:
             row = await read_attach_state(connection, relation_id)
-            if row is None or row["is_asked"] or row["state"] != "ready":
+            if row is None or row["is_requested"] or row["state"] != "ready":
                 return []
             point, is_well = row["snapshot_lsn"], row["is_well"]
-            asked = {leaf: self._asked.get((relation_id, leaf)) for leaf in gaps}
+            asked = {leaf: self._requested.get((relation_id, leaf)) for leaf in gaps}
             if not is_well:  # the copy has failed: request again after the error
                 for leaf in gaps:
-                    self._asked.pop((relation_id, leaf), None)
+                    self._requested.pop((relation_id, leaf), None)
                 return []
             # A copy that fails has no point.
             done = [leaf for leaf, asked_point in asked.items() if asked_point not in (None, point)]
@@ -80,9 +80,9 @@ class AttachedRows:
                 await request_automatic(connection, relation_id, resync)
                 failpoint("attach.requesting")
         for leaf in done:
-            del self._asked[relation_id, leaf]
+            del self._requested[relation_id, leaf]
         for leaf in requested:
-            self._asked[relation_id, leaf] = point
+            self._requested[relation_id, leaf] = point
             log.info(
                 "copying rows of an attached partition",
                 table=str(mapped.mapping.source),

@@ -55,8 +55,8 @@ class SyncCoordinator:
         self._context = context
         self._queue = CopyQueue(partial(context.events.step, event=TableState.snapshot_ended))
         self._reports = CopyReports(context)
-        self._wanted = asyncio.Event()
-        self._leaving = RoundRemoval(context, self._queue, self._reports, self._wanted.set)
+        self._wake_up = asyncio.Event()
+        self._leaving = RoundRemoval(context, self._queue, self._reports, self._wake_up.set)
         self._finisher = Finisher(context, self._queue, self.request, self._leaving)
         self._snapshot: ExportedSnapshot | None = None
         self._turn: CopyTurn | None = None
@@ -72,7 +72,7 @@ class SyncCoordinator:
         self._queue.request(mapped)
         if is_first:
             self._first.add(mapped)
-        self._wanted.set()
+        self._wake_up.set()
 
     def request_again(self, mapped: MappedRelation) -> None:
         """Record an operator's request for a copy of *mapped* that waits or is under way."""
@@ -122,10 +122,10 @@ class SyncCoordinator:
             async with asyncio.TaskGroup() as rounds:
                 self._leaving.begin(rounds)
                 while True:
-                    await self._wanted.wait()
+                    await self._wake_up.wait()
                     if self._round_count:
                         await asyncio.sleep(GATHER_SECONDS)
-                    self._wanted.clear()
+                    self._wake_up.clear()
                     if len(self._rounds) < ROUNDS_MAX and (batch := self._queue.next_batch()):
                         self._round_count += 1
                         self._rounds.add(self._round_count)
@@ -134,7 +134,7 @@ class SyncCoordinator:
                             name=f"copies {self._context.label}",
                         )
                         if self._queue.can_begin:
-                            self._wanted.set()
+                            self._wake_up.set()
                     elif not self.is_copying:  # all copies were given up
                         await self.close()
         finally:
@@ -151,7 +151,7 @@ class SyncCoordinator:
             self._rounds.discard(number)
             self._queue.end(batch)
             if self._queue.can_begin:  # failed copies, or more rounds than can run
-                self._wanted.set()
+                self._wake_up.set()
         if not self.is_copying:  # rounds that only declare their tables take no snapshot
             await self.close()
         with contextlib.suppress(StreamerError):  # the next round stores the rate

@@ -346,8 +346,8 @@ class Finisher:
         mapped, after = copy.mapped, finished.scope.chunks
         failpoint("sync.catching_up" if after is None else "sync.chunk_stored")
         copy.is_done = True
-        is_wanted = self._queue.is_copying(mapped)
-        if copy.scope.is_to_point and not is_wanted:
+        is_copying = self._queue.is_copying(mapped)
+        if copy.scope.is_to_point and not is_copying:
             # A new request came after the commit: the lane stays held for the next copy.
             mapped.end_lsn = finished.lsn
             self._context.events.step(mapped, lambda state: state.copy_superseded(finished.lsn))
@@ -362,7 +362,7 @@ class Finisher:
             lsn=str(finished.lsn),
             rows=finished.rows,
         )
-        if after is not None and not is_wanted:
+        if after is not None and not is_copying:
             return  # an operator has requested a new copy
         if not finished.omits_quarantined and copy.scope.chunks is None:
             mapped.quarantine.forget(0)

@@ -21,12 +21,12 @@ import structlog
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_columns import (
-    read_known,
-    read_known_leaves,
+    read_source_columns,
     read_storage,
+    read_stored_leaves,
     set_leaves,
     set_storage,
-    store_known,
+    store_source_columns,
 )
 from streamer.bookkeeping.relation_definitions import read_definition
 from streamer.bookkeeping.relation_states import report_gap
@@ -96,7 +96,7 @@ async def report_partition_gaps(
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     leaves = await read_leaves(plain, by_name)
     ids = [by_name[name].relation_id for name in leaves]
-    stored = await read_known_leaves(bookkeeping, ids) if ids else {}
+    stored = await read_stored_leaves(bookkeeping, ids) if ids else {}
     for name, present in leaves.items():
         mapped = by_name[name]
         former = stored.get(mapped.relation_id)
@@ -192,13 +192,13 @@ async def _find_columns(
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     async with bookkeeping.connection() as connection:
         ids = [mapped.relation_id for mapped in by_name.values()]
-        stored = await read_known(connection, ids)
+        stored = await read_source_columns(connection, ids)
     for name, identity in (await read_identities(plain, by_name)).items():
         mapped = by_name[name]
         stored_numbers = stored.get(mapped.relation_id)
         if stored_numbers is None:
             async with bookkeeping.connection() as connection:
-                await store_known(connection, mapped.relation_id, identity.columns)
+                await store_source_columns(connection, mapped.relation_id, identity.columns)
             continue
         if replaced := replaced_columns(stored_numbers, identity.columns):
             listed = ", ".join(f'"{column}"' for column in replaced)

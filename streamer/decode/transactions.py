@@ -182,7 +182,7 @@ class TransactionAssembler:
         messages: "TableMessages | None" = None,
     ) -> None:
         self._messages = messages
-        self._wanted = is_mapped
+        self._is_mapped = is_mapped
         self._open_spool = open_spool
         self._piece_bytes_max = piece_bytes_max
         self._forward_origins = forward_origins
@@ -446,9 +446,9 @@ class TransactionAssembler:
         elif relid in self._opened:
             changes = self._opened[relid]
         else:
-            is_wanted = self._wanted(relation)
-            changes = Changes(relation, [] if is_wanted else _Nowhere())
-            if is_wanted:
+            is_mapped = self._is_mapped(relation)
+            changes = Changes(relation, [] if is_mapped else _Nowhere())
+            if is_mapped:
                 self._block.changes.append(changes)
             self._opened[relid] = changes
         self._touched[relid] = changes

@@ -97,7 +97,7 @@ class ExactOrder:
         """
         writer = self._writer
         single = window.single_transaction(number)
-        if not any(map(writer.is_followed, single.relations)):
+        if not any(map(writer.has_blocked_keys, single.relations)):
             try:
                 await writer.write(single)
                 await writer.transaction.check_constraints()

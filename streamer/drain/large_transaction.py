@@ -110,7 +110,7 @@ class LargeTransaction:
                         if not isinstance(changes.relation, Redefinition):
                             counts.count(changes.payloads)
                     failpoint("drain.piece_written")
-                    _check_still_wanted(touched, transaction)
+                    _check_no_pending_copy(touched, transaction)
                     if ahead is None:
                         break
                     (piece, *_), window = await ahead
@@ -121,14 +121,14 @@ class LargeTransaction:
                     raise
                 raise _ConstraintAtEnd from exc
             assert piece.end_lsn is not None
-            _check_still_wanted(touched, transaction)
+            _check_no_pending_copy(touched, transaction)
             skipped = {
                 mapped: counts.truncate
                 for mapped, counts in touched.items()
                 if counts.truncate and mapped.mapping.rule.skip_truncate
             }
             await commit(writer, dict.fromkeys(touched, piece.end_lsn), skipped)
-        except (OpenTransactionDiscarded, _NotWanted):
+        except (OpenTransactionDiscarded, _PendingCopy):
             await writer.rollback()
             spool.rewind()
             return
@@ -178,7 +178,7 @@ class LargeTransaction:
         """Return the next pieces, and the window of the first if it can be folded in advance."""
         while not (transactions := self._read()):
             await until_changed(self._lane, None)
-            _check_still_wanted(touched, transaction)
+            _check_no_pending_copy(touched, transaction)
         plans = known_plans(transactions[0])
         if plans is None or may_divert(transactions[0]):
             return transactions, None
@@ -262,17 +262,17 @@ class LargeTransaction:
         return transactions
 
 
-class _NotWanted(Exception):  # not an error: a copy includes part of the transaction
+class _PendingCopy(Exception):  # not an error: a copy includes part of the transaction
     """An operator requested a resync while the drainer wrote a large transaction."""
 
 
-def _check_still_wanted(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
+def _check_no_pending_copy(touched: Iterable[MappedRelation], transaction: Transaction) -> None:
     """Give up a large transaction that has written to a relation with a pending copy. Otherwise the
     drainer would skip later changes of the relation, and readers would see a part of the
     transaction.
     """
     if any(mapped.has(transaction) for mapped in touched):
-        raise _NotWanted
+        raise _PendingCopy
 
 
 class _RowsToExplain(Exception):  # not an error: rows that a lost message may explain

@@ -62,7 +62,7 @@ Verdicts = Mapping[Renamed, Following | Obstacle]
 class RenameTargets:
     """The former and the new target table of a relation that follows a rename."""
 
-    is_there: bool
+    target_exists: bool
     """The former table exists."""
     is_taken: bool
     """The new table exists."""
@@ -70,7 +70,7 @@ class RenameTargets:
     """Several relations write to the former table."""
     is_bare: bool
     """The former table has no rows of the relation."""
-    gives_way: bool
+    has_bare_successor: bool
     """A pattern has already added the new name as a relation of this table, before the guard found
     the renaming. That relation has no rows yet.
     """
@@ -130,8 +130,8 @@ def judge(
         verdicts[move] = _judge_alone(move, mapping, targets[move], leaving)
         if targets[move].is_taken:
             present.add(mapping.target)
-    giving_way = {move.now for move, facts in targets.items() if facts.gives_way}
-    return _refuse_taken_names(verdicts, set(names) - giving_way, present)
+    replaced = {move.now for move, facts in targets.items() if facts.has_bare_successor}
+    return _refuse_taken_names(verdicts, set(names) - replaced, present)
 
 
 def _judge_alone(
@@ -149,7 +149,7 @@ def _judge_alone(
     if target.namespace == BOOKKEEPING:
         return Obstacle("its target would be in the schema of the bookkeeping", "change the rule")
     stays_taken = targets.is_taken and target not in leaving
-    if targets.is_bare and (not targets.is_there or stays_taken or targets.is_shared):
+    if targets.is_bare and (not targets.target_exists or stays_taken or targets.is_shared):
         return Following(mapping, renames_target=False)
     if targets.is_shared:
         problem = "other sources write to its target"

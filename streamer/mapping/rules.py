@@ -111,7 +111,7 @@ class TableRule:
         return dict(self.metadata)[MetadataKind.DELETED_AT]
 
     @property
-    def keeps_past(self) -> bool:
+    def keeps_history(self) -> bool:
         """Whether rows of the target show earlier changes, so that no copy replaces a change.
 
         A clone without marks shows the present rows of the source alone.

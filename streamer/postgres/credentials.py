@@ -92,7 +92,7 @@ class _Readings:
 
     def current(self, url: Secret) -> _Reading | None:
         """Return the current reading."""
-        return self._by_login.get(id(_known(url)))
+        return self._by_login.get(id(_known_password(url)))
 
     def begin(self, url: Secret, source: PasswordSource, state: KnownPassword) -> _Reading:
         """Return the current reading, or a new reading."""
@@ -141,7 +141,7 @@ def _source(url: Secret) -> PasswordSource | None:
     return url.password_source if isinstance(url, ConnectionUrl) else None
 
 
-def _known(url: Secret) -> KnownPassword:
+def _known_password(url: Secret) -> KnownPassword:
     return known_password(url.reveal(), _source(url))
 
 
@@ -155,7 +155,7 @@ async def current_password(url: Secret, *, goes_first: bool = False) -> str | No
 
     *goes_first*: this login waits for no other login, from now on. Raises PasswordUnavailableError.
     """
-    source, state = _source(url), _known(url)
+    source, state = _source(url), _known_password(url)
     if source is None:
         return state.replacement
     state.goes_first |= goes_first
@@ -179,7 +179,7 @@ def awaited_password(url: Secret) -> str | None:
 
 def forget_password(url: Secret) -> bool:
     """Run the command again for the next connection; return whether its output was stored."""
-    state = _known(url)
+    state = _known_password(url)
     had_one, state.expires_at = state.expires_at > 0, 0.0
     return had_one
 
@@ -191,7 +191,7 @@ async def renew_password(url: Secret) -> bool:
     """
     if not has_password_source(url):
         return False
-    state = _known(url)
+    state = _known_password(url)
     former = state.renewed
     forget_password(url)
     now = await current_password(url)
@@ -222,7 +222,7 @@ def replace_password(former: Secret, now: Secret) -> None:
     """
     if has_password_source(former) or not is_same_login(former, now):
         return
-    state = _known(former)
+    state = _known_password(former)
     old = state.replacement or parse_conninfo(former.reveal()).get("password")
     password = parse_conninfo(now.reveal()).get("password")
     if password != old:
@@ -232,12 +232,12 @@ def replace_password(former: Secret, now: Secret) -> None:
 
 def password_state(url: Secret) -> KnownPassword:
     """Return the state of the password: a single object for the life of the process."""
-    return _known(url)
+    return _known_password(url)
 
 
 def password_generation(url: Secret) -> int:
     """Return a number that grows when an operator has applied a changed password."""
-    return _known(url).generation
+    return _known_password(url).generation
 
 
 async def job_url(
@@ -281,7 +281,7 @@ async def passwords_renewed(*urls: Secret) -> AsyncIterator[None]:
 
 
 async def _renew(url: Secret, source: PasswordSource) -> None:
-    state = _known(url)
+    state = _known_password(url)
     while True:
         remaining = state.expires_at - time.monotonic() if state.expires_at else source.seconds
         await asyncio.sleep(max(remaining, min(_RETRY_SECONDS, source.seconds)))

@@ -81,7 +81,7 @@ class KnownPassword:
         return self.command_seconds >= COMMAND_SECONDS / 2
 
 
-_known: Final[dict[tuple[PasswordSource | None, tuple[str | None, ...]], KnownPassword]] = {}
+_passwords: Final[dict[tuple[PasswordSource | None, tuple[str | None, ...]], KnownPassword]] = {}
 _known_lock: Final = threading.Lock()
 
 
@@ -93,7 +93,7 @@ def known_password(url: str, source: PasswordSource | None) -> KnownPassword:
         parameters = {}
     key = source, tuple(parameters.get(name) for name in (*_VARIABLES, "service"))
     with _known_lock:
-        return _known.setdefault(key, KnownPassword())
+        return _passwords.setdefault(key, KnownPassword())
 
 
 def read_password_of(

@@ -6,7 +6,7 @@ catalog, travel apart from messages. A message loses the text from its first val
 character that can end a value.
 
 A message that this program does not recognize (from a trigger, or not in English) may hold values
-anywhere. `quoted_unless_known` puts such a message between quotation marks. `hide_values` then
+anywhere. `quote_unrecognized` puts such a message between quotation marks. `hide_values` then
 hides the whole quotation as a value.
 
 An SQLSTATE alone is no proof. Functions raise any SQLSTATE, and the input of some types reports
@@ -89,7 +89,7 @@ def _may_hold_values(state: str) -> bool:
     return is_row_specific(state) or state.startswith(_QUOTING)
 
 
-def quoted_unless_known(message: str, state: str | None, context: str | None) -> str:
+def quote_unrecognized(message: str, state: str | None, context: str | None) -> str:
     """Return a server's *message* with SQLSTATE *state* unchanged, or as a single quotation.
 
     *context*: the server's description of the place. Only a statement that begins, or that waits,

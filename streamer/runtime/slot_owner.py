@@ -39,7 +39,7 @@ class SlotOwner:
         source: SourceMapping,
         installation: str,
         *,
-        is_known: bool,
+        has_position: bool,
         is_taken_over: bool,
     ) -> Found:
         """Refuse a foreign installation's slot and publications, unless the operator takes them
@@ -47,13 +47,13 @@ class SlotOwner:
 
         Return the objects found at the source.
 
-        *is_known*: the target has stored a position of the slot. Raises SourceTakenError.
+        *has_position*: the target has stored a position of the slot. Raises SourceTakenError.
         """
         await self._installation.learn(installation)
         objects = await read_found(plain, source)
         self._tolerated = None
         if not is_taken_over:
-            check_owner(objects, source, installation, is_known=is_known)
+            check_owner(objects, source, installation, has_position=has_position)
         self._tolerated = objects.installations
         return objects
 

@@ -486,8 +486,8 @@ def _easing_objects(
 
     def is_gone(part: DefinedObject) -> bool:
         kind = DdlKind.DROP_INDEX if part.is_index else DdlKind.DROP_CONSTRAINT
-        is_there = part.oid in oids or (part.kind, part.name) in names
-        return part.binds and part.kind != "p" and kind in shown.eases and not is_there
+        is_shown = part.oid in oids or (part.kind, part.name) in names
+        return part.binds and part.kind != "p" and kind in shown.eases and not is_shown
 
     return tuple(part for part in stored if not is_gone(part))
 

@@ -113,11 +113,11 @@ def names_at_target(
     for column in columns:
         name = mapping.target_column(column)
         if available is None:
-            is_there = not mapping.is_optional(column) or column in key
+            is_at_target = not mapping.is_optional(column) or column in key
         else:
-            is_there = name in available
+            is_at_target = name in available
         is_plain = name is not None and mapping.hash_of(name) is None
-        names[column] = name if is_there and is_plain else None
+        names[column] = name if is_at_target and is_plain else None
     return names
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from streamer.apply.quarantine.follow_definitions import follow_changes
-from streamer.bookkeeping.relation_columns import store_known
+from streamer.bookkeeping.relation_columns import store_source_columns
 from streamer.bookkeeping.relation_definitions import (
     rename_unfilled,
     store_definition,
@@ -50,7 +50,7 @@ async def store_new_definition(
     sid = mapped.source.sid if target is not None and target.has_sid else None
     if command.brings_rows or (requested and not await holds_rows(session, mapping.target, sid)):
         requested = []
-    await store_known(session, relation_id, columns, requested)
+    await store_source_columns(session, relation_id, columns, requested)
 
 
 def added_columns(changes: Sequence[ColumnChange], mapping: RelationMapping) -> list[str]:

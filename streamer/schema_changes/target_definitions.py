@@ -366,7 +366,9 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
     except StreamerError as exc:
         if target.is_closed:
             raise
-        is_lag = former is not None and former.may_become(await read_reference(target, record), exc)
+        is_lag = former is not None and former.may_succeed_later(
+            await read_reference(target, record), exc
+        )
         is_final = exc.retry is not Retry.TIMED and not (
             is_lag and record.attempts + 1 < FOREIGN_KEY_ATTEMPTS
         )

@@ -373,11 +373,11 @@ def _relation(
     objects = tuple(object_of(fields, names) for fields in row.pop("objects") or ())
     key = primary_key_of(objects)
     # A key over a column that a later statement has not seen is no key of these columns.
-    is_known = key is not None and key.index is not None and key.index.finds_rows
+    finds_rows = key is not None and key.index is not None and key.index.finds_rows
     return SourceRelation(
         identity,
         columns=tuple(columns),
-        primary_key=key.columns if key is not None and is_known else (),
+        primary_key=key.columns if key is not None and finds_rows else (),
         unique_keys=unique_keys_of(objects),
         primary_key_timing="" if key is None else key.timing,
         objects=objects,

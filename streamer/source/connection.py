@@ -42,7 +42,7 @@ from streamer.postgres.credentials import (
 )
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_literal
-from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.secret import Secret
 from streamer.postgres.server_limits import limit_hint
 from streamer.postgres.sqlstate import PRIVILEGE_HINT, Meaning, is_catalog_race, meaning
@@ -102,7 +102,7 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
         return SourceContentionError(message)
     means = meaning(state, error.diag.severity_nonlocalized)
     kind = _BY_SQLSTATE.get(state) or _BY_MEANING.get(means, SourceError)
-    text = quoted_unless_known(first_line(error), state, error.diag.context)
+    text = quote_unrecognized(first_line(error), state, error.diag.context)
     hint = PRIVILEGE_HINT if state == "42501" else None
     return kind(f'source "{label}": {text}', hint=hint)
 

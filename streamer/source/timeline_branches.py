@@ -32,7 +32,7 @@ class Branch:
         return "\n".join(f"{timeline} {lsn}" for timeline, lsn in self.ends)
 
     @property
-    def is_known(self) -> bool:
+    def has_ends(self) -> bool:
         """Whether the ends of the ancestors could be read; the first timeline has none."""
         return self.timeline == 1 or bool(self.ends)
 
@@ -52,7 +52,7 @@ class KnownPlace:
 
 def common_end(stored: Branch, now: Branch) -> Lsn | None:
     """Return where two branches forked; `EVERYTHING` if equal, None without a common part."""
-    if not (stored.is_known and now.is_known):  # only the numbers are known
+    if not (stored.has_ends and now.has_ends):  # only the numbers are known
         return EVERYTHING if stored.timeline == now.timeline else now.end_of(stored.timeline)
     fork_lsn = None
     old, new = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))

@@ -54,7 +54,7 @@ from streamer.postgres.credentials import (
 )
 from streamer.postgres.password_source import PasswordUnavailableError
 from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.secret import Secret
 from streamer.postgres.server_limits import limit_hint
 from streamer.postgres.sqlstate import (
@@ -173,7 +173,7 @@ def _translate(error: BaseException) -> StreamerError:
     context = getattr(error, "context", None)
     dependants = dependants_of(state, getattr(error, "detail", None))
     text = first_line(error) + (f" ({dependants})" if dependants else "")
-    message = f"target: {quoted_unless_known(text, state, context)}"
+    message = f"target: {quote_unrecognized(text, state, context)}"
     match meaning(state, getattr(error, "severity_en", None), first_line(error)):
         case Meaning.LOST:
             return TargetConnectionError(message)

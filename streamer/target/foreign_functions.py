@@ -173,7 +173,7 @@ class ForeignCalls:
         self._connection = connection
         self._tables = tables
         self._types = types
-        self._known = frozenset(allowed)
+        self._allowed = frozenset(allowed)
 
     @classmethod
     async def before(
@@ -189,7 +189,7 @@ class ForeignCalls:
     async def refuse(self) -> None:
         """Raise TargetSchemaError if calls were added; the caller's transaction ends then."""
         calls = await read_calls(self._connection, self._tables, self._types)
-        if added := [call for call in calls if call not in self._known]:
+        if added := [call for call in calls if call not in self._allowed]:
             raise foreign_error(added)
 
 

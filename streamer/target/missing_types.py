@@ -33,9 +33,9 @@ def extension_sql(
     """
     quoted = quote_identifier(kind.extension or "")
     namespace = quote_identifier(kind.namespace)
-    is_there = kind.namespace in namespaces
+    exists = kind.namespace in namespaces
     return [
-        *([] if is_there else [f"create schema if not exists {namespace}"]),
+        *([] if exists else [f"create schema if not exists {namespace}"]),
         f"alter extension {quoted} set schema {namespace}"
         if kind.extension in installed
         else f"create extension {quoted} schema {namespace}",

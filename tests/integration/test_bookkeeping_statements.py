@@ -117,9 +117,9 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     assert await sources.read_writers(books, "public.t", any_sid=True, sid=None) == []
 
     wait = TableWait("a lock", ERROR.remedy)
-    brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
+    mass_delete = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
     await relation_states.set_waiting(books, [relation_id], wait)
-    await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
+    await relation_states.pause_before_mass_delete(books, relation_id, mass_delete, ERROR)
     await relation_states.set_lags(books, {relation_id: 2.0})
     await positions.set_visible(books, {relation_id: Lsn(64)})
     await relation_columns.set_transports(books, {relation_id: ("text", "a reason")})
@@ -128,12 +128,17 @@ async def test_values_come_back_as_they_were_stored(books: Bookkeeping) -> None:
     storage = {9: Storage(0, 7, "digest")}
     assert await relation_columns.set_storage(books, relation_id, storage, None)
     assert await relation_columns.read_storage(books, [relation_id]) == {relation_id: storage}
-    assert await relation_columns.read_known_leaves(books, [relation_id]) == {
+    assert await relation_columns.read_stored_leaves(books, [relation_id]) == {
         relation_id: {3: "1 2"}
     }
-    assert await relation_columns.read_known(books) == {relation_id: {"größe": 1}}
+    assert await relation_columns.read_source_columns(books) == {relation_id: {"größe": 1}}
     (record,) = await relation_records.read_relation_records(books, source_id)
-    assert (record.state, record.wait, record.error, record.brake) == ("paused", wait, ERROR, brake)
+    assert (record.state, record.wait, record.error, record.mass_delete) == (
+        "paused",
+        wait,
+        ERROR,
+        mass_delete,
+    )
     assert (record.visible_lsn, record.snapshot_lsn, record.end_lsn) == (Lsn(64), Lsn(16), Lsn(16))
     assert (record.resync, record.quarantined, record.source_oid) == (Resync(), 0, 9)
     assert record.lag_seconds is not None
@@ -355,10 +360,10 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
     """The stream changes the rows of former chunks, so a copy of the others does not help."""
     source_id, relation_id = await add_relation(books)
     await relation_states.demand_copy(books, relation_id, Resync())
-    brake = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
-    await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
+    mass_delete = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)
+    await relation_states.pause_before_mass_delete(books, relation_id, mass_delete, ERROR)
     (record,) = await relation_records.read_relation_records(books, source_id)
-    assert (record.state, record.brake) == ("init", None), "the copy brings all rows"
+    assert (record.state, record.mass_delete) == ("init", None), "the copy brings all rows"
     async with books.transaction() as target:
         begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
         scope = CopyScope(Need.ROWS, chunks=CHUNKS)
@@ -366,9 +371,9 @@ async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
             relation_id, scope, Lsn(32), begun.attempt, 1, 2, True, {"v": 1}, DEFINITION
         )
         await copies.switch_to_stream(target, [chunk])
-    await relation_states.pause_before_mass_delete(books, relation_id, brake, ERROR)
+    await relation_states.pause_before_mass_delete(books, relation_id, mass_delete, ERROR)
     (record,) = await relation_records.read_relation_records(books, source_id)
-    assert (record.state, record.brake, record.error) == ("paused", brake, ERROR)
+    assert (record.state, record.mass_delete, record.error) == ("paused", mass_delete, ERROR)
 
 
 async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:

@@ -350,10 +350,10 @@ async def test_a_table_that_comes_back_goes_on_if_nothing_has_passed(
         [back] = await register_relations(
             bookkeeping, source_id, [mappings["public.a"]], may_resume=True
         )
-        assert (back.state, back.end_lsn, back.publication_mark) == (
+        assert (back.state, back.end_lsn, back.publication_membership) == (
             "ready",
             before["public.a"].end_lsn,
-            before["public.a"].publication_mark,
+            before["public.a"].publication_membership,
         )
         async with bookkeeping.connection() as connection:
             await connection.execute(

@@ -94,7 +94,7 @@ async def test_a_cancellation_counts_while_planning_fails() -> None:
         raise TargetConnectionError("the target is away")
 
     planner._define, planner._read = end_slowly, end_slowly
-    planner._known = SimpleNamespace(get=fail)
+    planner._source_columns = SimpleNamespace(get=fail)
     task = asyncio.create_task(planner._read_both(mapped_relation()))
     await ending_read.wait()
     task.cancel()

@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from streamer.apply.sql.set_statements import SEVERAL_ROWS
 from streamer.observability.http_server import make_app
 from streamer.postgres import session_settings
-from streamer.postgres.row_values import hide_values, quoted_unless_known
+from streamer.postgres.row_values import hide_values, quote_unrecognized
 
 SECRET = 'b\u00e4r(1) "x")=(b\u00e4r); run: b\u00e4r "b\u00e4r" )'
 HINT = 'run at the target: alter table "public"."t" alter column "v" type character varying(9)'
@@ -56,7 +56,7 @@ def test_names_stay_and_values_go(error: str, left: list[str]) -> None:
     ],
 )
 def test_a_message_that_is_not_known_is_hidden_whole(message: str) -> None:
-    quoted = quoted_unless_known(message, "22P02", None)
+    quoted = quote_unrecognized(message, "22P02", None)
     assert message in quoted  # with a login, and in the log
     assert hide_values(f"target: {quoted}") == 'target: the server says: "…"'
 
@@ -72,13 +72,13 @@ def test_a_message_that_is_not_known_is_hidden_whole(message: str) -> None:
     ],
 )
 def test_a_message_that_is_known_stays_as_it_is(message: str) -> None:
-    assert quoted_unless_known(message, "22001", "COPY t, line 1") == message
+    assert quote_unrecognized(message, "22001", "COPY t, line 1") == message
 
 
 def test_an_error_of_no_row_is_not_quoted() -> None:
     message = "la relation \u00ab t \u00bb n\u2019existe pas"
-    assert quoted_unless_known(message, "42P01", None) == message
-    assert quoted_unless_known("the connection was lost", None, None) == "the connection was lost"
+    assert quote_unrecognized(message, "42P01", None) == message
+    assert quote_unrecognized("the connection was lost", None, None) == "the connection was lost"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_error_of_no_row_is_not_quoted() -> None:
     ],
 )
 def test_a_state_of_no_row_does_not_let_values_through(state: str, context: str | None) -> None:
-    quoted = quoted_unless_known('what about b\u00e4r "b\u00e4r" b\u00e4r', state, context)
+    quoted = quote_unrecognized('what about b\u00e4r "b\u00e4r" b\u00e4r', state, context)
     assert hide_values(f"target: {quoted}") == 'target: the server says: "\u2026"'
 
 
@@ -108,7 +108,7 @@ def test_a_state_of_no_row_does_not_let_values_through(state: str, context: str 
 def test_the_state_of_the_server_is_shown_whichever_row_was_at_hand(
     message: str, state: str
 ) -> None:
-    assert quoted_unless_known(message, state, "PL/pgSQL function f() line 1") == message
+    assert quote_unrecognized(message, state, "PL/pgSQL function f() line 1") == message
 
 
 def test_an_error_without_values_stays_as_it_is() -> None:

@@ -235,7 +235,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         WHILE_COPYING,
     ),
     "a replaced table with a past, whose copy is over": (
-        replace(OTHER, table=table(oid=2, has_past=True)),
+        replace(OTHER, table=table(oid=2, has_history=True)),
         "stop unpublished",
         "stop unpublished",
     ),
@@ -286,7 +286,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         f"copy: {CHANGED}",
     ),
     "a gained identity of a table with a past": (
-        World(ABSENT, INSERTS, table=table(last=WITHOUT_KEY, has_past=True)),
+        World(ABSENT, INSERTS, table=table(last=WITHOUT_KEY, has_history=True)),
         "",
         f"copy at a point: {CHANGED}",
     ),
@@ -326,7 +326,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         f"copy: {RELISTED}",
     ),
     "a list of a table with a past lacks a column": (
-        World(LISTED, excludes="secret", table=table(has_past=True)),
+        World(LISTED, excludes="secret", table=table(has_history=True)),
         f"copy at a point: {RELISTED} (v)",
         f"copy at a point: {RELISTED} (v)",
     ),
@@ -342,7 +342,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         "stop unpublished",
     ),
     "a list lacks a column, and the identity is lost": (
-        World(LISTED, excludes="secret", identity=KEYLESS, table=table(has_past=True)),
+        World(LISTED, excludes="secret", identity=KEYLESS, table=table(has_history=True)),
         "stop identity_lost",
         "stop identity_lost",
     ),
@@ -434,7 +434,7 @@ def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
     """Unless a copy is due: the process may die before it reads the next fingerprint."""
     assert World(PUBLISHED, excludes="secret").run()[0].cleared == {T}
     assert World(LISTED, excludes="secret").run()[0].cleared == set()
-    past = World(LISTED, excludes="secret", table=table(has_past=True))
+    past = World(LISTED, excludes="secret", table=table(has_history=True))
     assert past.run()[0].cleared == {T}
 
 

@@ -156,10 +156,14 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
     ),
     "a taken target": ({A_B: TAKEN}, [A], ["the target has such a table"]),
     "a name of another relation": ({A_B: PLAIN}, [A, B], ["streamer has another table"]),
-    "a name whose relation gives way": ({A_B: replace(PLAIN, gives_way=True)}, [A, B], [FOLLOWS]),
+    "a name whose relation gives way": (
+        {A_B: replace(PLAIN, has_bare_successor=True)},
+        [A, B],
+        [FOLLOWS],
+    ),
     # -- nothing is at the target yet
     "no rows": ({A_B: BARE}, [A], [FOLLOWS]),
-    "no target": ({A_B: replace(BARE, is_there=False)}, [A], [STAYS]),
+    "no target": ({A_B: replace(BARE, target_exists=False)}, [A], [STAYS]),
     "no rows, and a taken target": ({A_B: replace(BARE, is_taken=True)}, [A], [STAYS]),
     "no rows, and a shared target": ({A_B: replace(BARE, is_shared=True)}, [A], [STAYS]),
     # -- several tables

@@ -48,7 +48,7 @@ COPY: Final[dict[str, Event]] = {
 }
 STREAM: Final[dict[str, Event]] = {
     "refuse": lambda state: state.failing(ERROR),
-    "brake": lambda state: state.stopped_by_delete_limit(ERROR),
+    "limit deletes": lambda state: state.stopped_by_delete_limit(ERROR),
     "lack rows": lambda state: state.lacks_rows(ERROR),
     "recover": lambda state: state.recovered(),
     "drain": lambda state: state.drained(),

@@ -124,8 +124,8 @@ def only_copied(lane_transaction: "LaneTransaction") -> "LaneTransaction":
     changes = []
     for mapped, items in lane_transaction.changes:
         copied = mapped.state.chunks
-        is_there = mapped.has(lane_transaction.transaction)
-        if copied is None or is_there or isinstance(items.relation, Redefinition):
+        is_applied = mapped.has(lane_transaction.transaction)
+        if copied is None or is_applied or isinstance(items.relation, Redefinition):
             changes.append((mapped, items))
             continue
         mapping = mapped.mapping

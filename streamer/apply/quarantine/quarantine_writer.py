@@ -146,14 +146,14 @@ class QuarantineWriter:
 
         Returns the remaining payloads of each item of changes; None if all remain.
         """
-        if not any(self.is_followed(mapped) for mapped, _ in lane_transaction.changes):
+        if not any(self.has_blocked_keys(mapped) for mapped, _ in lane_transaction.changes):
             return None
         remaining: list[list[bytes]] = []
         for (mapped, changes), plan in zip(lane_transaction.changes, plans, strict=True):
             if (
                 plan is None
                 or mapped.has(lane_transaction.transaction)
-                or not self.is_followed(mapped)
+                or not self.has_blocked_keys(mapped)
             ):
                 remaining.append(changes.payloads)
                 continue
@@ -179,7 +179,7 @@ class QuarantineWriter:
         """Return whether foreign keys fire between relations of *window*."""
         return self._writer.orders_by_keys(window)
 
-    def is_followed(self, mapped: MappedRelation) -> bool:
+    def has_blocked_keys(self, mapped: MappedRelation) -> bool:
         """Return whether changes of *mapped* may have to follow earlier changes into quarantine."""
         blocked = self._ahead.get(mapped) or self._blocked.get(mapped)
         return blocked is not None or mapped.quarantine.count > 0

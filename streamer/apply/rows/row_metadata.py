@@ -149,8 +149,8 @@ class RowMetadata:
             position += 1
             if payload[begin] in (KIND_TEXT, KIND_BINARY):
                 position += 4 + int.from_bytes(payload[begin + 1 : begin + 5], "big")
-            is_known = is_whole or number in (self.key or ())
-            parts.append(payload[begin:position] if is_known else bytes([KIND_UNCHANGED]))
+            is_sent = is_whole or number in (self.key or ())
+            parts.append(payload[begin:position] if is_sent else bytes([KIND_UNCHANGED]))
         parts.append(tail)
         return b"".join(parts)
 

@@ -23,7 +23,7 @@ from streamer.apply.rows.hashed_columns import check_input_types
 from streamer.apply.rows.make_plan import judge_added, make_plan, missing_columns, missing_error
 from streamer.apply.rows.refuse_same_rows import refuse_same_rows
 from streamer.bookkeeping.deferred_indexes import has_deferred
-from streamer.bookkeeping.relation_columns import read_known, store_known
+from streamer.bookkeeping.relation_columns import read_source_columns, store_source_columns
 from streamer.bookkeeping.relation_definitions import read_definition
 from streamer.bookkeeping.relation_records import read_targets
 from streamer.control.resync_options import after_loss
@@ -119,7 +119,7 @@ class Planner:
     def _batch_reads(self) -> None:
         self._definitions: dict[str, Batched[RelationName, SourceRelation]] = {}
         self._targets = Batched(self._read_targets)
-        self._known = Batched(self._read_known)
+        self._source_columns = Batched(self._read_source_columns)
 
     def inside(self, connection: TargetConnection) -> "Planner":
         """Return a planner that reads the target in the open transaction of *connection*, which
@@ -186,13 +186,13 @@ class Planner:
             targets |= {(fence, name): target for name, target in relations.items()}
         return targets
 
-    async def _read_known(
+    async def _read_source_columns(
         self, keys: list[tuple[FencingToken, int]]
     ) -> dict[tuple[FencingToken, int], dict[str, int]]:
         columns: dict[tuple[FencingToken, int], dict[str, int]] = {}
         for fence, relation_ids in _grouped(keys).items():
             async with self._target(fence) as connection:
-                stored = await read_known(connection, relation_ids)
+                stored = await read_source_columns(connection, relation_ids)
             columns |= {(fence, number): names for number, names in stored.items()}
         return columns
 
@@ -249,7 +249,8 @@ class Planner:
                 columns = group.create_task(self._define(mapped), name="definition")
                 target = group.create_task(self._read(mapped), name="target")
                 stored = group.create_task(
-                    self._known.get((mapped.source.fence, mapped.relation_id)), name="known"
+                    self._source_columns.get((mapped.source.fence, mapped.relation_id)),
+                    name="known",
                 )
             return target.result(), stored.result(), columns.result()
 
@@ -277,7 +278,7 @@ class Planner:
                 # values.
                 stored = stored | {name: -stored[name] for name in lost}
                 async with self._target(mapped.source.fence) as connection:
-                    await store_known(connection, mapped.relation_id, stored)
+                    await store_source_columns(connection, mapped.relation_id, stored)
             if not adds or any(change.before is not None for change in changes.values()):
                 raise missing_error(mapped.mapping, target.name, missing, types, changes)
             if all(name in types for name in names):
@@ -352,7 +353,7 @@ class Planner:
         if not backfilled and columns == stored:
             return
         async with self._target(mapped.source.fence) as connection:
-            await store_known(connection, mapped.relation_id, columns, backfilled)
+            await store_source_columns(connection, mapped.relation_id, columns, backfilled)
         if backfilled:
             log.info(
                 "backfilling columns of existing rows",

@@ -27,7 +27,7 @@ def check_capture(facts: SourceFacts) -> Iterable[Finding]:
         return
     problem = (
         "the event triggers that capture definitions belong to another version"
-        if capture.is_there
+        if capture.exists
         else "changes to definitions are not captured: the event triggers are missing"
     )
     statements = create_sql(facts.source, server.role, server.version)

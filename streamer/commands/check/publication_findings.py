@@ -80,7 +80,7 @@ def _stored(
         oid=oid_of(last, members, is_in_sync=is_in_sync),
         is_in_sync=is_in_sync,
         is_set_aside=record.table_state.is_lost,
-        has_past=is_in_sync and mapping.rule.keeps_past,
+        has_history=is_in_sync and mapping.rule.keeps_history,
         is_bare=record.is_bare and mapping.rule.pattern.is_pattern,
     )
 

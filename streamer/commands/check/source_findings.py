@@ -265,8 +265,8 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             yield from_error(place, exc)
             return
     if facts.found is not None:
-        is_known = record is not None and record.acknowledged_lsn != NOTHING
-        problem = obstacle(facts.found, source, target.installation, is_known=is_known)
+        has_position = record is not None and record.acknowledged_lsn != NOTHING
+        problem = obstacle(facts.found, source, target.installation, has_position=has_position)
         if problem:
             hint = takeover_remedy(source)
             # Every installation answers for its own readers.
@@ -276,7 +276,7 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             yield error(place, problem, end or Fix.of(hint))
         declared = [m.source for m in facts.mappings if m.rule.initial is Initial.NONE]
         unproven = unproven_rows(
-            facts.found, source, target.installation, declared, is_known=is_known
+            facts.found, source, target.installation, declared, has_position=has_position
         )
         if unproven is not None:
             yield from_error(place, unproven)

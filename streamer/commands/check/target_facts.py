@@ -13,7 +13,7 @@ from streamer.bookkeeping.bookkeeping_schema import (
 )
 from streamer.bookkeeping.deferred_indexes import read_deferred_targets
 from streamer.bookkeeping.purges import read_removed
-from streamer.bookkeeping.relation_columns import read_known
+from streamer.bookkeeping.relation_columns import read_source_columns
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
@@ -294,7 +294,7 @@ async def read_records(
                 for record in await read_relation_records(bookkeeping)
             }
             async with bookkeeping.connection() as connection:
-                columns_by_relation = await read_known(connection)
+                columns_by_relation = await read_source_columns(connection)
                 facts.removed = await read_removed(connection)
             facts.filled = {
                 key: columns_by_relation[record.relation_id]

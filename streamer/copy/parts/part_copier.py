@@ -31,13 +31,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from streamer.bookkeeping.task_statements import (
     FAIL_PART_SQL,
     FINISH_PART_SQL,
-    IS_WANTED_SQL,
+    IS_PENDING_SQL,
     LOCK_PART_SQL,
 )
 from streamer.postgres import replication_origin, session_settings
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line
 from streamer.postgres.password_source import open_job_url
-from streamer.postgres.row_values import quoted_unless_known
+from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.sqlstate import is_transient
 from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
 from streamer.target.fencing_token import FENCE_SQL
@@ -213,7 +213,7 @@ def _describe(error: Exception) -> str:
     diagnostic = getattr(error, "diag", None)
     if primary := getattr(diagnostic, "message_primary", None):
         state, context = getattr(error, "sqlstate", None), getattr(diagnostic, "context", None)
-        message = quoted_unless_known(str(primary), state, context)
+        message = quote_unrecognized(str(primary), state, context)
         return "; ".join([message, *getattr(error, "__notes__", [])])
     if isinstance(error, psycopg.ProgrammingError):  # the message quotes the connection string
         return "a connection string cannot be read"
@@ -262,7 +262,7 @@ class PartCopier:
         Raises NotCopiedError.
         """
         key = (part["relation_id"], part["part"], part["attempt"])
-        if not self._target.execute(IS_WANTED_SQL, key).fetchone():
+        if not self._target.execute(IS_PENDING_SQL, key).fetchone():
             return False
         self._source.execute("savepoint part")
         self._hold(part)
@@ -270,13 +270,13 @@ class PartCopier:
             row = self._target.execute(LOCK_PART_SQL, (self._token, *key)).fetchone()
             if row is not None and not row[2]:
                 raise NotCopiedError("elsewhere", "another process has taken the source over")
-            is_wanted = row is not None and bool(row[0])
-            if row is not None and is_wanted:
+            is_pending = row is not None and bool(row[0])
+            if row is not None and is_pending:
                 self._pace.begin(is_throttled=row[1], rounds=row[3])
                 self._copy_held(part)
         # The locks since the savepoint end here; reading a table needs no commit.
         self._source.execute("rollback to savepoint part")
-        return is_wanted
+        return is_pending
 
     def _copy_held(self, part: dict[str, Any]) -> None:
         """Copy a part whose table and whose row in the ledger are locked."""

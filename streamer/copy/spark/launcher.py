@@ -64,7 +64,7 @@ class SparkLauncher:
         """The directory for the files of jobs, which contain connection strings."""
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
         self._idle: asyncio.Timeout | None = None
         self._count = 0
         self._last_error: str | None = None
@@ -80,13 +80,13 @@ class SparkLauncher:
 
     def prepare(self) -> None:
         """Start the process now, because a job comes soon."""
-        self._wanted.set()
+        self._requested.set()
         self._set_idle()
 
     async def start(self) -> None:
         """Start the process now, and before the task `run`, which follows the process."""
         if await asyncio.to_thread(find_obstacle) is None:
-            self._wanted.set()
+            self._requested.set()
             await self._begin_process()
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class SparkLauncher:
     async def _run_job(self, path: str) -> list[dict[str, Any]]:
         waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         self._waiting[path] = waiting
-        self._wanted.set()
+        self._requested.set()
         self._set_idle()
         self._send("run", path)
         try:
@@ -134,7 +134,7 @@ class SparkLauncher:
         backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
         try:
             while True:
-                await self._wanted.wait()
+                await self._requested.wait()
                 if await self._run_process():
                     backoff = Backoff(first=1.0, most=CRASH_SECONDS_MAX)
                     if self._lacks_archive:
@@ -148,7 +148,7 @@ class SparkLauncher:
         """Run a process to the end; return False if waiting jobs failed with the process."""
         if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
             self._fail_waiting(SparkJobError(obstacle, hint=FIX))
-            self._wanted.clear()  # until a submitter asks again
+            self._requested.clear()  # until a submitter asks again
             return False
         if self._process is None:
             await self._begin_process()
@@ -201,7 +201,7 @@ class SparkLauncher:
         """Report that the process of the waiting jobs has ended; return whether there were any."""
         failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
         if failed:
-            self._wanted.clear()  # until the submitter asks again
+            self._requested.clear()  # until the submitter asks again
         for waiting in failed:
             waiting.set_exception(error)
         return bool(failed)
@@ -218,7 +218,7 @@ class SparkLauncher:
             env=_environment(self._master),
         )
         ended = asyncio.create_task(process.wait(), name="class archive")
-        request = asyncio.create_task(self._wanted.wait(), name="Spark is wanted")
+        request = asyncio.create_task(self._requested.wait(), name="Spark is wanted")
         try:
             await asyncio.wait(
                 [ended, request], timeout=ARCHIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
@@ -284,7 +284,7 @@ class SparkLauncher:
         if process is None:
             return
         if not self._waiting:
-            self._wanted.clear()
+            self._requested.clear()
         for sent in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, sent)

@@ -64,7 +64,7 @@ def find_renamed(
     records: Mapping[RelationName, RelationRecord], publications: Iterable[Publication]
 ) -> list[Renamed]:
     """Return the relations of *records* whose tables have new names. Pure."""
-    fingerprints = {name: record.publication_mark for name, record in records.items()}
+    fingerprints = {name: record.publication_membership for name, record in records.items()}
     return [
         Renamed(records[former].relation_id, former, parse_name(records[former].target), now)
         for former, now in renamed(fingerprints, publications).items()

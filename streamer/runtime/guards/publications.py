@@ -87,7 +87,7 @@ def last_published(record: RelationRecord) -> LastPublished:
     A table that stopped for its lost identity has no identity: streamer stores the error first, and
     may die before it stores the identity.
     """
-    last = LastPublished(record.publication_mark, record.identity, record.source_oid)
+    last = LastPublished(record.publication_membership, record.identity, record.source_oid)
     return _without_identity(last) if _is_identity_lost(record.error) else last
 
 
@@ -255,17 +255,17 @@ class Publishing:
                 is_set_aside=mapped.state.is_lost,
                 is_being_copied=self.is_being_copied(mapped),
                 is_renewed=mapped in self._renewed,
-                has_past=self._has_past(mapped),
+                has_history=self._has_history(mapped),
                 has_returned=mapped.relation_id in self._returned,
                 is_bare=mapped.relation_id in bare,
             )
             for mapped in relations.values()
         ]
 
-    def _has_past(self, mapped: "MappedRelation") -> bool:
+    def _has_history(self, mapped: "MappedRelation") -> bool:
         """Whether the target holds earlier row versions that a copy of all rows would interrupt."""
         is_first = self.is_being_copied(mapped) and (mapped.state.need is not Need.PART)
-        return mapped.mapping.rule.keeps_past and _is_in_sync(mapped) and not is_first
+        return mapped.mapping.rule.keeps_history and _is_in_sync(mapped) and not is_first
 
     def _last(self, mapped: "MappedRelation") -> LastPublished:
         return self._memberships.get(mapped.relation_id, LastPublished())

@@ -101,7 +101,7 @@ class MappedTable:
     is_being_copied: bool = False
     is_renewed: bool = False
     """The table is not in sync, and streamer has published the table for its next copy."""
-    has_past: bool = False
+    has_history: bool = False
     """The target holds earlier row versions that a copy of all rows would interrupt."""
     has_returned: bool = False
     """The mapping has the table again: streamer itself removed the table from the publication."""
@@ -378,7 +378,7 @@ def _judge_membership(
         error = interrupted_error(table.name)
     if table.has_returned:
         return Case(Fate.COPY, "it was not published while the mapping lacked it")
-    if _is_of_former_table(table, identity) and not table.has_past:
+    if _is_of_former_table(table, identity) and not table.has_history:
         return Case(Fate.COPY, "the application replaced it during its copy")
     return stop(table.mapping, error, source)
 
@@ -413,7 +413,7 @@ def _find_unlisted(
 
 def _copy(table: MappedTable, reason: str, columns: Iterable[str] | None = None) -> Case:
     """Copy *table*, or only *columns* of the target if the table keeps its past."""
-    if table.has_past:
+    if table.has_history:
         return Case(Fate.COPY_AT_POINT, reason, columns=None if columns is None else tuple(columns))
     return Case(Fate.COPY, reason)
 

@@ -61,7 +61,7 @@ class Registrar:
                     tables.source, definition, self.transport.types, tables.fence, self.conversion
                 ),
             )
-            mapped.decided, mapped.outlives = record.brake, record.outlives
+            mapped.decided, mapped.outlives = record.mass_delete, record.outlives
             if definition is not None:
                 mapped.size_bytes = definition.size_bytes
             is_to_mark_synced = mapping.rule.initial is Initial.NONE and not record.declared

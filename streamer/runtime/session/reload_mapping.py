@@ -147,8 +147,8 @@ def _may_change(
 
 def _needs_its_changes(now: RelationMapping, mapping: RelationMapping) -> bool:
     """Whether the lane of a relation holds changes that no copy replaces."""
-    has_past = mapping.rule.keeps_past and mapping.type is now.type
-    return mapping.rule.initial is Initial.NONE or has_past
+    has_history = mapping.rule.keeps_history and mapping.type is now.type
+    return mapping.rule.initial is Initial.NONE or has_history
 
 
 def _is_alike(former: RelationMapping, new: RelationMapping | None) -> bool:

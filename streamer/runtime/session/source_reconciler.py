@@ -67,12 +67,12 @@ class SourceReconciler:
         source, services, guard = self.attempt.source, self.attempt.services, self.attempt.guard
         bookkeeping, relations = services.bookkeeping, self.tables.relations
         installation = await read_installation(bookkeeping)
-        is_known = self.record.acknowledged_lsn != NOTHING
+        has_position = self.record.acknowledged_lsn != NOTHING
         owned_objects = await guard.owner.check_owner(
             plain,
             source,
             installation,
-            is_known=is_known,
+            has_position=has_position,
             is_taken_over=source.label in services.take_over,
         )
         capture = SourceCapture(source, self.server.version)
@@ -85,7 +85,7 @@ class SourceReconciler:
         declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
         # A journal has all changes since the creation of the slot.
         unproven = unproven_rows(
-            owned_objects, source, installation, declared, is_known=is_known or has_journal
+            owned_objects, source, installation, declared, has_position=has_position or has_journal
         )
         if unproven is not None:
             raise unproven

@@ -63,7 +63,7 @@ class Capture:
     the schema of that name belongs to another program.
     """
 
-    is_there: bool
+    exists: bool
     is_current: bool
     may_create: bool
     token: str | None
@@ -119,12 +119,10 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
     may_create = bool(role["is_superuser"]) and is_reachable
     rows = await fetch_all(plain, _READ_SQL, schema)
     if not rows:
-        return Capture(is_there=False, is_current=False, may_create=may_create, token=None)
+        return Capture(exists=False, is_current=False, may_create=may_create, token=None)
     (row,) = rows
     if not row["mark"].startswith(CAPTURE_MARK) or not row["is_trusted"]:
-        return Capture(
-            is_there=False, is_current=False, may_create=False, token=None, is_taken=True
-        )
+        return Capture(exists=False, is_current=False, may_create=False, token=None, is_taken=True)
     is_whole = row["triggers"] == _TRIGGERS and row["is_readable"]
     token = None
     if row["is_readable"]:
@@ -133,7 +131,7 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
     statements = create_sql(source, role["name"], plain.info.server_version)
     is_current = row["mark"] == version_comment(statements)
     return Capture(
-        is_there=True,
+        exists=True,
         is_current=bool(is_whole and is_current and token),
         may_create=may_create,
         token=token if is_whole else None,
@@ -267,7 +265,7 @@ async def read_present(
 
 async def drop_capture(plain: Connection, source: SourceMapping) -> None:
     """Remove our capture, if present. Raises psycopg.Error without the privilege."""
-    if (await read_capture(plain, source)).is_there:
+    if (await read_capture(plain, source)).exists:
         async with writable(source, plain) as writing:
             for statement in drop_sql(source):
                 await writing.execute(statement.encode())

@@ -48,7 +48,7 @@ class Gatherer:
         self._last = last
         self._history = HistoryCheck(last, start_lsn)
         self._transaction: pgoutput.Begin | None = None
-        self._is_known = False
+        self._is_recorded = False
         self._relations: dict[bytes, bytes] = {}
         self._newer_relations: dict[bytes, bytes] = {}
         self._messages: list[bytes] = []
@@ -73,8 +73,8 @@ class Gatherer:
                 if self._transaction is not None:
                     raise ProtocolError("BEGIN inside a transaction")
                 self._transaction = begin = pgoutput.parse_begin(payload)
-                self._is_known = begin.final_lsn < self.end_lsn
-                if not self._is_known:
+                self._is_recorded = begin.final_lsn < self.end_lsn
+                if not self._is_recorded:
                     self._add(payload)
             elif kind == pgoutput.COMMIT:
                 if not self._commit(payload):
@@ -88,7 +88,7 @@ class Gatherer:
                 continue  # streamer's own messages are transactional
             elif self._transaction is None or kind not in _INSIDE:
                 raise ProtocolError(f"pgoutput message {chr(kind)!r} out of place")
-            elif not self._is_known:
+            elif not self._is_recorded:
                 self._add(payload)
         return True
 
@@ -113,7 +113,7 @@ class Gatherer:
         transaction = CommittedTransaction(commit.end_lsn, begin.xid, begin.commit_time)
         if not self._history.saw_transaction(transaction):
             return False
-        if self._is_known:
+        if self._is_recorded:
             return True
         self._messages.append(payload)
         self._message_bytes += len(payload)

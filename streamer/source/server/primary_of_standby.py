@@ -99,11 +99,11 @@ async def writable(source: SourceMapping, plain: Connection) -> AsyncIterator[Co
 
 
 async def _await_replay(source: SourceMapping, plain: Connection, lsn: Lsn) -> None:
-    sql = "select pg_catalog.pg_last_wal_replay_lsn() >= %s::pg_catalog.pg_lsn as is_there"
+    sql = "select pg_catalog.pg_last_wal_replay_lsn() >= %s::pg_catalog.pg_lsn as has_replayed"
     try:
         async with asyncio.timeout(REPLAY_SECONDS):
             while is_standby(plain):
-                if (await fetch_one(plain, sql, str(lsn)))["is_there"]:
+                if (await fetch_one(plain, sql, str(lsn)))["has_replayed"]:
                     return
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError:

@@ -77,18 +77,18 @@ def _reader(row: dict[str, object]) -> str:
     return f'process {row["pid"]} ("{row["application"]}", role "{row["role"]}"{where})'
 
 
-def obstacle(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> str:
+def obstacle(owners: Found, source: SourceMapping, installation: str, *, has_position: bool) -> str:
     """Return why streamer may not use slot and publications, or an empty string. Pure.
 
-    *is_known*: the target has a position of this slot, so a comparison shows whether a client moved
-    the slot.
+    *has_position*: the target has a position of this slot, so a comparison shows whether a client
+    moved the slot.
     """
     foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
     if foreign_ids:
         return f'publication "{source.publication}" belongs to installation {foreign_ids[0]}' + (
             f", whose slot is read by {owners.reader}" if owners.reader else ""
         )
-    if is_known or installation in owners.installations or not owners.has_slot:
+    if has_position or installation in owners.installations or not owners.has_slot:
         return ""
     if owners.reader is not None:
         return f'replication slot "{source.slot}" is read by {owners.reader}, not for this target'
@@ -105,7 +105,7 @@ def unproven_rows(
     installation: str,
     declared: Iterable[RelationName],
     *,
-    is_known: bool,
+    has_position: bool,
 ) -> SourceTakenError | None:
     """Return why the slot's position is no proof for *declared*, tables with `initial: none`.
 
@@ -116,7 +116,7 @@ def unproven_rows(
     is_fresh = not foreign_ids and (is_own or owners.is_used is False)
     tables = [str(name) for name in declared]
     # A slot that streamer makes now passes on all later changes, whoever had the name before.
-    if is_known or not tables or not owners.has_slot or is_fresh:
+    if has_position or not tables or not owners.has_slot or is_fresh:
         return None
     drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
     return SourceTakenError(
@@ -130,9 +130,11 @@ def unproven_rows(
     )
 
 
-def check_owner(owners: Found, source: SourceMapping, installation: str, *, is_known: bool) -> None:
+def check_owner(
+    owners: Found, source: SourceMapping, installation: str, *, has_position: bool
+) -> None:
     """Refuse objects that another installation may use. Raises SourceTakenError. Pure."""
-    if problem := obstacle(owners, source, installation, is_known=is_known):
+    if problem := obstacle(owners, source, installation, has_position=has_position):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
             hint=takeover_remedy(source),
