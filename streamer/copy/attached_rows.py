@@ -1,9 +1,9 @@
 """Copies the rows of partitions that were attached with rows (`ddl: capture`).
 
 Attaching moves no row, so the stream lacks these rows. streamer requests a copy of the rows within
-the partition's bounds, and the table stays in sync meanwhile. The bookkeeping counts the partition
-as known once such a copy has ended. Until then each check renews a dropped request, for example
-after a pause. After a failure the table shows the error, and an operator acts.
+the partition's bounds, and the table stays in sync meanwhile. The bookkeeping records the partition
+once such a copy has ended. Until then each check repeats a lost request, for example after a pause.
+After a failure the table shows the error, and an operator acts.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ from unnest(%s::oid[]) o (oid)
 def resync_of(mapping: RelationMapping, bounds: Sequence[str | None]) -> Resync:
     """Return the options of the copy of the rows within *bounds*. Pure.
 
-    The copy compares all rows if the target cannot evaluate the bounds. The bounds of a hash
-    partition, for example, name a table of the source.
+    The copy compares all rows if the target cannot evaluate the bounds: for example, the bounds of
+    a hash partition refer to a table of the source.
     """
     for text in bounds:
         if text is None or "satisfies_hash_partition" in text:
@@ -55,7 +55,7 @@ class AttachedRows:
 
     def __init__(self) -> None:
         self._requested: dict[tuple[int, Leaf], str] = {}
-        """The point of the relation's last copy when the leaf's rows were requested."""
+        """For each leaf, the point of the relation's last copy at the time of the request."""
 
     async def request_rows(
         self, bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation, gaps: list[Leaf]
@@ -72,7 +72,7 @@ class AttachedRows:
                 for leaf in gaps:
                     self._requested.pop((relation_id, leaf), None)
                 return []
-            # A copy that fails has no point.
+            # Only a copy that succeeds changes the point.
             done = [leaf for leaf, asked_point in asked.items() if asked_point not in (None, point)]
             if requested := [leaf for leaf in gaps if leaf not in done]:
                 rows = await fetch_all(plain, _BOUNDS_SQL, [leaf.oid for leaf in requested])

@@ -1,4 +1,4 @@
-"""The source, the target and the settings that every part of copying one source needs."""
+"""The source, the target and the settings that all steps of a copy need."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -60,11 +60,11 @@ class SyncEvents(Protocol):
     """Callbacks of a copy into its pipeline."""
 
     def step(self, mapped: MappedRelation, event: Callable[[TableState], TableState]) -> None:
-        """Give *mapped* the state that *event* returns, if the table is still mapped."""
+        """Give *mapped* the state that *event* returns, if a rule still maps the table."""
         ...
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
-        """Discard held changes up to *consistent_point*: the copy will contain these."""
+        """Discard held changes up to *consistent_point*, because the copy will contain them."""
         ...
 
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
@@ -81,7 +81,7 @@ class SyncEvents(Protocol):
         ...
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
-        """Whether a table has changes to apply that committed before *lsn*."""
+        """Whether the target lacks changes of a table that committed before *lsn*."""
         ...
 
     def has_delivered(self, lsn: Lsn) -> bool:
@@ -89,11 +89,11 @@ class SyncEvents(Protocol):
         ...
 
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
-        """Announce that all snapshots from now on, also the snapshot of *relations*, are behind
+        """Announce that the next snapshot of *relations*, and all later snapshots, are behind
         *lsn*.
 
-        The new snapshot waits for sessions of the source. In synchronous mode, such a session may
-        wait for the target to have an earlier change.
+        The next snapshot waits for sessions of the source. In synchronous mode, such a session may
+        wait until the target has an earlier change.
         """
         ...
 
@@ -112,7 +112,9 @@ class SyncEvents(Protocol):
         ...
 
     def source_failed(self, error: StreamerError) -> None:
-        """End the attempt to stream the source: the target's state of the source differs."""
+        """End the attempt to stream the source, because the target stores a different state of the
+        source.
+        """
         ...
 
     def copy_failed(self, mapped: MappedRelation, error: ErrorReport) -> None: ...
@@ -125,12 +127,12 @@ class SyncEvents(Protocol):
     async def copies_wait(
         self, relations: Iterable[MappedRelation], wait: TableWait | None
     ) -> None:
-        """Report that copies wait; with None, that the wait is over."""
+        """Report that copies wait; None ends the wait."""
         ...
 
 
 class FindDifferences(Protocol):
-    """Finds the rows in which the target differs from the snapshot of *ends*, at that position."""
+    """Finds the rows that differ between the target and the snapshot of *ends*."""
 
     async def __call__(
         self, context: "CopyContext", copy: "TableCopy", ends: CopyEnds
@@ -139,7 +141,7 @@ class FindDifferences(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:
-    """See the module."""
+    """The source, the target and the settings of copies."""
 
     source: SourceMapping
     source_id: int
@@ -155,9 +157,9 @@ class CopyContext:
     first_turns: CopyTurns
     """The turns of sources that begin to stream and have tables to copy."""
     later_turns: CopyTurns
-    """The turns for tables that join later, and for resyncs."""
+    """The turns of tables that join later, and of resyncs."""
     round_number: int = 0
-    """The round of copies that this context is for; several can run at a time."""
+    """The number of the round; several rounds can run at a time."""
     captures: bool = False
     """The source reports changes of definitions in its stream."""
     check_timeline: Callable[[], Awaitable[None]] | None = None
@@ -188,14 +190,14 @@ class CopyContext:
 
     async def end_former_tasks(self, running: Iterable[int]) -> None:
         """End the tasks that outlived a process or a round. *running*: the numbers of the rounds
-        that go on.
+        that continue.
         """
         await end_tasks(self.bookkeeping, self.source_id, running)
 
 
 async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[int] = ()) -> None:
     """End the backends of a source's tasks at the target, and wait for the end. *running*: the
-    numbers of the rounds that go on. Raises TimeoutError.
+    numbers of the rounds that continue. Raises TimeoutError.
     """
     spared = [task_name(source_id, number) for number in running]
     prefix = task_name(source_id, None)

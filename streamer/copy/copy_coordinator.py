@@ -2,10 +2,10 @@
 
 Relations that need a copy are held (`streamer.apply.lanes.lane`): the stream continues for all
 tables, and keeps the changes of held relations on disk. The coordinator copies all waiting
-relations in one round (`streamer.copy.copy_round`). A table that an operator or the source requests
-while a round runs gets another round, which does not wait for the first. So does a table whose
-copy fails (`streamer.copy.round_removal`). The coordinator drops held changes up to the consistent
-point, because the copy contains these.
+relations in one round (`streamer.copy.copy_round`). If an operator or the source requests a table
+while a round runs, the table gets a second round, which does not wait for the first. A table whose
+copy fails gets a second round, too (`streamer.copy.round_removal`). The coordinator drops held
+changes up to the consistent point, because the copy contains these.
 
 A round begins when the source gets a turn (`streamer.copy.source_turns`).
 
@@ -41,15 +41,13 @@ from streamer.util.backoff import Backoff
 log = structlog.get_logger()
 
 ROUNDS_MAX: Final = 4
-"""How many rounds of one source run at the same time. Each holds a snapshot."""
+"""The number of rounds of a source that run at the same time. Each round holds a snapshot."""
 GATHER_SECONDS: Final = 0.5
-"""How long a round, except the first, waits for more tables, which share the snapshot."""
+"""The time for which a round, except the first, waits for more tables to share its snapshot."""
 
 
 class SyncCoordinator:
-    """Copies relations of one source. `run` belongs to the pipeline; any task may call
-    `request`.
-    """
+    """Copies relations of one source. The pipeline calls `run`; any task may call `request`."""
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context
@@ -75,7 +73,7 @@ class SyncCoordinator:
         self._wake_up.set()
 
     def request_again(self, mapped: MappedRelation) -> None:
-        """Record an operator's request for a copy of *mapped* that waits or is under way."""
+        """Record an operator's request while a copy of *mapped* waits or is in progress."""
         self._queue.request_again(mapped)
 
     def cancel_request(self, mapped: MappedRelation) -> None:
@@ -88,11 +86,11 @@ class SyncCoordinator:
 
     @property
     def is_copying(self) -> bool:
-        """Whether any copy is wanted or under way."""
+        """Whether any copy is requested or in progress."""
         return not self._queue.is_empty
 
     def is_at(self, mapped: MappedRelation) -> bool:
-        """Whether a copy of *mapped* is wanted or under way."""
+        """Whether a copy of *mapped* is requested or in progress."""
         return self._queue.has(mapped)
 
     def use_snapshot(self, snapshot: ExportedSnapshot) -> None:
@@ -150,9 +148,9 @@ class SyncCoordinator:
         finally:
             self._rounds.discard(number)
             self._queue.end(batch)
-            if self._queue.can_begin:  # failed copies, or more rounds than can run
+            if self._queue.can_begin:  # copies failed, or more rounds wait than can run
                 self._wake_up.set()
-        if not self.is_copying:  # rounds that only declare their tables take no snapshot
+        if not self.is_copying:  # rounds that only mark tables as in sync take no snapshot
             await self.close()
         with contextlib.suppress(StreamerError):  # the next round stores the rate
             await self._share_rate()
@@ -198,14 +196,14 @@ class SyncCoordinator:
         return turn
 
     async def _share_rate(self) -> None:
-        """Divide `sync.rows_per_second` among the rounds; parts under way keep their rate."""
+        """Divide `sync.rows_per_second` among the rounds; parts in progress keep their rate."""
         context = self._context
         if context.settings.rows_per_second is not None:
             rounds = max(1, len(self._rounds))
             await set_source(context.bookkeeping, context.source_id, copy_rounds=rounds)
 
     async def _end_early(self, batch: list[MappedRelation], error: StreamerError) -> None:
-        """Request unfinished relations of a round again, or give up."""
+        """Request the unfinished relations of a round again, or give up their copies."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
         if isinstance(error, TargetMovedError):
@@ -224,8 +222,8 @@ class SyncCoordinator:
             self.request(mapped)
 
     async def _restore_leftovers(self) -> None:
-        """Clear up after a crashed process: restore deferred indexes without a running copy, and
-        drop staging tables.
+        """Clean up after a crashed process: drop staging tables, and create deferred indexes for
+        which no copy runs.
         """
         await self._context.end_former_tasks([])
         async with self._context.bookkeeping.connection() as connection:

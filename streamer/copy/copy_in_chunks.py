@@ -9,17 +9,17 @@ copy of the rows between two keys, under the snapshot of a round:
 2. the drainer applies the changes before P, of rows up to the border of the last chunk. It omits
    changes of later rows (`streamer.apply.lanes.copied_range`), which this or a later chunk
    contains;
-3. COPY copies the rows of the chunk. The drainer applies no change of the table meanwhile, so a
-   TRUNCATE or a key that moves cannot meet half a chunk;
+3. COPY copies the rows of the chunk. The drainer applies no change of the table meanwhile, so
+   neither a TRUNCATE nor a change of a key can affect half a chunk;
 4. one statement stores the new border and P as the position. Then the drainer continues.
 
-A process that dies before step 4 leaves rows behind the border. The next process removes these
-rows, and begins with the same chunk. Stream and slot are as for any table in sync. So streamer
-continues at the next chunk wherever it could continue a table in sync, also after a fail-over.
+A process that dies before step 4 leaves rows behind the border. The next process removes these rows
+and repeats the chunk. Stream and slot are as for any table in sync. So streamer can continue at the
+next chunk whenever it can continue a table in sync, also after a fail-over.
 
-Between two chunks the table must not change. After a rewrite, a new definition, or with a new table
-in place of the target, the copy begins again. Partitions may be attached and detached: a chunk has
-the partitions of its snapshot.
+Between two chunks the table must stay the same table. After a rewrite or a change of the
+definition, or if a new table replaces the target, the copy begins again. Partitions may be attached
+and detached, because a chunk has the partitions of its snapshot.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ Values = tuple[KeyValue, ...]
 
 
 class RewrittenError(Exception):
-    """A name or a table differs from the snapshot, so the rows cannot be read."""
+    """The rows cannot be read, because a name or a table differs from the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class ChunkSize:
 
     @property
     def keys(self) -> int:
-        """How many keys of this distance a chunk has."""
+        """The number of sampled keys in a chunk."""
         return self.rows * self.parts // self.step
 
 
@@ -83,7 +83,7 @@ def chunk_bytes(limit: int) -> int:
 
 
 def size_of_chunk(copy: TableCopy, bytes_max: int, part_bytes: int) -> ChunkSize:
-    """Return how to cut chunks of *bytes_max*, with parts of about *part_bytes*."""
+    """Return the size of chunks of *bytes_max*, with parts of about *part_bytes*."""
     counted = [heap for heap in copy.seen.heaps if heap.row_count]
     rows = sum(heap.row_count for heap in counted)
     row_bytes = sum(heap.size_bytes for heap in counted) // rows if rows else ASSUMED_ROW_BYTES
@@ -98,7 +98,7 @@ def _stores(copy: TableCopy) -> tuple[tuple[int, int], ...]:
 
 
 def fingerprint(copy: TableCopy) -> str:
-    """Return a fingerprint of columns and identity, which stay from chunk to chunk."""
+    """Return a fingerprint of columns and identity, which must not change between chunks."""
     relation, mapping = copy.relation, copy.mapped.mapping
     facts = {
         "columns": [(c.name, c.type, c.number, c.generated, c.collation) for c in relation.columns],
@@ -112,7 +112,7 @@ def fingerprint(copy: TableCopy) -> str:
 def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
     """Return why *copy* cannot copy the chunk behind *former*, or None.
 
-    Partitions may come and go. A partition that stays must keep its storage, as any table.
+    Partitions may be attached and detached. A partition that stays must keep its storage.
     """
     if former.target_oid != copy.target.oid:
         return OTHER_TARGET
@@ -126,7 +126,7 @@ def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
 
 
 def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: int) -> ChunkedCopy:
-    """Return the state in front of the first chunk. *columns*: the columns of the borders."""
+    """Return the state before the first chunk. *columns*: the columns of the borders."""
     names, types = zip(*columns, strict=True)
     first = chunk_bytes(limit)
     return ChunkedCopy(
@@ -175,7 +175,7 @@ async def choose_columns(
 class ChunkSearch:
     """Finds the end of the chunk behind *copied*, and the ends of the chunk's parts. Pure.
 
-    The heaps supply keys one by one, in the order of the first keys.
+    The caller adds the keys of one heap after another, in the order of the heaps' first keys.
     """
 
     def __init__(self, copied: ChunkedCopy, size: ChunkSize) -> None:
@@ -183,7 +183,7 @@ class ChunkSearch:
         self._size = size
         self._keys: dict[Heap, tuple[Key, ...]] = {}
         self._least: list[tuple[Values, Key]] = []
-        """The smallest keys so far, at most as many as a chunk has."""
+        """The smallest keys so far, at most the number of keys in a chunk."""
 
     @property
     def last(self) -> Key:
@@ -191,11 +191,11 @@ class ChunkSearch:
         return self._least[-1][1] if len(self._least) == self._size.keys else ()
 
     def needs(self, first: Values) -> bool:
-        """Whether a heap with this *first* key behind the border has rows of the chunk."""
+        """Whether a heap whose *first* key behind the border is given has rows of the chunk."""
         return not self.last or first <= self._least[-1][0]
 
     def add(self, heap: Heap, keys: Sequence[Key]) -> None:
-        """Take the keys of every `ChunkSize.step`-th row of *heap* behind the border."""
+        """Add the keys of every `ChunkSize.step`-th row of *heap* behind the border."""
         self._keys[heap] = tuple(keys)
         valued = [(key_values(key, self._before.types), key) for key in keys]
         self._least = sorted([*self._least, *valued])[: self._size.keys]
@@ -222,8 +222,8 @@ async def find_chunk(
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
     *copied*: the rows that the target has; the border is empty in front of the first chunk.
-    Statements and locks are per partition, because a table may have thousands. Partitions that
-    begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
+    Statements and locks concern a single partition each, because a table may have thousands.
+    Partitions that begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
     firsts = {heap: await _read_first(plain, heap, copied) for heap in copy.seen.heaps}
     begun = [(key_values(key, copied.types), heap) for heap, key in firsts.items() if key]
@@ -276,8 +276,8 @@ async def _read_first(plain: Connection, heap: Heap, copied: ChunkedCopy) -> Key
 async def _read_keys(
     plain: Connection, heap: Heap, copied: ChunkedCopy, last: Key, size: ChunkSize
 ) -> tuple[Key, ...]:
-    """Return the key of every `ChunkSize.step`-th row. *last*: the chunk ends there or before; may
-    be empty.
+    """Return the key of every `ChunkSize.step`-th row. *last*: the chunk ends at this key or
+    before; may be empty.
     """
     listed, texts = _columns(copied)
     query = (
@@ -312,7 +312,7 @@ def _behind(copied: ChunkedCopy, last: Key = ()) -> str:
 
 
 def _escaped(sql: str) -> str:
-    """A name or a text may have the mark of a parameter."""
+    """Escape the percent sign in a name or a text, which psycopg would read as a parameter."""
     return sql.replace("%", "%%")
 
 

@@ -18,7 +18,7 @@ OCCUPIED_WORDS: Final = (
 
 
 def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
-    """Yield the reasons why a copy by *role* could not read a table, or not in full. Pure."""
+    """Yield the reasons why *role* cannot read a table, or cannot read all rows. Pure."""
     quoted = quote_identifier(role)
     if relation.row_security:
         yield SyncError(
@@ -39,7 +39,7 @@ def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
 
 
 def occupied_error(target: RelationName, hint: Remedy | None = None) -> SyncError:
-    """Return the error that a copy may not replace the rows of *target*."""
+    """Return the error of a copy that may not replace the rows of *target*."""
     return SyncError(f'target table "{target}" already holds rows of this source', hint=hint)
 
 
@@ -55,7 +55,7 @@ class TargetDatabase:
     def is_of(self, source: SourceServer) -> bool:
         """Whether writes to the target become changes of the source.
 
-        A promoted standby and a restored copy have the system identifier of the origin, but a new
+        A promoted standby and a restored backup have the origin's system identifier, but a new
         timeline. A copied data directory has the same timeline, too, but a different start time.
         """
         place = source.system_identifier, source.timeline, source.database

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from streamer.schema.source_definition import DefinedColumn
 
 PART_SECONDS_MAX: Final = 30.0
-"""The duration of a part, which locks the table, under a limit on the rate."""
+"""The maximum duration of a part under a limit on the rate; the part locks the table."""
 PART_BYTES_MIN: Final = 1024 * 1024
 
 
@@ -52,7 +52,7 @@ class CopyOrder:
 
 
 class _Selection:
-    """The columns of the query, in order. The query is binary while each column can be."""
+    """The columns of the query, in order. The query is binary as long as each column can be."""
 
     def __init__(self, types: frozenset[int]) -> None:
         self._types = types
@@ -112,7 +112,7 @@ def _add_columns(selection: _Selection, order: CopyOrder) -> None:
     for column in order.columns:
         name = mapping.target_column(column.name)
         if column.generated:
-            continue  # not published either
+            continue  # the publication leaves the column out, too
         if name is not None and mapping.has_expression(name):
             continue
         existing = order.target.columns.get(name) if name is not None else None
@@ -162,7 +162,7 @@ def _add_history(selection: _Selection, target: TargetRelation) -> None:
 
 
 def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:
-    """Return how large the parts of a table are to be when a task may read *rows_per_second*.
+    """Return the size of a table's parts for tasks that may read *rows_per_second*.
 
     *size*, *rows*: estimates for the whole table.
     """

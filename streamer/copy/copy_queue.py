@@ -1,7 +1,8 @@
 """The relations of one source that wait for a copy or are being copied. Pure.
 
-Several rounds can run at a time. A relation belongs to a round until it is copied or has left
-(`streamer.copy.round_removal`), or the round ends. Only then have all tasks of the relation ended.
+Several rounds can run at a time. A relation belongs to a round until its copy is complete, it has
+left the round (`streamer.copy.round_removal`), or the round ends. Only then have all its tasks
+ended.
 """
 
 from collections import Counter
@@ -13,18 +14,18 @@ if TYPE_CHECKING:
     from streamer.apply.lanes.lane import MappedRelation
 
 LOCK_AFTER_ROUNDS: Final = 3
-"""If rewrites have ended this many rounds, the next round locks the table during its copy."""
+"""After this number of rounds that rewrites of the table ended, the next round locks the table."""
 
 
 class CopyQueue:
-    """See the module. A relation that was set aside misses changes and waits for an operator."""
+    """The relations that wait for a copy, and the relations in a round."""
 
     def __init__(self, free: "Callable[[MappedRelation], None]" = lambda _: None) -> None:
         """*free* is called when a round no longer holds a relation."""
         self._free = free
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()
-        """Relations of a round that neither stream nor are in error."""
+        """Relations in rounds whose copy has neither ended nor failed."""
         self._taken: dict[MappedRelation, list[MappedRelation]] = {}
         """The batch of the running round that copies each relation, until its copy is complete."""
         self._attempts: dict[MappedRelation, int] = {}
@@ -34,9 +35,9 @@ class CopyQueue:
         self._requested_again: set[MappedRelation] = set()
         """Relations whose copy an operator requested after a round took the relation."""
         self._rewrites: Counter[MappedRelation] = Counter()
-        """The rewrites of each relation that ended a round since the relation's last chunk."""
+        """The number of rewrites that ended a round since the relation's last chunk."""
         self._rewrites_in_vain: Counter[MappedRelation] = Counter()
-        """The rewrites of each relation after which its copy in chunks began again."""
+        """The number of rewrites after which the relation's copy in chunks began again."""
         self._in_one_piece: set[MappedRelation] = set()
         """Relations whose changes do not fit a copy in chunks."""
 
@@ -67,7 +68,7 @@ class CopyQueue:
         return batch
 
     def began(self, mapped: "MappedRelation", attempt: int) -> None:
-        """The bookkeeping has the copy of *mapped* as *attempt*."""
+        """Record that the bookkeeping stores the copy of *mapped* as number *attempt*."""
         self._attempts[mapped] = attempt
 
     def attempt(self, mapped: "MappedRelation") -> int | None:
@@ -77,13 +78,13 @@ class CopyQueue:
     def end(self, batch: "list[MappedRelation]") -> None:
         """End the round of *batch*, which `next_batch` returned."""
         for mapped in batch:
-            if self._taken.get(mapped) is batch:  # else a later round has the relation by now
+            if self._taken.get(mapped) is batch:  # otherwise a later round has the relation
                 self._release(mapped)
 
     def request_again(self, mapped: "MappedRelation") -> None:
-        """Repeat a failing copy of *mapped*, which an operator requested again during the round.
+        """Repeat the copy of *mapped* if it fails, because an operator requested it again.
 
-        The operator may have removed the cause of the failure, behind the snapshot of the round.
+        The operator may have removed the cause of the failure after the snapshot of the round.
         """
         if mapped in self._copying:
             self._requested_again.add(mapped)
@@ -98,7 +99,7 @@ class CopyQueue:
         return is_requested_again or (mapped in self._waiting and not mapped.state.is_lost)
 
     def failed(self, mapped: "MappedRelation") -> bool:
-        """The copy of *mapped* has failed; return whether the next round tries again."""
+        """Record that the copy of *mapped* failed; return whether the next round tries again."""
         is_requested_again = self.is_requested_again(mapped)
         self._requested_again.discard(mapped)
         self.remove(mapped)
@@ -107,7 +108,7 @@ class CopyQueue:
         return is_requested_again
 
     def remove(self, mapped: "MappedRelation") -> None:
-        """The copy of *mapped* under way is over."""
+        """Record the end of the copy of *mapped*."""
         self._copying.discard(mapped)
 
     def give_up(self, mapped: "MappedRelation") -> None:
@@ -116,7 +117,7 @@ class CopyQueue:
         self._copying.discard(mapped)
 
     def is_copying(self, mapped: "MappedRelation") -> bool:
-        """Whether a round under way copies *mapped*, and no caller has cancelled that."""
+        """Whether a running round copies *mapped*, and no caller has cancelled the copy."""
         return mapped in self._copying and not mapped.state.is_lost
 
     def unfinished(self, batch: "list[MappedRelation]") -> "list[MappedRelation]":
@@ -137,7 +138,7 @@ class CopyQueue:
     def begin_removal(self, mapped: "MappedRelation") -> "list[MappedRelation] | None":
         """Begin to remove *mapped* from its round; return the round's batch.
 
-        None if *mapped* is in no round, or is leaving already.
+        Return None if *mapped* is in no round or is leaving already.
         """
         batch = self._taken.get(mapped)
         if batch is None or mapped in self._leaving:
@@ -171,7 +172,7 @@ class CopyQueue:
 
     @property
     def waiting(self) -> "list[MappedRelation]":
-        """The relations that a later round takes."""
+        """The relations that wait for a later round."""
         return list(self._waiting)
 
     @property
@@ -186,7 +187,9 @@ class CopyQueue:
     # ---- rewrites ------------------------------------------------------------------------------
 
     def rewritten(self, mapped: "MappedRelation", *, in_vain: bool = False) -> None:
-        """Count a rewrite of *mapped* that ended the round. *in_vain*: its chunks are lost, too."""
+        """Count a rewrite of *mapped* that ended the round. *in_vain*: the rewrite also invalidated
+        all chunks.
+        """
         (self._rewrites_in_vain if in_vain else self._rewrites)[mapped] += 1
 
     def copied(self, mapped: "MappedRelation", *, has_more: bool = False) -> None:
@@ -207,6 +210,6 @@ class CopyQueue:
         return mapped not in self._in_one_piece and not self.needs_lock(mapped)
 
     def needs_lock(self, mapped: "MappedRelation") -> bool:
-        """Whether only a lock keeps *mapped* unchanged until the end of the copy."""
+        """Whether a copy of *mapped* needs a lock because rewrites would end every other copy."""
         count = self._rewrites[mapped] + self._rewrites_in_vain[mapped]
         return count >= LOCK_AFTER_ROUNDS

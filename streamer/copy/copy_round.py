@@ -72,11 +72,11 @@ log = structlog.get_logger()
 
 POLL_SECONDS: Final = 0.5
 PREPARE_LOCK_SECONDS: Final = 10
-"""How long a copy waits for a lock at the target before the next copy gets a turn."""
+"""The time for which a copy waits for a lock at the target before the next copy gets a turn."""
 
 
 class Round:
-    """See the module. An object serves one round."""
+    """A round of copies. An object serves one round."""
 
     def __init__(
         self,
@@ -148,12 +148,14 @@ class Round:
             await self._reports.show_wait(batch, None)
 
     async def _prepare_at(self, source: Connection, batch: list[MappedRelation]) -> None:
-        """Create or check the target tables; leave out relations for which that fails, in error."""
+        """Create or check the target tables; a relation for which that fails is in error and leaves
+        the batch.
+        """
         relations = await read_relations(source, [mapped.mapping.source for mapped in batch])
         declared = [mapped for mapped in batch if mapped.state.is_to_mark_synced]
         await store_present_partitions(self._context.bookkeeping, source, declared)
         async with self._context.target() as target:
-            await target.set_up_origin()  # rows may be removed
+            await target.set_up_origin()  # `prepare` may remove rows
             await target.execute(f"set lock_timeout = '{PREPARE_LOCK_SECONDS}s'")
             to_mark_synced: list[Pair] = []
             to_copy: list[Pair] = []
@@ -163,7 +165,7 @@ class Round:
                     alike = to_mark_synced if mapped.state.is_to_mark_synced else to_copy
                     alike.append((mapped, relation))
                     continue
-                # The table may be renamed or dropped: the guard of the source decides.
+                # The table may be renamed or dropped, about which the guard of the source decides.
                 self._queue.give_up(mapped)
                 self._context.events.table_missing(mapped)
             for alike in (to_mark_synced, to_copy):
@@ -181,9 +183,9 @@ class Round:
     async def _prepare_together(
         self, source: Connection, target: TargetConnection, pairs: list[Pair]
     ) -> None:
-        """Prepare tables, which are all to be declared or all to be copied.
+        """Prepare tables that are either all to be copied or all to be marked as in sync.
 
-        After a failure, prepare both halves separately, down to the tables that fail.
+        After a failure, prepare each half separately, down to the tables that fail.
         """
         self._waits.preparing = [mapped for mapped, _ in pairs]
         remaining: list[TableCopy] = []
@@ -248,13 +250,13 @@ class Round:
                 passed=partial(context.events.snapshot_passes, relations),
             )
             sessions.push_async_callback(exported.close)
-        await self._lock(exported)  # at once, before the tables are rewritten again
+        await self._lock(exported)  # at once, before the application rewrites the tables again
         await self._reports.show_wait(relations, None)
         failpoint("sync.slot_created")
         snapshot = await HeldSnapshot.take_over(context.source, context.server, exported)
         sessions.push_async_callback(snapshot.close)
         if context.check_timeline is not None:
-            await context.check_timeline()  # before a position behind a fork counts
+            await context.check_timeline()  # the snapshot may be behind a fork
         return snapshot
 
     async def _lock(self, exported: ExportedSnapshot) -> None:
@@ -296,7 +298,7 @@ class Round:
                 return
             if not remaining:
                 if not any(copy.awaits_orphans for copy in self._unfinished):
-                    await snapshot.close()  # the rest is work at the target
+                    await snapshot.close()  # all further work is at the target
                 await self._finishing.wait(POLL_SECONDS)
                 continue
             if remaining == submitted:
@@ -339,7 +341,7 @@ class Round:
         if tasks:
             listed = [[part.to_json() for part in task] for task in tasks]
             work.append(self._context.launcher.submit({"tasks": listed, "ends": asdict(ends)}))
-        # A failure must not suppress the results of the remaining tasks.
+        # A failed task must not suppress the results of the other tasks.
         async with passwords_renewed(self._context.source.url, self._context.settings.target_url):
             results = await asyncio.gather(*work, return_exceptions=True)
         failures: list[dict[str, Any]] = []
@@ -351,7 +353,7 @@ class Round:
 
     async def _handle_failures(self, failures: list[dict[str, Any]]) -> bool:
         """Handle the failed parts (`streamer.copy.parts.part_copier.NotCopiedError`); return
-        whether some wait for a lock.
+        whether any part waits for a lock.
 
         Raises SnapshotExpiredError, SparkJobError, TargetMovedError.
         """
@@ -364,7 +366,7 @@ class Round:
                     raise SnapshotExpiredError(f"the snapshot of the copy was lost: {error}")
                 case "elsewhere":
                     async with self._context.target():
-                        pass  # proves that this process reaches the same target
+                        pass  # the connection proves that this process reaches the same target
                     raise SparkJobError(
                         f"a Spark task reached another server than this process: {error}",
                         hint="check that the Spark workers reach the same source and target hosts",
@@ -406,12 +408,12 @@ class Round:
     # ---- 5: while and after parts are copied ---------------------------------------------------
 
     async def _finish_complete(self) -> list[CopyPart]:
-        """Finish relations whose parts are all copied; return the remaining parts."""
+        """Finish the relations whose parts are all copied; return the parts of the others."""
         active = self._unfinished
         ended = await read_ended_parts(
             self._context.bookkeeping, [copy.mapped.relation_id for copy in active]
         )
-        # The rest of the round may take hours, and a job reports failures only at the end.
+        # The round may take hours, and a job reports failures only at its end.
         await self._handle_failures([asdict(part) for part in ended if part.kind is not None])
         active = [copy for copy in active if not copy.is_done]
         copied = {(part.relation_id, part.part): part for part in ended if part.kind is None}

@@ -2,8 +2,8 @@
 
 A slot exports a snapshot until the next command on the slot's connection, and retains WAL
 meanwhile. So a session of the round imports the snapshot and exports it again. Then the slot is
-dropped, and retains no WAL for the length of a copy. That session holds the snapshot and, between
-two reads of tables, no lock.
+dropped, so that it retains no WAL for the length of a copy. The session holds the snapshot, but no
+lock between two reads of tables.
 
 The round reads a table's definition under this snapshot and a lock, so a copy reads exactly the
 columns of that definition. The lock ends at once. Each part checks, under a second lock, that the
@@ -115,7 +115,7 @@ class HeldSnapshot:
 
 
 async def import_snapshot(plain: Connection, name: str) -> None:
-    """Make the transaction that has just begun read by a snapshot. Raises SnapshotExpiredError."""
+    """Import a snapshot into the transaction that has just begun. Raises SnapshotExpiredError."""
     try:
         await plain.execute(f"set transaction snapshot '{name}'".encode())
     except psycopg.Error as exc:
@@ -138,7 +138,7 @@ class TableSeen:
     can_split: bool
     storage: dict[int, Storage]
     leaves: dict[int, str] | None = None
-    """The partitions to store as known after the copy of a table in sync."""
+    """The partitions to record after the copy of a table in sync."""
 
     @property
     def size_bytes(self) -> int:
@@ -154,8 +154,8 @@ def is_same(first: SourceRelation, second: SourceRelation) -> bool:
 async def read_table_seen(
     plain: Connection, name: RelationName, *, is_partitioned: bool
 ) -> TableSeen | None:
-    """Lock a table and read the definition; None if the table was dropped, or if pages or columns
-    differ from the snapshot's.
+    """Lock a table and read its definition. Return None if the table was dropped, or if its pages
+    or columns differ from the snapshot's.
 
     The lock ends with the caller's savepoint. Raises SourceContentionError.
     """
@@ -176,8 +176,8 @@ async def read_tables_seen(
     """Read many tables that are not partitioned, as `read_table_seen` does, with a few statements.
 
     Return no table if any was dropped or is locked, and omit tables that differ from the snapshot.
-    The session waits for no lock: with several locks, waiting could end in a deadlock with a
-    statement of the application. The locks end with the caller's savepoint.
+    The session does not wait for locks: a session that holds locks and waits for a further lock
+    could deadlock with the application. The locks end with the caller's savepoint.
     """
     listed = ", ".join(f"only {quote_qualified(name.namespace, name.name)}" for name in names)
     try:
@@ -217,8 +217,8 @@ def lock_sql(name: RelationName, *, is_partitioned: bool) -> str:
     return f"lock table {only}{quoted} in access share mode"
 
 
-# The tree of the snapshot: pg_inherits follows the snapshot, functions of partitions do not. These
-# functions, and functions of sizes, show the present state, which does not change under the lock.
+# pg_inherits shows the partition tree of the snapshot. Functions about partitions and sizes show
+# the present state, which does not change under the lock.
 _HEAPS_SQL: Final = f"""
 with recursive tree (root, oid) as (
     select r.oid, r.oid from pg_catalog.unnest(%s::oid[]) r (oid)
@@ -251,8 +251,8 @@ order by c.oid
 
 
 def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, ...], bool]:
-    """Return the relations with storage under *relation*, and whether ranges of pages can be
-    read.
+    """Return the relations with storage under *relation*, and whether COPY can read ranges of
+    pages.
     """
     tables = [row for row in rows if row["is_table"]]
     if len(tables) == len(rows) and all(row["selectable"] for row in rows):
@@ -273,7 +273,7 @@ def _heaps(relation: SourceRelation, rows: list[DictRow]) -> tuple[tuple[Heap, .
 
 
 def _whole(relation: SourceRelation, tables: list[DictRow]) -> Heap:
-    """A partitioned table that is read by the name of the root."""
+    """Return a partitioned table as a single heap, which the copy reads by the name of the root."""
     quoted = quote_qualified(relation.name.namespace, relation.name.name)
     return Heap(
         quoted,

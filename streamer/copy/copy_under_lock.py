@@ -1,11 +1,12 @@
-"""Copies a table under one lock, if the application rewrites the table faster than a copy can end.
+"""Copies a table under one lock, if the application rewrites the table more often than a copy can
+end.
 
-An ordinary part locks the table only while reading, so the application can truncate the table
-between the snapshot and the part. A lock in a separate session does not help: the application's
-TRUNCATE queues for that lock, and the parts queue behind the TRUNCATE. Here one session imports the
-snapshot, locks the table and reads all parts. A session never waits for a lock that it holds.
+An ordinary part locks the table only while it reads the table, so the application can truncate the
+table between the snapshot and the part. A lock in a separate session does not help: the
+application's TRUNCATE would wait for that lock, and the parts would queue behind the TRUNCATE. So
+one session imports the snapshot, locks the table and reads all parts.
 
-The application's TRUNCATE waits for the copy meanwhile, and every later statement on that table
+Meanwhile the application's TRUNCATE waits for the copy, and every later statement on the table
 waits for the TRUNCATE. So a round copies a table this way only after several attempts
 (`streamer.copy.copy_queue`).
 """
@@ -52,12 +53,12 @@ class LockedTable:
             await self.plain.execute("begin isolation level repeatable read read only")
             await import_snapshot(self.plain, snapshot_name)
             sql = lock_sql(copy.relation.name, is_partitioned=copy.relation.is_partitioned)
-            with contextlib.suppress(psycopg.errors.UndefinedTable):  # the planner reports this
+            with contextlib.suppress(psycopg.errors.UndefinedTable):  # reported by the planner
                 await self.plain.execute(sql.encode())
 
     async def copy(self, parts: list[CopyPart], ends: CopyEnds) -> list[dict[str, Any]]:
-        """Copy all parts and unlock the table; return the failures, like a Spark job."""
-        # Only the thread uses the session until this task closes it.
+        """Copy all parts and unlock the table; return the failures as a Spark job does."""
+        # The thread alone uses the session until this task closes the session.
         session = psycopg.Connection(self.plain.pgconn)
         work = [part.to_json() for part in parts]
         self._copying = asyncio.create_task(
@@ -70,7 +71,7 @@ class LockedTable:
         return [] if failure is None else [failure]
 
     async def close(self) -> None:
-        """End the session and the copy, and thereby the lock."""
+        """End the session, and with it the copy and the lock."""
         if self._copying is not None and not self._copying.done():
             for session in (self.plain, *self._targets):
                 _cut_off(session)  # a thread cannot be interrupted

@@ -29,7 +29,7 @@ class WaitFacts:
     """The copies of a round, and the sessions of these copies."""
 
     waiting: list[MappedRelation] = field(default_factory=list)
-    """The relations that the next round takes."""
+    """The relations that wait for the next round."""
     copies: list[TableCopy] = field(default_factory=list)
     """The copies of this round that are not done."""
     source_locks: dict[TableCopy, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class WaitFacts:
 
 
 def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
-    """Return the reason why each copy waits; a copy that makes progress has none. Pure."""
+    """Return for each waiting copy the reason; a copy that makes progress is left out. Pure."""
     reasons: dict[MappedRelation, TableWait] = {}
     if facts.copies:
         count = len(facts.copies)
@@ -58,7 +58,7 @@ def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
             reasons[copy.mapped] = TableWait(sessions)
         elif (reason := _find_turn(facts, copy)) is not None:
             reasons[copy.mapped] = reason
-    # The round prepares and plans tables in sequence, or some tables together.
+    # The round prepares and plans tables one by one or in groups.
     unplanned = [*facts.preparing, *(copy.mapped for copy in facts.copies if not copy.parts)]
     if facts.target_locks:
         reasons |= dict.fromkeys(unplanned, turn("other tables are prepared first"))
@@ -68,7 +68,7 @@ def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
 
 
 def _find_turn(facts: WaitFacts, copy: TableCopy) -> TableWait | None:
-    """Return the reason why no task has begun to copy *copy*, if that is so."""
+    """Return the reason why no task has begun with *copy*; None if a task has."""
     if not copy.parts or copy.has_copied_parts:
         return None
     if (facts.task_name, *copy.fills) in facts.copying:
@@ -88,7 +88,7 @@ def _copies(count: int) -> str:
 
 
 class CopyWaits:
-    """Polls and reports for a round."""
+    """Polls both sides during a round, and reports waits."""
 
     def __init__(self, context: CopyContext, queue: CopyQueue, reports: CopyReports) -> None:
         self._context = context
@@ -156,7 +156,7 @@ class CopyWaits:
         }
 
     def _keep(self, reasons: dict[MappedRelation, TableWait]) -> dict[MappedRelation, TableWait]:
-        """Keep showing why a swap of rows failed that the round will soon try again."""
+        """Keep the reason of a failed swap that the round will soon try again."""
         now = time.monotonic()
         again = {copy.mapped for copy in self.copies if not copy.is_done and copy.not_before > now}
         return {m: reason for m, reason in self._reported.items() if m in again} | reasons
@@ -176,5 +176,7 @@ class CopyWaits:
 
 
 def _is_user(session: OwnSession) -> bool:
-    """Whether a task fills the table; tasks read the bookkeeping, too."""
+    """Whether the session uses a table of a user or a staging table, rather than the
+    bookkeeping.
+    """
     return session.namespace != "streamer" or session.table.startswith("copy_")

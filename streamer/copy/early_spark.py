@@ -1,8 +1,7 @@
 """Starts Spark while `run` imports the program, if a table waits for a copy of its rows.
 
-Spark and the program need a second of processor time or more, each. A start without such a table
-starts no Spark. A table that this module does not know yet, such as a new match of a pattern, gets
-Spark later (`streamer.runtime.session.session`).
+Spark and the program each need a second of processor time or more. For a table that appears only
+later, such as a new match of a pattern, `streamer.runtime.session.session` starts Spark.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ LOOK_SECONDS: Final = 2.0
 
 
 async def begin_spark(settings: Settings, sources: Iterable[SourceMapping]) -> SparkLauncher | None:
-    """Return a launcher whose process has started; None if no copy is due, or none is certain."""
+    """Return a launcher whose process has started; None if no copy is certain to be due."""
     copied = [
         (source.database, source.sid)
         for source in sources

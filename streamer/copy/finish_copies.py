@@ -1,9 +1,9 @@
 """The end of a table's copy: switched to streaming, or given up.
 
-Completes a relation whose last part is in the target. After a direct copy, the indexes of the table
-are created again; after a staged copy, a swap replaces the old rows. The same transaction
-stores ``catching_up`` with the consistent point as progress, and then the lane may drain. A copy
-that fails leaves the target unchanged.
+Completes a relation whose last part is in the target. A direct copy ends with the creation of
+deferred indexes, a staged copy with a swap of the rows. The same transaction stores ``catching_up``
+with the consistent point as progress. Then the lane may drain. A copy that fails leaves the target
+unchanged.
 """
 
 import contextlib
@@ -81,7 +81,7 @@ class Finisher:
         self._request = request
 
     async def retry_later(self, copy: TableCopy, reason: str) -> None:
-        """Leave the table of *copy* to the next round, for *reason*."""
+        """Leave *copy* to the next round because of *reason*."""
         await self._end(copy)
         self.removal.remove(copy.mapped, reason)
 
@@ -113,8 +113,9 @@ class Finisher:
     async def fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Restore the target, then report the reason of the failure.
 
-        In this order: a table in state "error" has all indexes, unless the server refuses to build
-        an index. If an operator requested the copy after the beginning, the next round tries again.
+        The order matters: a table in state "error" has all its indexes, unless the server refuses
+        to build an index. If an operator has requested the copy again since its beginning, the next
+        round tries again.
         """
         try:
             error = await self._clear_up(mapped, error)
@@ -128,7 +129,7 @@ class Finisher:
                 await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")
                 await drop_stages(target, [mapped.relation_id])
                 await restore_indexes(target, mapped.mapping.target, mapped.relation_id)
-        except StreamerError as exc:  # the next copy clears up at the beginning
+        except StreamerError as exc:  # the next copy cleans up at its beginning
             log.warning(
                 "streamer cannot clean up after a failed copy",
                 error=str(exc),
@@ -168,7 +169,9 @@ class Finisher:
     async def _with_remedy(
         self, mapped: MappedRelation, scope: CopyScope, error: ErrorReport
     ) -> ErrorReport:
-        """Return *error* with a remedy that starts a new copy of *scope*, if not automatic."""
+        """Return *error* with a remedy that starts a new copy of *scope*, unless streamer starts
+        it.
+        """
         if not scope.is_to_point:
             if error.remedy and (error.remedy.has("resume") or error.remedy.has("resync")):
                 return error
@@ -189,7 +192,7 @@ class Finisher:
     ) -> None:
         """Give up the copied chunks of *mapped*, and copy all rows.
 
-        *forgets*: discard the knowledge about the rows of the target.
+        *forgets*: discard the stored facts about the rows of the target.
         """
         log.warning(
             "a copy in chunks begins again",
@@ -205,7 +208,7 @@ class Finisher:
         self._request(mapped)
 
     async def mark_synced(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
-        """Declare relations to be in sync, without a copy."""
+        """Mark relations as in sync, without a copy."""
         for copy in copies:
             copy.use_definition(copy.relation)
         async with transaction(target):
@@ -233,9 +236,10 @@ class Finisher:
     async def finish(
         self, copy: TableCopy, rows: int, size: int, session: PersistentConnection
     ) -> None:
-        """Complete a relation, whose parts are all copied, and switch it to streaming.
+        """Complete a relation whose parts are all copied, and switch the relation to streaming.
 
-        The round tries a hindered swap again later: all rows are in the target.
+        If a session hinders the swap, the round tries again later, because all rows are in the
+        target.
         """
         failpoint("sync.copied")
         try:
@@ -252,9 +256,9 @@ class Finisher:
                 if await self._is_elsewhere(target, copy):
                     return
                 if copy.scope.is_to_point and await self._plan_orphans(target, copy):
-                    return  # the parts of orphaned rows are first
+                    return  # the parts with orphaned rows come first
                 finished = _finished_copy(copy, rows, size)
-                if not await is_switched(target, finished):  # else a commit was interrupted
+                if not await is_switched(target, finished):  # unless a lost commit did so
                     await self._switch_to_stream(target, copy, finished)
                 self._switched(copy, finished)
                 if copy.is_staged:
@@ -263,9 +267,9 @@ class Finisher:
             await self.retry_later(copy, exc.message)
         except StreamerError as exc:
             if copy.is_done:
-                return  # the target was lost after the switch; other tasks report the loss
+                return  # the connection was lost after the switch; other tasks report the loss
             if not self._queue.is_copying(copy.mapped):
-                return  # given up meanwhile: requested again
+                return  # a caller has given up this copy and requested a new copy
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
@@ -276,7 +280,7 @@ class Finisher:
                 raise
 
     async def _is_elsewhere(self, target: TargetConnection, copy: TableCopy) -> bool:
-        """Begin *copy* again if a new table has the name of the target by now.
+        """Begin *copy* again if by now a different table has the target's name.
 
         Parts address a table by name, so both tables may have some of the rows.
         """
@@ -292,7 +296,8 @@ class Finisher:
         return True
 
     async def has_other_types(self, copy: TableCopy) -> bool:
-        """Whether the copy may have read values with both the former and the present type.
+        """Whether the copy may have read some values of the former type and some of the present
+        type.
 
         PostgreSQL shows the present labels of enums and attributes, also under a snapshot.
         """
@@ -305,7 +310,9 @@ class Finisher:
         return now is not None and alters_values(former, now.definition)
 
     async def find_transient(self, copy: TableCopy) -> str | None:
-        """Return why the target may refuse values of *copy* only for now; None if permanently."""
+        """Return the reason why the target may refuse values of *copy* only for now; None if there
+        is none.
+        """
         if await self.has_other_types(copy):
             return f'a type of "{copy.name}" was altered during its copy'
         context, types = self._context, copy.relation.definition.types
@@ -405,7 +412,7 @@ class Finisher:
 
 
 def _can_wait(copy: TableCopy, error: StreamerError) -> bool:
-    """Whether *copy* may be finished later: all rows are in the target."""
+    """Whether the round can finish *copy* later, because all rows are in the target."""
     if isinstance(error, TargetFencedError):
         return False
     return copy.is_staged or copy.chunk is not None or isinstance(error, SourceError)
@@ -453,7 +460,7 @@ def _with_resume(mapped: MappedRelation, error: ErrorReport, words: str) -> Erro
     resume = run("resume", table, database=source.database, sid=source.sid)
     again, remedy = Remedy.of(words, resume), error.remedy
     if remedy is not None and error.code == SlotWaitError.code and remedy.sql:
-        remedy = Remedy.of("run: ", resume, "; ", remedy)  # the SQL writes what the slot waits for
+        remedy = Remedy.of("run: ", resume, "; ", remedy)  # the SQL ends the slot's wait
     else:
         remedy = again if remedy is None else Remedy.of(remedy, "; ", again)
     return replace(error, text=f"{error.text}; {again}", remedy=remedy)

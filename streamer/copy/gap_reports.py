@@ -1,15 +1,14 @@
 """Reports gaps of ready tables that no change closes.
 
 The first kind is a partition that was attached to a published table with rows, or that was detached
-for a while. The second is a partition that is a foreign table, whose changes are not in the
-source's WAL. The third is a column that a session dropped and added again, or that took a used
-name: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote with the
-same columns, or with types that may have changed values: see
-`streamer.source.tables.rewritten_tables`.
+for a while. The second is a foreign table as a partition, whose changes are not in the source's
+WAL. The third is a column that a session dropped and added again, or whose name a former column
+had: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote with the same
+columns, or with types that may have changed values: see `streamer.source.tables.rewritten_tables`.
 
-The partitions in the snapshot of a copy are known. A partition that is attached later with rows
-shows in the table's status until the next copy. A foreign partition shows again after a copy,
-because its rows change unseen.
+The bookkeeping records the partitions in the snapshot of a copy. The table's status reports a
+partition that is attached later with rows until the next copy. It reports a foreign partition again
+after a copy, because streamer never sees changes of its rows.
 """
 
 from collections import defaultdict
@@ -50,7 +49,7 @@ log = structlog.get_logger()
 async def store_present_partitions(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> None:
-    """Store the partitions of *relations* that the transaction of *plain* sees as known."""
+    """Record the partitions of *relations* that the transaction of *plain* sees."""
     for mapped, leaves in (await read_present(plain, relations)).items():
         await set_leaves(bookkeeping, mapped.relation_id, leaves)
 
@@ -80,8 +79,8 @@ async def report_partition_gaps(
     """Report partitions that had rows when attached, or were detached for a while, since the copies
     of *relations*, all in sync.
 
-    *attached* copies these rows, if given. *columns_too*: also report replaced columns. A stream
-    with captured definitions is behind the catalogs, and applies such a change.
+    *attached*: copies these rows, if given. *columns_too*: also report replaced columns. A stream
+    with captured definitions is behind the catalogs, and applies such changes itself.
     """
     relations = list(relations)
     if not relations:
@@ -111,7 +110,9 @@ async def report_partition_gaps(
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """A reason why rows are missing. ``before``: what to do before the copy of these rows."""
+    """A reason why rows are missing. ``before``: the remedy that must precede the copy of these
+    rows.
+    """
 
     reason: str
     before: str = ""
@@ -143,8 +144,8 @@ async def _find_leaves(
     stored: dict[int, str] | None,
     attached: AttachedRows | None,
 ) -> list[_Gap]:
-    """Return the gaps by partitions of this server, and store those that are known by now."""
-    # An older version copied without recording partitions, so present partitions count as known.
+    """Return the gaps caused by partitions of this server, and record the remaining partitions."""
+    # An older version of streamer recorded no partitions, so record the present partitions.
     new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
     brought = [await had_rows(plain, leaf) for leaf in new]
     gaps = [leaf for leaf, has in zip(new, brought, strict=True) if has]
@@ -187,7 +188,7 @@ def replaced_columns(stored: Mapping[str, int], now: Mapping[str, int]) -> list[
 async def _find_columns(
     bookkeeping: Bookkeeping, plain: Connection, relations: Iterable[MappedRelation]
 ) -> dict[MappedRelation, _Gap]:
-    """Return the gaps by columns that differ from those from which copies filled *relations*."""
+    """Return the gaps caused by columns that were replaced since the last copies of *relations*."""
     gaps = {}
     by_name = {mapped.mapping.source: mapped for mapped in relations}
     async with bookkeeping.connection() as connection:
@@ -225,7 +226,7 @@ async def _find_rewritten(
     stored = await read_storage(bookkeeping, [mapped.relation_id for mapped in by_name.values()])
     for name, tables in (await read_stored_tables(plain, by_name)).items():
         mapped = by_name[name]
-        # `initial: none` copies no row, so the present storage counts as known.
+        # `initial: none` copies no row, so record the present storage.
         stored_storage = stored.get(mapped.relation_id)
         present = {}
         cast: list[str] | None = None
@@ -244,7 +245,7 @@ async def _find_rewritten(
         if present != stored_storage and not await set_storage(
             bookkeeping, mapped.relation_id, present, stored_storage
         ):
-            continue  # a copy has stored another storage
+            continue  # a copy has stored a newer value
         if lost := [table.name for table in tables if present[table.oid].is_lost]:
             listed = ", ".join(f'"{table}"' for table in lost)
             gaps[mapped] = _Gap(
@@ -257,7 +258,9 @@ async def _find_rewritten(
 async def _find_cast(
     bookkeeping: Bookkeeping, plain: Connection, mapped: MappedRelation
 ) -> list[str]:
-    """Return the columns whose values a cast may have changed, but not at the target."""
+    """Return the columns whose values a cast may have changed at the source, but not at the
+    target.
+    """
     name = mapped.mapping.source
     relation = (await read_relations(plain, [name])).get(name)
     async with bookkeeping.connection() as connection:
@@ -279,8 +282,8 @@ def cast_columns(
     """Return the columns of *now* whose type may not hold the *former* values and differs from the
     *target*'s type. Pure.
 
-    A target with an equal type has cast the values equally. If *former* is unknown, the target's
-    types replace *former*.
+    A target with an equal type has cast the values equally. If *former* is unknown, compare with
+    the target's types.
     """
     former_types = None if former is None else {column.number: column.type for column in former}
     inputs = mapping.expression_inputs([column.name for column in now])

@@ -1,7 +1,7 @@
 """Finishes the copies of a round in parallel, over a few connections that the round keeps.
 
-A large index must not delay the switch of small tables to streaming. A connection for each of many
-small tables would cost more than the rows.
+A large index must not delay the switch of small tables to streaming. But a connection for each
+small table would cost more than copying its rows.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from streamer.target.session_counts import FINISHING_MAX
 
 
 class Finishing:
-    """See the module. A round enters this context, and calls `check` now and then."""
+    """Finishes copies in parallel. A round enters this context, and calls `check` regularly."""
 
     def __init__(self, context: CopyContext, finisher: Finisher) -> None:
         self._context = context
@@ -25,14 +25,14 @@ class Finishing:
         self._places = asyncio.Semaphore(FINISHING_MAX)
 
     def begin(self, copy: TableCopy, rows: int, size: int) -> None:
-        """Finish *copy*, all of whose parts are there."""
+        """Finish *copy*, whose parts are all copied."""
         if copy not in self._tasks:
             self._tasks[copy] = asyncio.create_task(
                 self._finish(copy, rows, size), name=f"finish {copy.name}"
             )
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until all are finished, or for *seconds*.
+        """Wait until all copies are finished, or for *seconds*.
 
         Raises the StreamerError that ends the round.
         """
@@ -43,7 +43,7 @@ class Finishing:
         self.check()
 
     def check(self) -> None:
-        """Forget those that have ended. Raises the StreamerError that ends the round."""
+        """Remove the tasks that have ended. Raises the StreamerError that ends the round."""
         for copy, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[copy]
@@ -55,8 +55,8 @@ class Finishing:
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the tasks and the connections.
 
-        A copy whose parts are all copied needs the round no more. So such a copy is finished
-        although the round failed, unless the round was cancelled.
+        A copy whose parts are all copied no longer needs the round. So such a copy is finished even
+        if the round failed, unless the round was cancelled.
         """
         tasks = list(self._tasks.values())
         if kind is asyncio.CancelledError:

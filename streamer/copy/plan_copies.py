@@ -65,14 +65,16 @@ from streamer.util.failpoints import failpoint
 log = structlog.get_logger()
 
 DEFER_BYTES_MIN: Final = 4 * 1024 * 1024
-"""The indexes of smaller tables stay: dropping and building indexes takes longer than the rows."""
+"""The indexes of smaller tables stay, because to drop and build indexes takes longer than the
+copy.
+"""
 
 
 def find_unfinished(queue: CopyQueue, copies: Sequence[TableCopy]) -> list[TableCopy]:
     """Return the *copies* that are not done.
 
-    A table that lost changes meanwhile waits for an operator's resync. A cancelled copy has a
-    separate later request.
+    A table that lost changes meanwhile waits for an operator's resync. For a cancelled copy there
+    is a later request.
     """
     for copy in copies:
         if not queue.is_copying(copy.mapped):
@@ -82,7 +84,7 @@ def find_unfinished(queue: CopyQueue, copies: Sequence[TableCopy]) -> list[Table
 
 
 class CopyPlanner:
-    """See the module. An object serves one round, from the snapshot on."""
+    """Plans the copies of one round, after its snapshot."""
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class CopyPlanner:
         self._snapshot = snapshot
 
     async def plan(self, copies: Sequence[TableCopy]) -> None:
-        """Plan the *copies* that the snapshot allows; the rest leave the round."""
+        """Plan the *copies* that the snapshot allows; the other copies leave the round."""
         for copy in copies:
             copy.snapshot = self._snapshot
         await self._read_definitions(copies)
@@ -110,8 +112,8 @@ class CopyPlanner:
     async def _read_definitions(self, copies: Sequence[TableCopy]) -> None:
         """Read the definitions again, under the snapshot.
 
-        A column that a session added and filled before the snapshot is in no later change. A table
-        that is rewritten all the time must not block the copies of other tables.
+        No later change contains a column that a session added and filled before the snapshot. A
+        table that the application keeps rewriting must not block the copies of other tables.
         """
         publications = await read_publications(
             self._snapshot.plain, self._context.source, self._context.server.version
@@ -139,12 +141,12 @@ class CopyPlanner:
                 await self._finisher.refuse_copy(copy, exc)
             else:
                 await self._use_definition(copy, table, publications.values())
-            if not plain.closed:  # releases the locks since the savepoint
+            if not plain.closed:  # release the locks taken since the savepoint
                 await plain.execute("rollback to savepoint look")
         await self._reports.show_wait([copy.mapped for copy in copies], None)
 
     async def _read_many(self, copies: Sequence[TableCopy]) -> dict[RelationName, TableSeen]:
-        """Read many ordinary tables at a time; omitted tables need a separate `_read_table`."""
+        """Read many ordinary tables at once; omitted tables need `_read_table`."""
         names = [
             copy.relation.name
             for copy in copies
@@ -161,7 +163,7 @@ class CopyPlanner:
     async def _use_definition(
         self, copy: TableCopy, table: TableSeen | None, publications: Iterable[Publication]
     ) -> None:
-        """Copy by the definition of the snapshot, if equal to the prepared definition."""
+        """Use the definition of the snapshot for *copy*, if it equals the prepared definition."""
         if table is None or not is_same(copy.relation, table.relation):
             await self._finisher.retry_changed(copy, "when its copy began")
         elif not self._is_published(table, publications):
@@ -174,8 +176,8 @@ class CopyPlanner:
     def _is_published(self, table: TableSeen, publications: Iterable[Publication]) -> bool:
         """Whether the stream has all changes behind the snapshot.
 
-        A table that was dropped and created again is published again by the guard, which needs a
-        moment. PostgreSQL 12 publishes the leaves of a partitioned table instead.
+        If a session drops and creates a table again, the guard publishes the new table a moment
+        later. PostgreSQL 12 publishes the leaves of a partitioned table instead.
         """
         identity = table.relation.identity
         if identity.is_partitioned and self._context.server.version < 13_00_00:
@@ -187,7 +189,7 @@ class CopyPlanner:
             plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned
         )
         # A copy of some rows may omit rows of an attached partition. A chunk has only rows behind
-        # the border, so partitions are known as of the first chunk.
+        # the border, so only the first chunk determines the recorded partitions.
         if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
             if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing
                 present = await read_present(plain, [copy.mapped])
@@ -219,7 +221,7 @@ class CopyPlanner:
             await self._plan_definitions(target, planned)
 
     async def _plan_definitions(self, target: TargetConnection, planned: list[TableCopy]) -> None:
-        """Store the definitions to make after the copy; a failure must not stop that."""
+        """Store the definitions to create after the copy; a failure must not stop the copy."""
         context, plain = self._context, self._snapshot.plain
         await plain.execute("savepoint definitions")
         try:
@@ -249,7 +251,7 @@ class CopyPlanner:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
-        # Neither server can compute a hash, so only staged rows show differences.
+        # Neither server can compute a hash, so a comparison needs staged rows.
         is_hashed = bool(copy.mapped.mapping.rule.hashes)
         if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_hashed:
             await self._find_differences(copy)
@@ -270,7 +272,7 @@ class CopyPlanner:
             await _defer_indexes(target, copy)
 
     async def _plan_chunk(self, target: TargetConnection, copy: TableCopy, size: int) -> bool:
-        """Plan the next chunk of a large table; return False for a copy without chunks.
+        """Plan the next chunk of a large table; return False if the copy has no chunks.
 
         If the table has changed since the last chunk, the copy begins again in the next round.
         """
@@ -296,7 +298,7 @@ class CopyPlanner:
                 return False
             if not self._context.events.may_copy_in_chunks(copy.mapped):
                 return False
-            # An earlier copy may have dropped more.
+            # An earlier copy may have dropped more indexes.
             await restore_indexes(target, copy.target.name, copy.mapped.relation_id)
             may_defer = self._context.settings.defer_indexes and is_large(copy.seen)
             if may_defer and not self._context.captures:  # the stream may drop or rename an index
@@ -311,7 +313,7 @@ class CopyPlanner:
         except psycopg.errors.InsufficientPrivilege as exc:
             raise translate(exc, self._context.label) from exc
         except (RewrittenError, psycopg.ProgrammingError, psycopg.DataError):
-            # The statements name columns and types of the snapshot.
+            # The statements name columns and types as of the snapshot.
             await self._finisher.retry_changed(copy, "when its chunk began")
             return True
         versions = self._context.server.version, target.server_version
@@ -319,7 +321,9 @@ class CopyPlanner:
         return True
 
     async def _find_differences(self, copy: TableCopy) -> None:
-        """Compare the table at the consistent point: the copy then reads only rows that differ."""
+        """Compare the table at the consistent point, so that the copy reads only rows that
+        differ.
+        """
         self._context.launcher.prepare()  # Spark starts meanwhile
         await reach_with_snapshot(self._context.events, copy)
         context = self._context
@@ -333,7 +337,7 @@ class CopyPlanner:
 async def read_ends(
     context: CopyContext, copies: Sequence[TableCopy], snapshot: HeldSnapshot, task_count: int
 ) -> CopyEnds:
-    """Return the connections of tasks to both servers, and the facts to read *copies*."""
+    """Return the facts that tasks need to connect to both servers and to read *copies*."""
     settings = context.settings
     return CopyEnds(
         source_url=await login_of_source(context.source),
@@ -352,7 +356,9 @@ async def read_ends(
 
 
 def is_large(seen: TableSeen) -> bool:
-    """Whether sorting the keys of a table once is worth dropping the indexes. Pure."""
+    """Whether a table is large enough to drop its indexes during the copy and build them
+    afterwards. Pure.
+    """
     return seen.size_bytes >= DEFER_BYTES_MIN
 
 

@@ -1,17 +1,17 @@
-"""Prepares a copy: whether the copy can run, and whether directly or staged.
+"""Prepares a copy: decides whether the copy can run, and whether it is direct or staged.
 
-*Directly*: COPY fills the target table. That is the fast way, for a table without rows of this
-source, so readers miss no row. ``streamer.relation.filling`` records the start. After a crash the
-table holds only part of this source's rows, and streamer deletes that part.
+*Direct*: COPY fills the target table. This is the fast way, for a table without rows of this
+source, so that readers miss no row. ``streamer.relation.filling`` records the start. After a crash
+the table holds only part of this source's rows, and streamer deletes that part.
 
 *Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
 transaction exchanges the rows (`streamer.copy.staging_tables`). A crash leaves the old rows.
 
-streamer removes rows of other programs with consent only.
+streamer removes rows of other programs only with consent.
 
-Many tables are prepared together, with statements about all tables. Round trips for each would take
-longer than the rows of a small table. Such a statement waits for no lock on a user's table. Rows
-that are in the way, or a failure, concern one table, so the caller then prepares tables alone.
+Many tables are prepared together, because round trips for each small table would take longer than
+the copy of its rows. A statement about all tables waits for no lock on a user's table. After a
+failure, or if rows are in the way, the caller prepares the tables one by one.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 TOGETHER: Final = 50
-"""How many tables are locked at a time while they are prepared, or their definitions read."""
+"""The number of tables that a session locks at a time to prepare the tables or to read their
+definitions.
+"""
 
 Pair = tuple[MappedRelation, SourceRelation]
 """A relation to copy, and its table at the source."""
@@ -105,7 +107,9 @@ class CopyWay:
 
 @dataclass(eq=False, slots=True)
 class TableCopy:
-    """A relation in a round of copies. Fields without a value get a value in this order."""
+    """A relation in a round of copies. The round sets the fields without a default in this
+    order.
+    """
 
     mapped: MappedRelation
     relation: SourceRelation
@@ -114,14 +118,14 @@ class TableCopy:
     scope: CopyScope
     plan: ApplyPlan | None = None
     way: CopyWay = field(init=False, repr=False)
-    """Exists once the bookkeeping has the attempt."""
+    """Set once the bookkeeping stores the attempt."""
     lock: "LockedTable | None" = None
     """The session that locks the table until the end of the copy, if needed."""
     snapshot: HeldSnapshot = field(init=False, repr=False)
     seen: TableSeen = field(init=False, repr=False)
     """The table in the snapshot."""
     found: RowScope | None = None
-    """The rows that a comparison at the consistent point found to differ."""
+    """The differing rows, from a comparison at the consistent point."""
     chunk: "TableChunk | None" = None
     """The rows to copy, in a copy in chunks."""
     columns: tuple[str, ...] = ()
@@ -132,7 +136,7 @@ class TableCopy:
     is_done: bool = False
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
-    """When to try again to swap the rows."""
+    """The time of the next attempt to swap the rows."""
 
     @property
     def name(self) -> str:
@@ -140,7 +144,7 @@ class TableCopy:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The place in the order of copies: a higher priority first, then a smaller table."""
+        """The sort key of copies: a higher priority first, then a smaller table."""
         return -self.mapped.mapping.rule.priority, self.seen.size_bytes
 
     def use_definition(self, relation: SourceRelation) -> None:
@@ -203,7 +207,7 @@ class TableCopy:
 
     @property
     def filled(self) -> tuple[str, ...] | None:
-        """The target columns to copy, if not all."""
+        """The target columns to copy; None for all."""
         if self.scope.resync.columns is None or self.plan is None:
             return None
         present = {column.name: column for column in self.plan.columns}
@@ -242,7 +246,7 @@ class TableCopy:
 
     @property
     def destination(self) -> str:
-        """Where COPY puts the rows, quoted."""
+        """The table that COPY fills, quoted."""
         return stage_name(self.mapped.relation_id) if self.is_staged else self.table
 
     @property
@@ -287,7 +291,7 @@ class Preparation:
     async def prepare(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> list[TableCopy]:
-        """Check that both tables of each pair exist and fit; create the target's if need be.
+        """Check that both tables of each pair exist and fit; create missing target tables.
 
         Raises SyncError, TargetSchemaError and other errors with the next step.
         """
@@ -309,7 +313,7 @@ class Preparation:
         missing = [pair for pair in pairs if pair[0].mapping.target not in tables]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
-        # Another source may have created a table before or after the query above.
+        # Another source may have created a table since the query above, or just before.
         late = [
             (mapped, relation)
             for mapped, relation in pairs
@@ -358,7 +362,7 @@ class Preparation:
     ) -> Sequence[Pair]:
         """Return *pairs* once the target tables have the definitions of the source.
 
-        Pairs to be declared in sync are together, and stay unchanged.
+        Pairs to be marked as in sync come together, and stay unchanged.
         """
         if self._changed is None or pairs[0][0].state.is_to_mark_synced:
             return pairs
@@ -394,8 +398,8 @@ class Preparation:
         copy: TableCopy,
         facts: ExpressionFacts,
     ) -> None:
-        """Refuse now the definitions that the stream would refuse later; add columns like the
-        stream.
+        """Refuse definitions that the stream would refuse later, and add columns as the stream
+        does.
         """
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
@@ -441,7 +445,7 @@ class Preparation:
         self, target: TargetConnection, copy: TableCopy, begun: CopyRecord
     ) -> None:
         """Remove the rows of an earlier attempt behind the rows of former chunks."""
-        if copy.scope.chunks != begun.chunks:  # the outcome of a commit was unknown
+        if copy.scope.chunks != begun.chunks:  # the outcome of a commit is unknown
             raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
         assert begun.chunks is not None
         await rest_triggers(target)
@@ -455,8 +459,8 @@ class Preparation:
         """Store ``copying`` and a new attempt, and choose the mode of each copy.
 
         Before a direct copy, the target table has no row of this source. Several copies begin
-        without a wait for a user's lock: return the copies whose target has rows or partitions,
-        which did not begin. Raises SyncError for rows that streamer did not write, and
+        without a wait for a user's lock. Return the copies that did not begin because the target
+        has rows or partitions. Raises SyncError for rows that streamer did not write, and
         TargetContentionError.
         """
         is_alone = len(copies) == 1
@@ -464,7 +468,7 @@ class Preparation:
             if is_alone and copies[0].scope.need is not Need.ROWS:
                 await self._begin(target, copies)
                 return []
-            # All waits come before the locks on the relations' rows, which store the reasons of
+            # Wait before locking the relations' rows, because these rows store the reasons of
             # waits.
             filling = await read_filling(target, [copy.mapped.relation_id for copy in copies])
             if is_alone:
@@ -473,7 +477,7 @@ class Preparation:
                     await target.execute(f"lock table {copies[0].table} in access exclusive mode")
                 chosen = list(copies)
             else:
-                # Locks on all partitions of many tables could be more than the server has room for.
+                # Locks on all partitions of many tables could exceed the server's lock table.
                 chosen = [
                     copy
                     for copy in copies
@@ -490,7 +494,7 @@ class Preparation:
         ids = [copy.mapped.relation_id for copy in copies]
         # A task of a dead process may still hold a part's row. The removal waits until the task
         # commits or ends, and the statements below see the committed rows. From here on no task
-        # finds a part's row, so no task copies.
+        # finds a part's row, so no task copies rows.
         await remove_parts(target, ids)
         need = copies[0].scope.need
         begun = await begin_copies(target, ids, need)
@@ -524,7 +528,9 @@ class Preparation:
 
 
 def _findable(copy: TableCopy) -> Resync:
-    """Return the resync of *copy*, of all columns if no key locates the rows."""
+    """Return the resync of *copy*; without a key that locates the rows, the resync of all
+    columns.
+    """
     columns, plan = copy.scope.resync.columns, copy.plan
     if columns is None or plan is None:
         return copy.scope.resync
@@ -553,7 +559,9 @@ def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
 
 
 async def _check_scope(source: Connection, copy: TableCopy) -> None:
-    """Check the conditions of a resync like the conditions of `filter`. Raises MappingError."""
+    """Check the conditions of a resync as the conditions of `filter` are checked. Raises
+    MappingError.
+    """
     scope, mapping = copy.scope.resync.scope, copy.mapped.mapping
     if scope is None:
         return
@@ -566,7 +574,7 @@ def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
 
 
 def _may_remove(copy: TableCopy) -> bool:
-    """Whether rows of this source that other programs wrote may be removed."""
+    """Whether the copy may remove rows of this source that other programs wrote."""
     return copy.mapped.mapping.rule.truncate_target
 
 
@@ -594,7 +602,7 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
 
 
 def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
-    """Return how a partial copy writes rows, without a change of the remaining rows."""
+    """Return how a partial copy writes rows without changing the remaining rows."""
     mode = _choose_mode(copy, owns_rows)
     if mode is not WriteMode.REPLACE:
         return mode
@@ -603,12 +611,12 @@ def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
 
 
 def swap_of(copy: TableCopy) -> RowSwap:
-    """Return how the staged rows of *copy* get into the target table."""
+    """Return the swap of *copy*, which moves staged rows into the target table."""
     plan = copy.plan
     assert plan is not None, "only declared relations have none"
     is_history = copy.mapped.mapping.type is TableType.HISTORY
     # If keys are not unique, the swap deletes surplus rows, which no key identifies. A history
-    # has one open version of each key.
+    # table has one open version of each key.
     is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
@@ -636,7 +644,7 @@ def swap_of(copy: TableCopy) -> RowSwap:
 
 
 def _mark_of(copy: TableCopy) -> tuple[str, str] | None:
-    """Return how a row is marked that the source has no more, as of the snapshot."""
+    """Return how to mark a row that the source no longer has, as of the snapshot."""
     rule = copy.mapped.mapping.rule
     if rule.deleted_at is None:
         return None
@@ -655,7 +663,7 @@ def _mark_of(copy: TableCopy) -> tuple[str, str] | None:
 
 
 def _is_staged(copy: TableCopy, plan: ApplyPlan) -> str:
-    """The condition for rows of the target whose key the staging table has."""
+    """Return the condition for rows of the target whose key is in the staging table."""
     condition = " and ".join(
         f"t.{quote_identifier(c.name)} {c.target.equality} s.{quote_identifier(c.name)}"
         for c in plan.key
@@ -676,7 +684,7 @@ async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -
 async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
     """Lock the targets for reading, and return the copies whose target has no rows of this source.
 
-    Raises TargetContentionError at once. A session that holds such a lock and waits for another
+    Raises TargetContentionError at once: a session that holds such a lock and waits for a further
     lock could deadlock with a user's statement.
     """
     if not copies:
@@ -693,7 +701,7 @@ def _may_truncate(copy: TableCopy) -> bool:
 
 
 async def _clear(target: TargetConnection, copy: TableCopy) -> None:
-    """Remove the rows of this source, which an unfinished copy has written."""
+    """Remove the rows of this source that an unfinished copy has written."""
     if _may_truncate(copy):
         await target.execute(f"truncate {copy.target.rows}")
     else:

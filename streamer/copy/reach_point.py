@@ -1,4 +1,4 @@
-"""Waits until the target is at the point of a copy, while the snapshot may stay open.
+"""Waits until the target has reached the point of a copy, as long as the snapshot may stay open.
 
 An open snapshot keeps dead rows at the source, and the target may wait for a lock or an operator.
 """
@@ -12,15 +12,16 @@ from streamer.copy.prepare_copy import TableCopy
 from streamer.errors.error_classes import SyncAgainError
 
 SNAPSHOT_SECONDS: Final = 60.0
-"""The longest time for which a snapshot stays open while the target catches up. The next snapshot
+"""The maximum time for which a snapshot stays open while the target catches up. The next snapshot
 begins closer to the target's position.
 """
 CHECK_SECONDS: Final = 0.5
-"""The least wait of a copy, when earlier copies of the round have used up that time."""
+"""The minimum wait of a copy if earlier copies of the round have used up that time."""
 
 
 async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
-    """Bring the target to the point of *copy*, which reads by the snapshot behind the point.
+    """Wait until the target has reached the point of *copy*, which reads the snapshot of that
+    point.
 
     Raises SyncAgainError, and SyncError if the point cannot be reached.
     """

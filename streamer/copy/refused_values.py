@@ -1,6 +1,6 @@
-"""The remedy for a copy that the target refuses because types do not accept all values.
+"""The remedy for a copy that the target refuses because its types do not accept all values.
 
-With `ddl: capture`, a source that joins a shared table widens types as changes of the definition
+With `ddl: capture`, streamer widens the types when a source joins a shared table
 (`streamer.schema_changes.changes_during_copy`). Otherwise an operator runs the statements.
 """
 

@@ -1,9 +1,9 @@
 """The rows to which a resync is limited, as conditions of both sides. Pure.
 
 A condition of an operator names columns of the source. The target evaluates the condition over its
-columns under the source's names. A row that matches the condition at the target only may have
-changed at the source. `RowSwap.orphan_keys_sql` finds the keys of such rows, and the copy reads
-these keys at the source, too. So afterwards no row that matches on either side differs.
+columns under the source's names. A row that matches the condition only at the target may have
+changed at the source. `RowSwap.orphan_keys_sql` finds the keys of such rows, and the copy reads the
+rows with these keys at the source, too. So afterwards all rows that match on either side are equal.
 """
 
 import csv
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from streamer.schema.target_relation import TargetRelation
 
 KEYS_MAX: Final = 5000
-"""Keys of one statement."""
+"""The maximum number of keys in a statement."""
 
 
 def parse_condition(text: str) -> Expression:
@@ -75,7 +75,9 @@ def read_names(text: str) -> tuple[str, ...]:
 def unchanged_columns(
     columns: "Iterable[DefinedColumn]", mapping: RelationMapping, target: "TargetRelation"
 ) -> dict[str, str]:
-    """Return the source's columns whose values the target has unchanged, by the target's names."""
+    """Return the source's columns whose values the target stores unchanged, by the target's
+    names.
+    """
     names: dict[str, str] = {}
     for column in columns:
         name = mapping.target_column(column.name)

@@ -1,10 +1,9 @@
 """Removes relations from a running round of copies.
 
-A round may take hours for large tables. A copy that fails, or that has to begin again, must not
-wait for the end of the round. Tasks of the round may still write to the table, so the relation
-leaves in three steps:
+A round may take hours for large tables. A copy that fails or begins again must not wait for the end
+of the round. Tasks of the round may still write to the table, so the removal takes three steps:
 
-1. the relation's remaining parts are withdrawn: no task begins such a part any more;
+1. the remaining parts of the relation are withdrawn, so that no task begins such a part;
 2. the tasks that write a part of the relation commit or fail;
 3. the relation is free for the next round, which repeats a copy after a back-off per relation.
 """
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 
 class RoundRemoval:
-    """See the module. An object serves all rounds of a source."""
+    """Removes relations from all rounds of a source."""
 
     def __init__(
         self,
@@ -51,7 +50,7 @@ class RoundRemoval:
         self._backoffs: dict[MappedRelation, Backoff] = {}
 
     def begin(self, tasks: asyncio.TaskGroup) -> None:
-        """Use *tasks* for the relations that leave."""
+        """Run removals in *tasks*."""
         self._tasks = tasks
 
     def remove(
@@ -62,7 +61,8 @@ class RoundRemoval:
     ) -> None:
         """Remove *mapped* from its round, if any.
 
-        *again*: why the copy begins again, or None. *then* is called once no task writes the table.
+        *again*: the reason why the copy begins again, or None. *then* is called once no task writes
+        to the table.
         """
         batch = self._queue.begin_removal(mapped)
         if batch is not None:
@@ -103,7 +103,7 @@ class RoundRemoval:
     async def _until_free(self, mapped: MappedRelation, batch: list[MappedRelation]) -> None:
         """Withdraw the parts of *mapped*, and wait until no task writes a part.
 
-        If the round of *batch* ends meanwhile, all its tasks have ended.
+        At the end of the round of *batch*, all its tasks have ended.
         """
         books = self._context.bookkeeping
         while self._queue.is_taken(mapped, batch):

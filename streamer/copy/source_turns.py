@@ -1,9 +1,9 @@
 """The order in which sources copy, and the number of concurrent sources.
 
-A source takes a turn before the slot or the snapshot of a copy is created. So waiting sources keep
+A source gets a turn before it creates the slot or the snapshot of a copy, so waiting sources retain
 neither WAL nor old row versions. Sources with a higher priority come first, then sources with less
-to copy. A source that has a turn gets another turn at once: tables of a source do not wait for
-one another.
+data to copy. A source that has a turn gets a second turn at once, because tables of a source do not
+wait for each other.
 """
 
 import asyncio
@@ -47,17 +47,17 @@ class CopyTurn:
 
 
 class CopyTurns:
-    """See the module."""
+    """Grants sources turns to copy."""
 
     def __init__(self, at_once: int) -> None:
         self._at_once = at_once
         self._copying: Counter[str] = Counter()
-        """The turns of each source."""
+        """The number of turns of each source."""
         self._waiting: list[_WaitingSource] = []
         self._numbers = itertools.count()
 
     def acquire_free(self, source: str) -> CopyTurn | None:
-        """Return a turn of *source* if free without a wait."""
+        """Return a turn for *source* if a turn is free; None otherwise."""
         if self._waiting or not self._has_room(source):
             return None
         self._copying[source] += 1
@@ -89,9 +89,9 @@ class CopyTurns:
         return CopyTurn(self, source)
 
     def ended(self, turn: CopyTurn) -> None:
-        """A turn has ended: called by `CopyTurn.end`."""
+        """Record the end of a turn, for `CopyTurn.end`."""
         self._copying[turn.source] -= 1
-        self._copying += Counter()  # forgets sources without a turn
+        self._copying += Counter()  # removes sources without a turn
         self._serve()
 
     def _serve(self) -> None:

@@ -1,7 +1,7 @@
 """Staging tables, in which a copy gathers rows while the target table keeps the old rows, and the
-transaction that exchanges the rows.
+transaction that swaps the rows.
 
-A staging table is no unlogged table: a crash must not empty the table while the ledger keeps the
+A staging table is not unlogged, because a crash must not empty the table while the ledger keeps the
 parts. A staging table exists from the beginning of a copy to the commit of the swap. The next
 process drops the tables that a crash leaves.
 """
@@ -21,7 +21,7 @@ LOCK_SECONDS: Final = 5
 later.
 """
 
-# Comparing sorts and hashes whole tables. With PostgreSQL's default of 4 MB that is done on disk.
+# The comparison sorts and hashes whole tables: on disk with PostgreSQL's default of 4 MB.
 _ENOUGH_MEMORY_SQL: Final = memory_sql("work_mem", 128, is_local=True)
 
 
@@ -71,8 +71,10 @@ async def drop_leftover_stages(target: TargetConnection, names: Iterable[str]) -
 
 
 async def rest_triggers(target: TargetConnection) -> bool:
-    """Disable foreign keys and ordinary triggers in this transaction; False without the right."""
-    # Refused to an ordinary role, and a refusal would take the whole transaction along.
+    """Disable foreign keys and ordinary triggers in this transaction; return False without the
+    privilege.
+    """
+    # The server refuses the setting to an ordinary role, which would abort the whole transaction.
     await target.execute("savepoint before_role")
     try:
         await target.execute("set local session_replication_role = replica")
@@ -90,10 +92,11 @@ async def swap_rows(
     Raises TargetContentionError if a session writes or locks the same rows. Raises SyncAgainError
     if staged values may be rounded to the former type of a column.
     """
-    # One snapshot for all statements: a row must keep the ctid that an earlier statement read.
+    # All statements need one snapshot, because a row must keep the ctid that an earlier statement
+    # read.
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-    # Before the snapshot, so that the catalogs have the types of the swap.
+    # Lock the table before the snapshot, so that the catalogs have the types of the swap.
     await target.execute(f"lock table {swap.rows} in access share mode")
     await target.fetch(_ENOUGH_MEMORY_SQL)
     column = await target.fetch_value(_OTHER_TYPES_SQL, swap.stage, swap.table)
@@ -105,7 +108,7 @@ async def swap_rows(
     await target.execute(f"analyze {swap.stage}")
     may_delete = may_rest or not is_referenced
     if mode is WriteMode.REPLACE and not may_delete:
-        # Foreign keys would refuse the deletion, or delete or change the referring rows.
+        # Foreign keys would refuse the deletion, or delete or change referencing rows.
         mode = WriteMode.DIFFERENCE
     await target.execute("savepoint swap")
     try:

@@ -21,7 +21,7 @@ class CopyReports:
         self._context = context
         self._reported = Reported()
         self._delayed: dict[MappedRelation, int] = {}
-        """Copies under way that show an error, with the number of their parts that were done."""
+        """Copies in progress that show an error, each with the number of parts that were done."""
         self._done: Counter[int] = Counter()
 
     async def show_wait(self, relations: Iterable[MappedRelation], wait: TableWait | None) -> None:
@@ -40,7 +40,7 @@ class CopyReports:
     async def show_error(
         self, relations: Iterable[MappedRelation], error: ErrorReport | None
     ) -> None:
-        """Show why copies under way make no progress; None removes the error."""
+        """Show why copies in progress make no progress; None removes the error."""
         relations = list(relations)
         ids = [mapped.relation_id for mapped in relations]
         await set_copy_error(self._context.bookkeeping, ids, error)
@@ -52,14 +52,16 @@ class CopyReports:
                 self._delayed.pop(mapped, None)
 
     def begin_round(self, relations: Iterable[MappedRelation]) -> None:
-        """A round copies all parts of *relations* again."""
+        """Reset the counts for a round that copies all parts of *relations* again."""
         for mapped in relations:
             self._done.pop(mapped.relation_id, None)
             if mapped in self._delayed:
                 self._delayed[mapped] = 0
 
     async def show_progress(self, done: Counter[int]) -> None:
-        """Clear the error of each copy that has finished another part. *done*: by relation id."""
+        """Clear the error of each copy that has finished a further part. *done*: the number of
+        finished parts, by relation id.
+        """
         self._done.update({number: count - self._done[number] for number, count in done.items()})
         again = [m for m, parts in self._delayed.items() if done[m.relation_id] > parts]
         if again:

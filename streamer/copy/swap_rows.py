@@ -1,13 +1,13 @@
 """SQL that swaps the rows of a target table for the rows of a staging table.
 
-One transaction compares both, or replaces the rows, so readers see the old rows or the new ones.
-The transaction takes row locks only: no TRUNCATE, no new table under the old name. Indexes, grants,
-views and foreign keys stay untouched.
+One transaction compares or replaces the rows, so readers see either the old rows or the new rows.
+The transaction takes only row locks: there is no TRUNCATE, and no new table under the old name.
+Indexes, grants, views and foreign keys stay untouched.
 
-The comparison uses the text of the values. That finds differences which a type's ``=`` ignores (1.0
-and 1.00), and works for types without an operator ``=``. With a key, the comparison pairs the rows
-of each key and updates differing rows. Without a key, it counts equal rows: of three equal rows in
-the target and two in the staging table, one is deleted.
+The comparison uses the text of the values. The text shows differences that a type's ``=`` ignores
+(1.0 and 1.00), and exists for types without an operator ``=``. With a key, the swap pairs the rows
+of each key and updates differing rows. Without a key, the swap counts equal rows: if the target has
+three equal rows and the staging table two, it deletes one.
 
 In the statements, t is the target and s the staging table. Pure.
 """
@@ -29,27 +29,28 @@ class WriteMode(enum.Enum):
     """How a copy writes rows."""
 
     DIRECT = "direct"
-    """Write straight into a table without rows of this source."""
+    """Write directly to a table without rows of this source."""
     REPLACE = "replace"
     """Write every row again."""
     DIFFERENCE = "difference"
     """Write only the rows that differ."""
     KEEP = "keep"
-    """Write only the rows that differ; keep the rows that only the target has."""
+    """Write only the rows that differ, and keep rows that only the target has."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSwap:
-    """The swap of a table's rows, see the module.
+    """The swap of a table's rows.
 
     ``rows``: the table in statements about its rows, see `TargetRelation.rows`. ``columns``: the
-    columns that a copy writes, with the sid and a history's columns. ``key``: columns that identify
-    rows, with the equality operator; may be empty. ``fixed``: columns that no UPDATE may set.
-    ``scope``: the condition for rows of the target that the swap may remove. The staging table
-    has the rows of the source in that scope, and may have more. ``fills``: if given, set only these
-    columns, in rows that both sides have. ``stamps``: columns that are written, but not compared.
-    ``mark``: the column that marks a deleted row, quoted, and the assignments to do so; a keyed
-    table only. ``is_history``: only open versions are compared. ``at``: the source's time.
+    columns that a copy writes, including the sid and the columns of a history table. ``key``:
+    columns that identify rows, with the equality operator; may be empty. ``fixed``: columns that no
+    UPDATE may set. ``scope``: the condition for rows of the target that the swap may remove. The
+    staging table has the rows of the source in that scope, and may have more. ``fills``: if given,
+    set only these columns, in rows that both sides have. ``stamps``: columns that the swap writes,
+    but does not compare. ``mark``: the column that marks a deleted row, quoted, and the assignments
+    that mark the row; only for a table with a key. ``is_history``: compare only open versions.
+    ``at``: the source's time.
     """
 
     table: str
@@ -95,7 +96,7 @@ class RowSwap:
 
     @property
     def _current(self) -> str:
-        """The condition for rows of this source that take part."""
+        """The condition for rows of this source that the swap compares."""
         return f"{self._owned} and t.kvsz_end = {HISTORY_OPEN}" if self.is_history else self._owned
 
     @property
@@ -106,7 +107,9 @@ class RowSwap:
         )
 
     def _counted(self) -> str:
-        """Name both sides ``here`` and ``there``, rows with a hash, equal rows with numbers."""
+        """Return both sides as ``here`` and ``there``: a hash of each row, and a number for each
+        equal row.
+        """
         digest = "sha256(convert_to({}, 'UTF8')) as streamer_hash"
         number = "row_number() over (partition by streamer_hash) as streamer_number"
         target_digest = digest.format(self._row("t"))
@@ -186,7 +189,7 @@ class RowSwap:
         elif deletes:
             yield f"delete from {self.rows} t where {self._is_gone}"
         differs = self._differs
-        if self.mark is not None:  # a marked row comes back
+        if self.mark is not None:  # the row returns, so remove its mark
             differs = f"({differs} or t.{self.mark[0]} is not null)"
         changed = f"{self._same_key} and {self._current} and {differs}"
         assignments = ", ".join(
@@ -218,7 +221,7 @@ class RowSwap:
         return f"{quote_literal(self.at)}::timestamptz"
 
     def _open(self, rows: str, since: str) -> str:
-        """Open versions with the values of *rows*, which name the staged row s."""
+        """Open versions with the values of the staged rows s in *rows*."""
         sid = [quote_literal(self.sid)] if self.sid is not None else []
         names = ([SID] if self.sid is not None else []) + self._values
         values = [*sid, *(f"s.{quote_identifier(name)}" for name in self._values)]
@@ -250,7 +253,7 @@ class RowSwap:
         )
         rows = f"from closed join {self.stage} s on s.ctid = closed.streamer_ctid"
         yield f"with closed as ({closed}) {self._open(rows, 'closed.streamer_since')}"
-        # A key that returns opens where the last version ended, at the earliest.
+        # A returning key's version begins no earlier than the end of its last version.
         since = (
             f"(select case when max(t.kvsz_end) is null then {HISTORY_BEGIN} "
             f"else greatest({self._at}, max(t.kvsz_end)) end "

@@ -1,1 +1,1 @@
-"""The subscribing side: connections, catalogs, and the parts of tables that streamer adds there."""
+"""The subscriber: connections to the target, its catalogs, and the columns that streamer adds."""

@@ -1,7 +1,7 @@
-"""Source columns that the target table lacks: their types at the target, and ALTER TABLE for them.
+"""Adds source columns that the target table lacks.
 
-RELATION gives a column's type as an OID. PostgreSQL's own types have the same OIDs everywhere, so
-the target knows their names; only the source knows the names of other types.
+RELATION contains a column's type as an OID. Built-in types have the same OIDs everywhere, so the
+target has their names; only the source has the names of all other types.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,14 +34,13 @@ from streamer.target.missing_types import ReadTypes, refuse_types_of_extensions
 log = structlog.get_logger()
 
 LOCK_SECONDS: Final = 3
-"""Seconds that adding a column waits for its lock; statements on the table queue behind it.
-"""
+"""Seconds that ALTER TABLE waits for its lock; later statements on the table queue behind it."""
 
 TypeKey = tuple[int, int]
 """OID and modifier of a type."""
 
 ReadTypeNames = Callable[[str, str | None, Sequence[TypeKey]], Awaitable[dict[TypeKey, str]]]
-"""Asks the source of a database and sid for the names of types."""
+"""Reads the names of types at the source with a database and sid."""
 
 _TYPE_NAMES_SQL: Final = """
 select k.oid, k.modifier, pg_catalog.format_type(t.oid, k.modifier) as name
@@ -62,7 +61,7 @@ def type_keys(relation: Relation, names: Sequence[str]) -> dict[str, TypeKey]:
 async def read_own_type_names(
     connection: TargetConnection, keys: Sequence[TypeKey]
 ) -> dict[TypeKey, str]:
-    """Return the names of PostgreSQL's own types among *keys*."""
+    """Return the names of the built-in types among *keys*."""
     builtin = [(oid, modifier) for oid, modifier in keys if oid < STABLE_OIDS_END]
     if not builtin:
         return {}
@@ -78,10 +77,10 @@ async def add_columns(
     columns: Sequence[DefinedColumn],
     read: ReadTypes,
 ) -> None:
-    """Add *columns* to *target*; a column that exists by now is fine. *read* asks the source about
-    their types. The function uses a separate connection and has committed when it returns, because
-    other tasks may fill the table at this moment. Raises TargetContentionError if the table stays
-    locked, TargetSchemaError and TargetRejectedError with the statement to run.
+    """Add *columns* to *target*, unless they exist by now. *read* reads the names of their types at
+    the source. The function uses a separate connection and commits before it returns, because other
+    tasks may fill the table meanwhile. Raises TargetContentionError if the table stays locked,
+    TargetSchemaError and TargetRejectedError with the statement to run.
     """
     quoted = quote_qualified(target.namespace, target.name)
     statements = add_columns_sql(quoted, columns, if_not_exists=True)

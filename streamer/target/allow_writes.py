@@ -1,4 +1,4 @@
-"""Allowing writes at the target, at the end of a cut-over."""
+"""Allows writes at the target, at the end of a cut-over."""
 
 from typing import Final
 
@@ -21,7 +21,7 @@ where d.datname = pg_catalog.current_database()
 async def allow_writes(connection: TargetConnection) -> bool:
     """Remove the setting that makes later sessions of the database read-only, if set.
 
-    Return whether it was set. Raises TargetError.
+    Return whether the setting was set. Raises TargetError.
     """
     rows = await connection.fetch(_READ_SQL)
     if not rows:

@@ -1,4 +1,4 @@
-"""The types of arrays in our statements, so that the driver need not query servers for them."""
+"""The array types in our statements, so that the driver need not query servers for these types."""
 
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ same OIDs (src/include/catalog/pg_type.dat).
 
 
 def own_array(oid: int) -> dict[str, Any]:
-    """Return the fields that the driver's introspection has for an array's type."""
+    """Return the fields that the driver's introspection would return for an array type."""
     name, element = OWN_ARRAYS[oid]
     fields: dict[str, Any] = {"oid": oid, "ns": "pg_catalog", "name": f"_{name}", "kind": b"b"}
     fields |= {"elemtype": element, "elemtype_name": name, "elemdelim": ","}

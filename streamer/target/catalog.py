@@ -1,4 +1,4 @@
-"""A relation in the target's catalogs, as far as applying changes depends on the relation."""
+"""Reads the facts about the target's relations on which applying changes depends."""
 
 import json
 from collections import defaultdict
@@ -127,7 +127,7 @@ order by a.attrelid, a.attnum
 
 
 async def read_kind(connection: "TargetConnection", name: RelationName) -> str | None:
-    """Return the relkind of an object that is no table; None without such an object."""
+    """Return the relkind of an object that is not a table; None if there is no such object."""
     quoted = quote_qualified(name.namespace, name.name)
     kind = await connection.fetch_value(
         "select relkind::text from pg_catalog.pg_class where oid = pg_catalog.to_regclass($1)"
@@ -140,7 +140,7 @@ async def read_kind(connection: "TargetConnection", name: RelationName) -> str |
 async def read_relation(
     connection: "TargetConnection", name: RelationName
 ) -> TargetRelation | None:
-    """Read the definition of *name*; None without such a table."""
+    """Read the definition of *name*; None if there is no such table."""
     return (await read_relations(connection, [name])).get(name)
 
 
@@ -162,7 +162,7 @@ async def read_relations(
 
 
 def _by_relation(rows: "Iterable[Record]") -> dict[int, list[dict[str, Any]]]:
-    """Group rows by their ``relid``, which is removed."""
+    """Group rows by ``relid``, and remove that field."""
     groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         fields = dict(row)
@@ -192,7 +192,7 @@ def _relation(row: dict[str, Any], columns: list[dict[str, Any]]) -> TargetRelat
 
 
 Unlogged = Mapping[RelationName, tuple[RelationName, ...]]
-"""Tables whose rows a crash of the server removes, by their own name and by that of their root."""
+"""Tables whose rows a crash of the server removes, by the table's name and by its root's name."""
 
 _UNLOGGED_SQL: Final = """
 select n.nspname as namespace, c.relname as relation,

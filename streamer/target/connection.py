@@ -126,7 +126,7 @@ def translate(error: BaseException) -> StreamerError:
     # A block of PL/pgSQL has empty texts for an error without column or constraint.
     translated.column = getattr(error, "column_name", None) or None
     translated.constraint = getattr(error, "constraint_name", None) or None
-    # Our ordered block puts the key of the change here; no hint of a server has that form.
+    # Our block in exact order puts the key of the change here. No hint of a server has this form.
     hint = getattr(error, "hint", None)
     translated.key = hint if hint is not None and hint.startswith("Key (") else None
     staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
@@ -141,7 +141,7 @@ _COPY_COLUMN: Final = re.compile(
 
 
 def _change_number(error: BaseException) -> int | None:
-    """Return the number of the staged row in an error, from our ordered block or from COPY."""
+    """Return the number of the staged row in an error of our block in exact order, or of COPY."""
     sequence = getattr(error, "data_type_name", None)
     if sequence and sequence.isdigit():
         return int(sequence)
@@ -206,7 +206,7 @@ def _conflict(error: asyncpg.PostgresError, state: str, message: str) -> Conflic
 
 
 class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
-    """asyncpg's TLS request, with an answer that no task need await.
+    """asyncpg's TLS request, whose answer no task needs to await.
 
     A connection attempt that is cancelled or times out before the request is sent leaves a future
     with the error of the lost connection. Without a reader, asyncio logs that error as unretrieved.
@@ -215,7 +215,7 @@ class _TLSUpgrade(connect_utils.TLSUpgradeProto):  # type: ignore[misc]
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if not self.on_data.cancelled():
-            self.on_data.exception()  # counts as read; an awaiting task still gets the error
+            self.on_data.exception()  # marks the error as retrieved; an awaiting task still gets it
 
 
 connect_utils.TLSUpgradeProto = _TLSUpgrade
@@ -244,16 +244,16 @@ Record = Mapping[str, Any]
 class _Introspected(NamedTuple):
     """Replaces the statement of the driver's type introspection.
 
-    Unless the replaced statement had a name, the driver prepares the user's statement again.
+    If the replaced statement has no name, the driver prepares the user's statement again.
     """
 
     name: str = "none"
 
 
 class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of the driver that knows the arrays in our statements.
+    """A connection of the driver that has the array types of our statements in advance.
 
-    The driver asks for the type of an array at its first use in each session, which takes three
+    The driver would read an array's type at its first use in each session, which takes three
     statements and 15 ms.
     """
 
@@ -272,7 +272,7 @@ class TargetConnection:
         self._rows_before: list[bytes] = []
         """The rows of the COPY statements among the statements of `_before`."""
         self.ended_tags: list[bytes] = []
-        """The tags of the statements that have ended, of a transaction in one message."""
+        """The tags of the statements that have ended, for a transaction in one message."""
         self._has_origin = False
         self._is_lost = False
         self.checks_foreign_keys = True
@@ -303,7 +303,7 @@ class TargetConnection:
         except _DRIVER_ERRORS as exc:
             error = translate(exc)
             if not isinstance(error, TargetConnectionError | TargetRejectedError):
-                # The server accepts no connections now; no table caused this.
+                # The server accepts no connections now, which is no fault of a table.
                 error = TargetConnectionError(str(error))
             raise error from exc
         with translating():
@@ -335,7 +335,7 @@ class TargetConnection:
     async def verify_fence(self, fence: FencingToken, *, again: bool = False) -> None:
         """Check that this session is on the server of *fence*.
 
-        A session never changes its server, so a single check suffices. *again*: check also that the
+        A session stays on its server, so a single check suffices. *again*: also check that the
         token is still valid. Raises TargetMovedError.
         """
         if again or self._verified.get(fence.source_id) != fence:
@@ -431,8 +431,8 @@ class TargetConnection:
     def send_commit(self, last: str = "") -> Callable[[], Awaitable[None]]:
         """Run *last* and commit; return a function that waits for the answer.
 
-        A caller that is cancelled may wait again: the server still commits. If all statements of
-        the transaction wait here, the server receives the transaction in one message.
+        A cancelled caller may wait again, because the server still commits. If no statement of the
+        transaction has been sent yet, the server receives the transaction in one message.
         """
         if self.is_closed:
             raise TargetConnectionError("target: the connection is closed")
@@ -557,7 +557,7 @@ class TargetConnection:
         async def watched() -> AsyncIterator[bytes]:
             async for chunk in chunks:
                 if self._is_lost:
-                    return  # no more data is sent, and asyncpg raises the error of the connection
+                    return  # send no more data; asyncpg raises the error of the connection
                 self._watch.progress += 1
                 yield chunk
 
@@ -575,14 +575,17 @@ class TargetConnection:
             await self._connection.add_listener(channel, lambda *args: callback(args[-1]))
 
     def _lost(self) -> None:
-        """Wake a COPY that waits until it may send: asyncpg leaves it waiting without an end."""
+        """Wake a COPY that waits for room in the send buffer; asyncpg would let the COPY wait for
+        ever.
+        """
         self._is_lost = True
         self._protocol.resume_writing()
 
     def terminate(self) -> None:
         """Close at once, without a message to the server; a statement under way fails.
 
-        asyncpg's own method takes the transport from a COPY, which then fails with another error.
+        asyncpg's own method takes the transport from a COPY, which then fails with a misleading
+        error.
         """
         self._is_lost = True
         transport = self._connection._transport
@@ -590,7 +593,9 @@ class TargetConnection:
             transport.abort()
 
     async def close(self, seconds: float = 5.0) -> None:
-        """Close in order; at once if that takes over *seconds* or the connection is broken."""
+        """Close in order, or at once if that takes longer than *seconds* or the connection is
+        broken.
+        """
         try:
             async with asyncio.timeout(seconds):
                 await self._connection.close()
@@ -630,8 +635,8 @@ select state not in ('active', 'disabled')
        pg_catalog.concat_ws(' ', state, state_change, {progress}) as since
 from pg_catalog.pg_stat_activity where pid = $1 and usename = current_user
 """
-# The bytes that COPY has read so far: on a slow network only the server knows the amount that still
-# waits in buffers.
+# The bytes that COPY has read so far. On a slow network, only the server can tell how many bytes
+# still wait in buffers.
 _COPY_PROGRESS: Final = """
 (select c.bytes_processed from pg_catalog.pg_stat_progress_copy c where c.pid = $1)
 """
@@ -665,7 +670,7 @@ async def _connect_to_any(
     """Try each host for as long as `connect_timeout`, as libpq does.
 
     If all hosts fail, raise a transient error if any. A host that refuses the role may be the
-    standby of a lost server. A refusal has priority only where the password may be outdated.
+    standby of a lost server. So a refusal has priority only if the password may be outdated.
     """
     refused: Exception | None = None
     passing: Exception | None = None

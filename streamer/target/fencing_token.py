@@ -1,9 +1,10 @@
 """Fencing tokens: only sessions of the process with a source's lock write the source's changes.
 
-The holder of a source's advisory lock stores a token in ``streamer.source``. A session is
-on the same server if and only if it sees that token, and that lock held by that backend. A promoted
-standby may have the token, but never the lock; a restored server has neither. Any role can see
-both, on every version and on managed servers. That is not true of system identifier and timeline.
+The holder of a source's advisory lock stores a token in ``streamer.source``. A session is on the
+same server if and only if it sees that token, and that lock held by that backend. A promoted
+standby may have the token, but never the lock; a restored server has neither. Any role can read
+token and lock, on every version and on managed servers. System identifier and timeline are not
+readable everywhere.
 
 A session that checks a token takes a shared lock, which marks it as a session of the process that
 stored the token. If that process freezes, another process ends these sessions

@@ -1,8 +1,8 @@
 """Functions that the expressions of a source call at the target, where they run as streamer's role.
 
-The owner of a table at the source writes its defaults and checks, and no such text has authority at
-the target. streamer creates a definition without running its expressions. The catalogs then have
-the functions that PostgreSQL has found for them: as OIDs in the stored trees, not as text.
+The owner of a table at the source writes its defaults and checks. These texts must not gain rights
+at the target. So streamer creates a definition without running its expressions, and reads from the
+catalogs the functions that PostgreSQL resolved: as OIDs in the stored trees, not as text.
 
 An expression may call built-in functions that are immutable, belong to an operator or a cast, or
 are on a short list. None of these reads a table, a file or a setting. Immutable functions of an
@@ -19,7 +19,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.target.connection import TargetConnection, transaction
 
 HARMLESS: Final = (
-    # The time, and its parts and texts in the time zone of the session.
+    # The time, its parts, and its text in the session's time zone.
     *("now", "transaction_timestamp", "statement_timestamp", "clock_timestamp", "timeofday"),
     *("age", "date_part", "date_trunc", "extract", "timezone", "make_timestamptz", "overlaps"),
     *("date_add", "date_subtract", "to_char", "to_date", "to_timestamp"),
@@ -31,7 +31,7 @@ HARMLESS: Final = (
     *("json_build_array", "json_build_object", "jsonb_build_array", "jsonb_build_object"),
     *("to_tsvector", "to_tsquery", "plainto_tsquery", "phraseto_tsquery", "websearch_to_tsquery"),
 )
-"""Functions in pg_catalog that are not immutable, and that expressions may call."""
+"""Functions in pg_catalog that are not immutable, but that expressions may call."""
 HARMLESS_OF_EXTENSIONS: Final = (
     *("gen_random_uuid", "gen_random_bytes", "gen_salt"),  # pgcrypto
     *("uuid_generate_v1", "uuid_generate_v1mc", "uuid_generate_v4"),  # uuid-ossp
@@ -131,7 +131,9 @@ class ForeignCall:
 async def read_calls(
     connection: TargetConnection, tables: Sequence[str], types: Sequence[RelationName] = ()
 ) -> list[ForeignCall]:
-    """Return the calls in expressions of *tables*, given as SQL, and *types* that need consent."""
+    """Return the calls that need consent in expressions of *types* and of *tables*, given as
+    SQL.
+    """
     rows = await connection.fetch(CALLS_SQL, *calls_parameters(tables, types))
     return [ForeignCall(**row) for row in rows]
 
@@ -182,7 +184,7 @@ class ForeignCalls:
         tables: Sequence[str],
         types: Sequence[RelationName] = (),
     ) -> Self:
-        """Return an object that allows the present calls: an operator has made these."""
+        """Return an object that allows the present calls, because an operator has made them."""
         allowed = await read_calls(connection, tables, types)
         return cls(connection, tables, types, allowed)
 
@@ -194,7 +196,7 @@ class ForeignCalls:
 
 
 class _UndoneError(Exception):
-    """Ends a trial."""
+    """Ends a trial and rolls it back."""
 
 
 async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[None]]) -> bool:

@@ -1,7 +1,7 @@
 """Groups of target tables that foreign keys connect, where the role cannot suppress the keys.
 
-Changes of such tables go to the target in a single transaction. Otherwise a referencing table would
-wait for rows that the referenced table cannot write before.
+Changes of such tables go to the target in a single transaction. Otherwise a referencing table could
+wait for a row that arrives only in a later transaction.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ where k.contype = 'f' and k.conrelid <> k.confrelid
 """
 
 Groups = dict[RelationName, RelationName]
-"""The first table of its group, for each table in a group."""
+"""For each table in a group, the first table of the group."""
 
 
 async def read_groups(connection: TargetConnection, tables: Iterable[RelationName]) -> Groups:
@@ -46,7 +46,7 @@ async def read_groups(connection: TargetConnection, tables: Iterable[RelationNam
 
 
 def connect(pairs: Iterable[tuple[RelationName, RelationName]]) -> Groups:
-    """Return the groups that *pairs* of connected tables make. Pure."""
+    """Return the groups that *pairs* of connected tables form. Pure."""
     members: dict[RelationName, set[RelationName]] = {}
     for first, second in pairs:
         joined = members.get(first, {first}) | members.get(second, {second})

@@ -1,8 +1,8 @@
-"""The use of types at the target, and former types that made room for new types of their names.
+"""The use of types at the target, and former types that made room for new types with their names.
 
-A type that makes room gets a name of streamer's, with its OID at the end. streamer drops the type
-when no column uses it. Staging tables of streamer's sessions do not count: streamer creates new
-staging tables for the current types of the target's columns.
+streamer gives a type that makes room a new name that ends with the type's OID, and drops the type
+when no column uses it. Staging tables do not count, because streamer creates new staging tables for
+the current types of the target's columns.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ from streamer.postgres.quoting import quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedType, TypeUse
 from streamer.target.connection import TargetConnection
 
-# A type can be part of a type, which has separate uses.
+# A type can be part of a second type, which has uses of its own.
 _USES_SQL: Final = """
 with recursive own (oid) as (
     select pg_catalog.to_regclass(pg_catalog.format('%I.%I', w.namespace, w.name))::oid

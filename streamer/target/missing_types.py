@@ -1,5 +1,5 @@
-"""Types of extensions that the target lacks: streamer creates other types, and names the extension
-of these, because an administrator has to install it.
+"""Types that the target lacks. streamer creates such types, except types of extensions: an
+administrator has to install the extension, which the error names.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -12,7 +12,7 @@ from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.target.connection import TargetConnection
 
 ReadTypes = Callable[[Sequence[str]], Awaitable[Sequence[DefinedType]]]
-"""Asks a source about types by their names, as ``format_type`` writes these."""
+"""Reads types of a source by the names that ``format_type`` returns."""
 
 _ABSENT_SQL = """
 select name from unnest($1::text[]) name where pg_catalog.to_regtype(name) is null order by 1
@@ -66,11 +66,12 @@ async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
 async def refuse_types_of_extensions(
     target: TargetConnection, names: Collection[str], read: ReadTypes
 ) -> None:
-    """Raise TargetSchemaError if the target lacks one of these types that an extension has.
+    """Raise TargetSchemaError if the target lacks one of *names* and the type is part of an
+    extension.
 
-    *names*: the names of types that no statement of streamer creates.
+    *names*: types that no statement of streamer creates.
     """
-    # The names of PostgreSQL's own types have no schema. An empty name is an error up to 15.
+    # The names of built-in types have no schema. An empty name is an error up to 15.
     qualified = sorted(name for name in names if "." in name)
     if qualified and (rows := await target.fetch(_ABSENT_SQL, qualified)):
         for kind in await read([row["name"] for row in rows]):

@@ -1,4 +1,4 @@
-"""A connection to the target that stays open between uses, and is opened again after a loss."""
+"""Keeps a connection to the target open between uses, and opens it again after a loss."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ class PersistentConnection:
         self._connection: TargetConnection | None = None
 
     async def get(self, fence: FencingToken | None = None) -> TargetConnection:
-        """Return the connection, on the server of *fence*, which still holds.
+        """Return a connection to the server of *fence*, whose token is still valid.
 
         Raises TargetConnectionError, TargetRejectedError.
         """

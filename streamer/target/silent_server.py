@@ -1,10 +1,10 @@
-"""Tells whether a server that has been silent for long still works on a statement.
+"""Detects whether a server that has been silent for long still works on a statement.
 
-A statement can take hours: a lock, a large index. So no timeout applies. But a peer can vanish
-behind a firewall or a proxy, or its answer can get lost, and TCP detects only some of these cases.
-So when a statement takes long, a second connection reads the activity of the server's session. The
-connection is dead if the server does not answer, or if the session is gone or has waited for the
-client all along.
+A statement can take hours, for example because of a lock or a large index, so no timeout applies.
+But a peer can vanish behind a firewall or a proxy, or an answer can get lost, and TCP detects only
+some of these cases. So when a statement takes long, a second connection reads the activity of the
+server's session. The connection is dead if the server does not answer, the session is gone, or the
+session has waited for the client all along.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Activity:
 class ReadActivity(Protocol):
     """Returns the activity of the session; None if the session is gone.
 
-    Raises Unreachable, or a StreamerError if the activity is not known now.
+    Raises Unreachable, or a StreamerError if the activity cannot be read now.
     """
 
     def __call__(self) -> Awaitable[Activity | None]: ...
@@ -57,7 +57,7 @@ class SilenceMonitor:
         self._checking: asyncio.Task[None] | None = None
         self._alarm = Alarm(self._begin_checking)
         self.progress = 0
-        """Moved by the sender of data while a statement runs."""
+        """The sender of data increases this number while a statement runs."""
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -91,7 +91,7 @@ class SilenceMonitor:
             except Unreachable:
                 break
             except StreamerError:
-                pass  # the server answers, so the server is there
+                pass  # the server answered, so it is alive
             else:
                 if activity is None:
                     break

@@ -1,4 +1,4 @@
-"""The refusal of a target that is a standby, shared by `check` and `run`. Pure."""
+"""The error about a target that is a standby, for `check` and `run`. Pure."""
 
 from streamer.errors.error_classes import TargetReadOnlyError
 from streamer.errors.remedies import Remedy, at_target

@@ -1,7 +1,7 @@
-"""Sequences of the target: their definitions and values, and setting them ahead.
+"""Reads the target's sequences, and sets them ahead.
 
-``setval`` does not belong to a transaction, so a value stays set after a rollback. That does no
-harm: a sequence only ever moves forward.
+``setval`` is not transactional, so a value stays set after a rollback. That does no harm, because a
+sequence only moves forward.
 """
 
 from collections.abc import Mapping
@@ -66,7 +66,7 @@ cross join lateral (
              and pg_catalog.has_sequence_privilege(c.oid, 'update') as may_set) p
 """
 
-# A concurrent source may have moved the sequence since the read: only forward.
+# Another source may have moved the sequence since the read, so only set the sequence forward.
 _SET_SQL: Final = """
 select pg_catalog.setval($1::int8::oid::pg_catalog.regclass, $2::int8, true)
 where coalesce(case when $3 then pg_catalog.pg_sequence_last_value($1::int8::oid) < $2
@@ -114,7 +114,7 @@ async def set_ahead(connection: TargetConnection, sequence: TargetSequence, valu
 async def set_exact(
     connection: TargetConnection, sequence: TargetSequence, value: int, *, is_called: bool
 ) -> None:
-    """Set *sequence* so that its next value is behind *value*, or *value* itself. Raises
+    """Set *sequence* so that its next value comes after *value*, or is *value* itself. Raises
     TargetError.
     """
     await connection.fetch_value(

@@ -1,6 +1,6 @@
 """The parameters of the target's url, which may be any url that libpq accepts. Pure.
 
-The few parameters that asyncpg cannot honor are refused by name, and none is ignored.
+streamer refuses the few parameters that asyncpg cannot honor, by name, and ignores none.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""A transaction that the server receives in one message, behind which the rows of COPY follow.
+"""Sends a transaction in one message, and the rows of its COPY statements behind the message.
 
 The driver waits for the answer to each of its messages, and writes the rows of COPY in several
 pieces. For a small transaction these waits cost more than the work. PostgreSQL documentation,
 "Message Flow", simple query: a message may have several statements, and COPY reads the rows from
-the next messages. If a statement fails, the server ignores the rows that follow.
+the next messages. If a statement fails, the server ignores the remaining rows.
 
 The message begins and commits the transaction, so the driver's session is idle before and after.
 Meanwhile this protocol takes the place of the driver's protocol at the transport.
@@ -17,11 +17,11 @@ from typing import Any, Final
 _header = struct.Struct(">cI")
 _HEADER_SIZE: Final = 5
 _PASSED_ON: Final = frozenset({b"N", b"S", b"A"})
-"""Notices, parameters and notifications, which the server sends at any moment."""
+"""Messages that the server may send at any time: notices, parameters and notifications."""
 
 
 def copy_data(chunks: Iterable[bytes]) -> bytes:
-    """Return the messages with the rows of a COPY, and with the end of the COPY."""
+    """Return the messages with the rows and the end of a COPY."""
     rows = b"".join(chunks)
     return b"".join((_header.pack(b"d", len(rows) + 4), rows, _header.pack(b"c", 4)))
 
@@ -30,11 +30,11 @@ class WholeMessage(asyncio.Protocol):
     """The answer to a message. ``tags``: the command tags of the statements that have ended.
 
     ``error``: the fields of an error. ``is_answered``: the server has sent its whole answer. If the
-    connection is lost before, nobody can tell here whether the server has committed.
+    connection is lost before, the outcome of the transaction is unknown here.
     """
 
     def __init__(self, transport: Any, driver: asyncio.Protocol) -> None:
-        """*driver*: the protocol of the idle driver at *transport*."""
+        """*driver*: the idle driver's protocol at *transport*."""
         self.tags: list[bytes] = []
         self.error: dict[str, str] | None = None
         self.is_answered = False

@@ -1,23 +1,23 @@
-"""Cutting the copy of relations into parts, and parts into Spark tasks.
+"""Divides the copy of relations into parts, and groups parts into Spark tasks.
 
 A part is a range of a table's pages, read with a TID range scan. Before PostgreSQL 14 a table is a
-single part, because each range would read the whole table. The number of parts follows from all
-bytes of a table: the TOAST table has the wide values, and few pages may refer to gigabytes. Parts
-of a table can run at the same time; small tables share a task, so that a task's two connections are
-worth making. Tasks follow the order of the relations: small tables first, so that few tables wait
-for large tables. Pure.
+single part, because each range would read the whole table. The number of parts follows from the
+size of the table with its TOAST table, because few pages may refer to gigabytes. Parts of a table
+can run at the same time. Small tables share a task, because each task opens two connections. Tasks
+follow the order of the relations: small tables first, so that few tables wait for large tables.
+Pure.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 PART_BYTES: Final = 128 * 1024 * 1024
-"""A part takes some ten seconds: long enough to be worth a task, short enough to spread and to
-lose.
+"""A part takes some ten seconds: long enough for a task, and short enough to repeat after a
+failure.
 """
 PARTS_MAX: Final = 4096
-"""The number of parts of a heap: each is a row of the ledger and a Spark task. Larger heaps have
-larger parts.
+"""The maximum number of parts of a heap, because each part is a row of the ledger and a Spark task.
+Larger heaps have larger parts.
 """
 TASK_BYTES_MIN: Final = 16 * 1024 * 1024
 TASK_PARTS_MAX: Final = 50
@@ -29,7 +29,7 @@ class Heap:
 
     ``size_bytes`` includes the TOAST table, ``page_count`` does not. ``stores``: OID and filenode
     of each table to read, as planned. ``numbers``: the numbers of the columns, in the order of
-    `CopySource.columns`. ``row_count``: an estimate by the statistics, if available, else 0.
+    `CopySource.columns`. ``row_count``: an estimate from the statistics; 0 if there are none.
     ``named``: the table's name, quoted, and the OID of the table of that name.
     """
 
@@ -68,10 +68,10 @@ class CopyPart:
     stores: tuple[tuple[int, int], ...]
     numbers: tuple[int, ...]
     locate: str
-    """A query of the part's rows and, first, where each is."""
+    """A query that returns the ctid of each row of the part, and the row."""
     named: tuple[str, int] = ("", 0)
     hashes: tuple[tuple[int, str], ...] = ()
-    """Fields whose values the task hashes, with the checks of the keys."""
+    """Fields whose values the task hashes, with the check of each field's key."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -94,12 +94,12 @@ class CopySource:
     names: tuple[str, ...] = ()
     """The columns of the target that the copy writes."""
     hashes: tuple[tuple[int, str], ...] = ()
-    """Fields of `names` that the copy hashes, with the checks of the keys."""
+    """Fields of `names` that the copy hashes, with the check of each field's key."""
 
 
 def cut(source: CopySource, *, part_bytes: int = PART_BYTES) -> list[CopyPart]:
-    """Cut a relation into at least one part. A heap without pages needs no part: every row of the
-    snapshot is on a page by now.
+    """Cut a relation into at least one part. A heap without pages needs no part, because every row
+    of the snapshot is on a page by now.
     """
     parts: list[CopyPart] = []
     for heap in [heap for heap in source.heaps if heap.page_count] or source.heaps[:1]:
@@ -154,8 +154,8 @@ class _Task:
 def group(parts: list[CopyPart], ranks: dict[int, tuple[int, int]]) -> list[list[CopyPart]]:
     """Group parts into tasks, in the order of their relations' *ranks*; small parts share a task.
 
-    *ranks*: the ranks by relation id. The parts of the last and largest table are small against the
-    table, so no long task is left for the end.
+    *ranks*: the ranks by relation id. The parts of the last and largest table are small, so no long
+    task delays the end.
     """
     tasks: list[_Task] = []
     small = _Task()
@@ -164,7 +164,7 @@ def group(parts: list[CopyPart], ranks: dict[int, tuple[int, int]]) -> list[list
             tasks.append(_Task([part], part.size_bytes))
             continue
         if not small.parts:
-            tasks.append(small)  # in the place of its first part
+            tasks.append(small)  # at the position of its first part
         small.parts.append(part)
         small.size_bytes += part.size_bytes
         if small.size_bytes >= TASK_BYTES_MIN or len(small.parts) >= TASK_PARTS_MAX:

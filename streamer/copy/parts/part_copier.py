@@ -1,14 +1,14 @@
-"""Copying a part: bytes from the source's COPY to the target's, untouched.
+"""Copies a part: forwards the bytes of the source's COPY to the target's COPY.
 
 The module runs inside a Spark task, blocking, with psycopg. A task never decodes rows: the target's
-server reads the source's bytes, so no value can change on the way. Forwarding bytes also costs a
-fiftieth of decoding. The task first locks the part's row in ``streamer.sync_partition``, and marks
-the row in the transaction of the copy. So a task that Spark runs twice, or that outlived its
-process, copies once or not at all.
+server reads the source's bytes, so no value can change in between. Forwarding also costs a fiftieth
+of decoding. The task first locks the part's row in ``streamer.sync_partition``, and marks the row
+in the transaction of the copy. So a part is copied only once, even if Spark runs the task twice or
+the task outlives its process.
 
-A part locks the table at the source only while reading. The task first checks that the table still
-has the storage and the columns of the plan. After a rewrite or a renamed column, the table needs a
-new copy. In return, DDL of the application need not wait for a whole copy.
+A task locks the table at the source only while it reads a part, so the application's DDL need not
+wait for a whole copy. The task first checks that the table still has the storage and the columns of
+the plan. After a rewrite or a renamed column, the table needs a new copy.
 
 An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
 which `streamer.copy.spark.job` ships.
@@ -49,26 +49,26 @@ PACE_ROWS: Final = 1000
 UNSENT_BYTES: Final = 1024 * 1024
 """The number of bytes after which a task waits for a slow target."""
 THROTTLED_TIMES: Final = 4
-"""How many times as long a part takes while the source keeps too much WAL."""
+"""The factor by which a part takes longer while the source retains too much WAL."""
 
 
 LOCK_SECONDS: Final = 10
-"""How long a part waits for a lock at the source before the next part of the task."""
+"""The time for which a part waits for a lock at the source before the task's next part begins."""
 RECORDED: Final = frozenset({"changed", "refused"})
-"""The kinds of failures that end the copy of a table: tasks store them at once."""
+"""The kinds of failures that end the copy of a table; tasks store such failures at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyEnds:
-    """Where to copy from and to. Secrets: kept out of ``repr``."""
+    """The source and the target of a copy. ``repr`` shows no secret."""
 
     source_url: str
-    """Both urls as `streamer.postgres.credentials.job_url` makes them."""
+    """Both urls come from `streamer.postgres.credentials.job_url`."""
     target_url: str
     snapshot_name: str
     application_name: str
     place: Place
-    """The source's server: the snapshot is there."""
+    """The source's server, which has the snapshot."""
     fence: tuple[int, int, int, str]
     """The parameters of `streamer.target.fencing_token.FENCE_SQL`."""
     rows_per_second: float | None = None
@@ -100,9 +100,9 @@ def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any
 
 
 class NotCopiedError(Exception):
-    """A part cannot be copied as it was planned. ``kind``: the reason, for the coordinator.
+    """The task cannot copy a part as planned. ``kind``: the reason, for the coordinator.
 
-    ``snapshot``: the snapshot is lost, and with it the round. ``elsewhere``: a connection reached a
+    ``snapshot``: the snapshot is lost, which ends the round. ``elsewhere``: a connection reached a
     different server, or another process has taken the source over. ``changed``: the table is not
     the table of the snapshot. ``busy``: a session at the source holds a lock on the table.
     ``refused``: a server rejects the part.
@@ -124,7 +124,7 @@ class PassingError(Exception):
 def copy_tasks(
     part_lists: Iterable[list[dict[str, Any]]], ends: CopyEnds | str
 ) -> Iterator[dict[str, Any]]:
-    """Copy the parts of tasks; yield the rejections of a server. *ends* may be the path of a
+    """Copy the parts of tasks; yield the parts that a server rejects. *ends* may be the path of a
     file.
     """
     if isinstance(ends, str):
@@ -177,8 +177,8 @@ def copy_over(
 ) -> dict[str, Any] | None:
     """Copy all parts of a table over a session that reads under the snapshot already.
 
-    Return the failure that ended the copy, if any. The session cannot be replaced, so the function
-    does not retry. *connected* receives the connection to the target.
+    Return the failure that ended the copy, if any. There is no retry, because only this session has
+    the snapshot and the lock. *connected* receives the connection to the target.
     """
     part = parts[0]
     try:
@@ -222,7 +222,7 @@ def _describe(error: Exception) -> str:
 
 
 def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
-    """Report a failed copy to the round now: the job returns its result late."""
+    """Report a failed copy to the round at once, because the job returns its result late."""
     source_and_token = ends.fence[1], ends.fence[3]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
@@ -246,18 +246,19 @@ class PartCopier:
         self._hash_keys = ends.hash_keys
         self._pace = Pace(ends.rows_per_second)
         verify_fence(target, ends)
-        # Without the privilege triggers and foreign keys of the target apply.
+        # Without this privilege, the target's triggers and foreign keys fire.
         with suppress(psycopg.errors.InsufficientPrivilege):
             target.execute("set session_replication_role = replica")
         target.execute(replication_origin.SET_UP_SQL.encode())
         row = target.execute(replication_origin.RESULT_SQL).fetchone()
         self._has_origin = row is not None and bool(row[0])
-        # A crash loses both the part and its mark or neither, and a later commit flushes both
-        # before their use.
+        # A crash loses a part together with its mark in the ledger, and a later commit flushes both
+        # before they matter.
         target.execute("set synchronous_commit = off")
 
     def copy(self, part: dict[str, Any]) -> bool:
-        """Copy a part unless that is done or no longer wanted; return whether the part was copied.
+        """Copy a part, unless the part is already copied or withdrawn; return whether the part was
+        copied.
 
         Raises NotCopiedError.
         """
@@ -274,12 +275,12 @@ class PartCopier:
             if row is not None and is_pending:
                 self._pace.begin(is_throttled=row[1], rounds=row[3])
                 self._copy_held(part)
-        # The locks since the savepoint end here; reading a table needs no commit.
+        # End the locks taken since the savepoint. Reading a table needs no commit.
         self._source.execute("rollback to savepoint part")
         return is_pending
 
     def _copy_held(self, part: dict[str, Any]) -> None:
-        """Copy a part whose table and whose row in the ledger are locked."""
+        """Copy a part. The caller has locked the table and the part's row in the ledger."""
         key = (part["relation_id"], part["part"], part["attempt"])
         began = time.monotonic()
         self._check_types(part["types_out"], part["types_in"])
@@ -305,9 +306,9 @@ class PartCopier:
     def _hold(self, part: dict[str, Any]) -> None:
         """Lock a part's table, and check that the table is still the planned table.
 
-        Under the snapshot the catalogs show the past; `pg_relation_filenode`, `to_regclass` and the
-        columns of a query show the present. A new table may have the name by now, and the snapshot
-        sees no row of a newer table.
+        Under the snapshot the catalogs show the past, but `pg_relation_filenode`, `to_regclass` and
+        the columns of a query show the present. A new table may have the name by now, and the
+        snapshot sees no rows of a newer table.
         """
         try:
             self._source.execute(part["lock"].encode())
@@ -352,7 +353,8 @@ class PartCopier:
     def _bytes_as_stored(self) -> Iterator[None]:
         """Make a source whose encoding is SQL_ASCII send text unchanged.
 
-        For any other client encoding the source would validate the text, without naming the row.
+        With any other client encoding the source would validate the text, and its error would not
+        name the row.
         """
         is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
         if is_any:
@@ -362,7 +364,7 @@ class PartCopier:
             self._source.execute("set client_encoding to 'UTF8'")
 
     def _find_invalid_text(self, locate: str) -> str | None:
-        """Return which row and column of the source the target refuses for its encoding."""
+        """Return the source's row and column whose text is invalid in the target's encoding."""
         source = self._source.pgconn
         names = source.exec_(f"{locate} limit 0".encode())
         location = None
@@ -384,7 +386,7 @@ class PartCopier:
         )
 
     def _find_untranslatable(self, locate: str) -> str | None:
-        """Return which row and column of the source holds a character that UTF-8 lacks.
+        """Return the source's row and column with a character that UTF-8 lacks.
 
         The source converts the text for the client, and the error names neither row nor column.
         """
@@ -403,7 +405,7 @@ class PartCopier:
         """Check that both sides have the same types for binary values.
 
         Four bytes may be an integer or a float. Both queries lock the tables until the part is
-        done, so the types stay.
+        done, so the types cannot change.
         """
         if types_out and _types(self._source, types_out) != _types(self._target, types_in):
             raise NotCopiedError("changed", "a column has another type since the copy was planned")
@@ -414,10 +416,10 @@ class PartCopier:
         target: "pq.abc.PGconn",
         hashes: "list[tuple[int, KeyedHash]]",
     ) -> int:
-        """Pass COPY data on: libpq gathers rows into packets on both sides.
+        """Forward COPY data; libpq gathers rows into packets on both sides.
 
-        Gathering rows here first costs three times the processor time of this loop. libpq never
-        waits here: psycopg would hold the interpreter's lock meanwhile.
+        To gather rows here would cost three times the processor time of this loop. libpq must never
+        wait here, because psycopg holds the interpreter's lock meanwhile.
         """
         get = source.get_copy_data
         put: Callable[[Any], Any] = target.put_copy_data
@@ -449,9 +451,7 @@ class PartCopier:
 
 
 class Pace:
-    """Keeps to a number of rows per second, and to a share of the time while the source's backlog
-    is large.
-    """
+    """Limits the rows per second, and slows down while the source's backlog is large."""
 
     def __init__(self, rows_per_second: float | None) -> None:
         self._is_throttled = False
@@ -460,13 +460,13 @@ class Pace:
         self._slept = 0.0
 
     def begin(self, *, is_throttled: bool, rounds: int = 1) -> None:
-        """A part begins. *rounds*: the rounds of copies that share the limit on rows per second."""
+        """Begin a part. *rounds*: the number of rounds that share the limit on rows per second."""
         self._is_throttled = is_throttled
         self._rounds = rounds
         self._slept = 0.0
 
     def wait(self, rows: int, seconds: float) -> None:
-        """Sleep if *rows* of the part have taken too few *seconds*, sleep included."""
+        """Sleep if the part's *rows* took too few *seconds*, including earlier sleep."""
         early = 0.0
         if self._rows_per_second is not None:
             early = self._rounds * rows / self._rows_per_second - seconds
@@ -537,13 +537,13 @@ def check_place(source: "psycopg.Connection[Any]", expected: Place) -> None:
 def verify_fence(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
     """Refuse a target where the source's lock is not held by the process that planned the copy.
 
-    A session stays on a server, so one check is enough. Each part checks the token again, in the
-    transaction that writes: another process may have taken the source over on this server.
+    A session stays on its server, so one check is enough. Each part checks the token again in the
+    transaction that writes, because another process may have taken over the source on this server.
     """
     try:
         row = psycopg.RawCursor(target).execute(FENCE_SQL, ends.fence).fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
-        row = None  # without the bookkeeping
+        row = None  # the target has no bookkeeping
     if row is None or not row[0]:
         raise NotCopiedError(
             "elsewhere",
@@ -552,8 +552,8 @@ def verify_fence(target: "psycopg.Connection[Any]", ends: CopyEnds) -> None:
 
 
 def _import(source: "psycopg.Connection[Any]", snapshot_name: str) -> None:
-    """Import a snapshot. If the import fails, the snapshot is gone: the reasons have several
-    SQLSTATEs, and none is transient.
+    """Import a snapshot. The error of a lost snapshot has one of several SQLSTATEs, so every
+    permanent error means that the snapshot is lost.
     """
     try:
         source.execute(f"set transaction snapshot '{snapshot_name}'".encode())
@@ -624,7 +624,7 @@ def _finish(pgconn: "pq.abc.PGconn") -> int:
     """Read the end of a COPY; return the number of rows."""
     count = 0
     error: psycopg.Error | None = None
-    while (result := _next_result(pgconn)) is not None:  # to the end, or the connection stays busy
+    while (result := _next_result(pgconn)) is not None:  # otherwise the connection stays busy
         if result.status != pq.ExecStatus.COMMAND_OK:
             error = error or psycopg.errors.error_from_result(result)
         count = result.command_tuples or 0

@@ -1,9 +1,9 @@
 """The class data archive of Spark's JVM: classes that are parsed and verified once.
 
-With an archive, a local Spark is ready for the first task in half the time. An archive belongs to
-one Java and one PySpark at fixed paths. The JVM checks that, and continues without an archive that
-does not fit. ``python -m streamer.copy.spark.class_archive`` creates the archive. The image and
-``.venv`` contain an archive; otherwise `streamer.copy.spark.launcher` creates the file in the
+With an archive, a local Spark is ready for the first task in half the time. An archive fits one
+Java and one PySpark at fixed paths. The JVM checks the archive, and continues without an archive
+that does not fit. ``python -m streamer.copy.spark.class_archive`` creates the archive. The image
+and ``.venv`` contain an archive; otherwise `streamer.copy.spark.launcher` creates an archive in the
 user's cache after the first copies.
 
 A process that can write the archive can change the JVM's behaviour. So streamer uses a file only if
@@ -38,7 +38,7 @@ _QUIET: Final = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
 def find_archive(environment: Mapping[str, str]) -> Path | None:
-    """Return the archive for this Java and this PySpark; None if there is none to trust."""
+    """Return the archive for this Java and this PySpark; None without a trusted archive."""
     if (name := archive_name(environment)) is None:
         return None
     for directory in filter(None, (cache_directory(environment), installed_directory())):
@@ -84,7 +84,7 @@ def is_trusted(path: Path) -> bool:
 
 
 def use_options(environment: Mapping[str, str]) -> list[str]:
-    """Return the options of a JVM that uses the archive; none if there is none."""
+    """Return the options of a JVM that uses the archive; empty without an archive."""
     archive = find_archive(environment)
     return [] if archive is None else [f"-XX:SharedArchiveFile={archive}", *_QUIET]
 
@@ -97,7 +97,7 @@ def make_options(path: Path) -> list[str]:
 def make_archive(directory: Path) -> Path | None:
     """Create the archive in *directory*; return the path, or None after a failure.
 
-    A file is complete when it gets its name, so two processes may create archives at the same time.
+    A file gets its name when it is complete, so two processes may create archives at the same time.
     """
     if (name := archive_name(os.environ)) is None or not _prepare(directory):
         return None

@@ -1,4 +1,4 @@
-"""Checks that the Java of Spark is present and recent enough. Blocking."""
+"""Checks that Spark's Java is present and recent enough. Blocking."""
 
 import os
 import re
@@ -14,7 +14,7 @@ FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JA
 
 
 def find_obstacle() -> str | None:
-    """Return why Spark cannot start here; None if Java is fine. Starts no Spark."""
+    """Return why Spark cannot start here; None if it can. Does not start Spark."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:
@@ -40,7 +40,7 @@ def find_obstacle() -> str | None:
 
 
 def _read_release(program: str) -> str | None:
-    """Return the file with the version beside *program*, which saves a start of Java."""
+    """Return the file beside *program* that contains the version, to save a start of Java."""
     path = shutil.which(program)
     release = None if path is None else Path(path).resolve().parents[1] / "release"
     if release is None or not release.is_file():

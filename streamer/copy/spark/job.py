@@ -1,12 +1,12 @@
 """The Spark process, which runs jobs without asyncio.
 
 There are two ways to start the process. ``streamer run`` starts ``python -m streamer.copy.spark.job
---serve`` and writes ``run FILE`` or ``cancel FILE``, a line each, to the standard input. The driver
-stays warm between jobs and ends with that input, so it never outlives streamer. By hand, or with
-spark-submit on a cluster: ``spark_job.py --job FILE``.
+--serve`` and writes lines ``run FILE`` and ``cancel FILE`` to its standard input. The driver stays
+warm between jobs. It ends when standard input is closed, so it never outlives streamer. By hand, or
+with spark-submit on a cluster: ``spark_job.py --job FILE``.
 
-A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. The program
-is imported once the JVM starts: this module imports little.
+A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. This module
+imports little: it imports the program while the JVM starts.
 
 Executors on remote machines need Python with psycopg, and a connection to both databases; the
 driver ships the few modules that a task runs. A job file has mode 0600. In local mode a task reads
@@ -85,7 +85,7 @@ SHIPPED: Final = (
     "streamer.util.lsn",
     "streamer.util.owned_directory",
 )
-"""All modules of streamer that a task imports, with their packages."""
+"""The modules of streamer that a task imports, with their packages."""
 
 STARVING_SECONDS: Final = 20.0
 CANCEL_SECONDS: Final = 1.0
@@ -111,7 +111,7 @@ def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
     """
     if is_local(context.master):
         return
-    # The effective settings of Spark, which no file of this machine shows for sure.
+    # Read Spark's effective settings, because no file of this machine surely shows them.
     weaknesses = find_weaknesses(dict(context.getConf().getAll()))
     if weaknesses and allow_insecure:
         emit("insecure", weaknesses=weaknesses)
@@ -124,10 +124,10 @@ def prepare_cluster(context: "SparkContext", *, allow_insecure: bool) -> None:
 
 
 def _ship(context: "SparkContext") -> None:
-    """Send executors the modules of a task: the version that planned the task, even if a different
-    version is installed.
+    """Send executors the modules of a task, so that they run the version that planned the task,
+    even if a different version is installed.
 
-    The archive is in a directory that Spark removes at any kind of end.
+    Spark removes the directory of the archive, however the process ends.
     """
     from pyspark import SparkFiles
 
@@ -183,7 +183,7 @@ def _run_and_report(context: "SparkContext", path: str) -> None:
 
 
 def _exit_without_java(context: "SparkContext") -> None:
-    """End this process if the JVM or the context has ended: no job can run any more."""
+    """End this process if the JVM or the context has ended, because no job can run any more."""
     try:
         is_over = context._jsc.sc().isStopped()
     except Exception:  # noqa: BLE001  # after any failure, no job can run
@@ -198,14 +198,16 @@ def _cause(error: Exception) -> str:
     for line in reversed(lines):
         if "Error:" in line:
             return line[:500]
-    for line in lines:  # a process of Python that died leaves an exception of Spark's own
+    for line in lines:  # if a Python process died, only Spark's own exception remains
         if "Exception: " in line:
             return line[:500]
     return lines[0][:500] if lines else type(error).__name__
 
 
 def _report_starving(context: "SparkContext") -> None:
-    """Report tasks that wait while no task runs: Spark does not report a lack of free workers."""
+    """Report tasks that wait while no task runs, because Spark does not report a lack of free
+    workers.
+    """
     tracker = context.statusTracker()
     hungry_since: float | None = None
     is_reported = False
@@ -226,7 +228,9 @@ def _report_starving(context: "SparkContext") -> None:
 
 
 def _cancel(context: "SparkContext", path: str, running: threading.Thread) -> None:
-    """Cancel a job until the thread ends: Spark forgets a request before the job's beginning."""
+    """Cancel a job repeatedly until its thread ends, because Spark ignores a request before the job
+    begins.
+    """
     while running.is_alive():
         context.cancelJobGroup(path)
         running.join(CANCEL_SECONDS)
@@ -239,7 +243,9 @@ def _warm_up(context: "SparkContext") -> None:
 
 
 def serve(spark: StartedSpark) -> None:
-    """Run and cancel jobs by commands on standard input, several at a time, until its end."""
+    """Run and cancel jobs by commands on standard input, several jobs at a time, until the input
+    ends.
+    """
     context = spark.context
     emit("ready", lacks_archive=spark.lacks_archive)
     threading.Thread(target=_report_starving, args=(context,), daemon=True).start()
@@ -258,7 +264,7 @@ def serve(spark: StartedSpark) -> None:
             threading.Thread(
                 target=_cancel, args=(context, path, running[path]), daemon=True
             ).start()
-    # The parent process has ended, so no process needs the copied rows.
+    # The parent process has ended, so the copies are useless.
     os._exit(0)
 
 

@@ -1,10 +1,10 @@
-"""The JVM of a local Spark, started without Spark's shell scripts.
+"""Starts the JVM of a local Spark without Spark's shell scripts.
 
-Spark's scripts run two shells, a Python and a JVM that prints the command of the next JVM. This
-module requests the command from Spark's launcher class and runs it, while the driver still imports
-PySpark. The command includes the class data archive, if present
-(`streamer.copy.spark.class_archive`). The JVM has Spark's usual command: same options, same class
-path, same ``spark-defaults.conf``.
+Spark's scripts run two shells, a Python and a JVM that prints the command of the actual JVM. This
+module reads the command from Spark's launcher class, and runs the command while the driver still
+imports PySpark. The command includes the class data archive, if present
+(`streamer.copy.spark.class_archive`). The JVM gets the same options, class path and
+``spark-defaults.conf`` as with Spark's scripts.
 
 An installation with a ``spark-env.sh`` needs the shell scripts, and so does a cluster.
 """
@@ -30,7 +30,7 @@ _WITHOUT_INTERRUPTS: Final = ("/bin/sh", "-c", 'trap "" INT; exec "$0" "$@"')
 """Leaves Ctrl-C to the driver, which ends the JVM."""
 _INFO_VARIABLE: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 GATEWAY_VARIABLE: Final = "PYSPARK_GATEWAY_PORT"
-"""spark-submit sets it for a driver whose JVM it has started."""
+"""spark-submit sets this variable for a driver whose JVM it has started."""
 
 
 def find_spark_home(environment: Mapping[str, str]) -> Path | None:
@@ -50,7 +50,7 @@ def java_program(environment: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StartedJvm:
-    """A JVM that starts. The JVM ends with its standard input."""
+    """A JVM that starts. It ends when its standard input is closed."""
 
     process: "subprocess.Popen[bytes]"
     directory: OwnedDirectory
@@ -61,7 +61,7 @@ class StartedJvm:
         return self.directory.path / "gateway"
 
     def wait_until_ready(self) -> bool:
-        """Wait for the gateway; return False if the JVM ended before."""
+        """Wait for the gateway; return False if the JVM ends first."""
         while not self.info.exists():
             if self.process.poll() is not None:
                 return False
@@ -70,7 +70,8 @@ class StartedJvm:
 
 
 def start_jvm(settings: Mapping[str, str], options: list[str]) -> StartedJvm | None:
-    """Start the JVM of a local driver with *settings*; None if only Spark's scripts can.
+    """Start the JVM of a local driver with *settings*; return None if only Spark's scripts can
+    start it.
 
     *options* of the JVM precede Spark's.
     """
@@ -124,8 +125,8 @@ def _read_command(home: Path, settings: Mapping[str, str]) -> list[str] | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    # Lines of messages, then a null character, then the command's parts, each ended by a null
-    # character.
+    # The output is lines of messages, a null character, and the command's parts, each ended by a
+    # null character.
     _, _, parts = asked.decode().partition("\0")
     command = [part.lstrip("\n") for part in parts.split("\0")][:-1]
     return [*_with_jars_listed(command)] or None

@@ -33,14 +33,14 @@ log = structlog.get_logger()
 
 PROGRAM: Final = "streamer.copy.spark.job"
 IDLE_SECONDS: Final = 10.0
-"""How long the process waits for another job. The next one starts in a few seconds."""
+"""The time for which the process waits for another job. A new process starts in a few seconds."""
 STOP_SECONDS: Final = 3.0
 ARCHIVE_SECONDS: Final = 15.0
-"""How long making the class data archive may take. With `IDLE_SECONDS` and `STOP_SECONDS` it ends
-less than 30 s after the last copy; the next process tries again.
+"""The maximum time to create the class data archive. With `IDLE_SECONDS` and `STOP_SECONDS` this
+ends less than 30 s after the last copy. After a timeout, the next process tries again.
 """
 CRASH_SECONDS_MAX: Final = 30.0
-"""How long a process that ends in the middle of its work keeps the next one waiting at most."""
+"""The maximum delay of a process after a process that ended in the middle of its work."""
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -71,7 +71,7 @@ class SparkLauncher:
         self._is_ready = False
         self._lacks_archive = False
         self.is_starving = False
-        """No worker of Spark takes the tasks of the jobs there are."""
+        """No Spark worker takes the tasks of the present jobs."""
 
     @property
     def is_starting(self) -> bool:
@@ -79,12 +79,12 @@ class SparkLauncher:
         return bool(self._waiting) and not self._is_ready
 
     def prepare(self) -> None:
-        """Start the process now, because a job comes soon."""
+        """Start the process now, because a job will follow soon."""
         self._requested.set()
         self._set_idle()
 
     async def start(self) -> None:
-        """Start the process now, and before the task `run`, which follows the process."""
+        """Start the process before the task `run`, which then takes over the process."""
         if await asyncio.to_thread(find_obstacle) is None:
             self._requested.set()
             await self._begin_process()
@@ -145,7 +145,7 @@ class SparkLauncher:
             await self.stop()
 
     async def _run_process(self) -> bool:
-        """Run a process to the end; return False if waiting jobs failed with the process."""
+        """Run a process until it ends; return False if waiting jobs failed with the process."""
         if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
             self._fail_waiting(SparkJobError(obstacle, hint=FIX))
             self._requested.clear()  # until a submitter asks again
@@ -164,7 +164,7 @@ class SparkLauncher:
             is_idle = await self._follow(process)
         finally:
             await self.stop()
-            # The last line says why the process ended, and may not be read yet.
+            # The last line tells why the process ended, and may be unread so far.
             await asyncio.wait([listening], timeout=STOP_SECONDS)
             if not listening.done():  # the JVM outlives the driver, and may wait for a task
                 with contextlib.suppress(ProcessLookupError):
@@ -172,7 +172,7 @@ class SparkLauncher:
                 await asyncio.wait([listening], timeout=STOP_SECONDS)
             listening.cancel()
             words = self._last_error or (last_words[-1] if last_words else "no message")
-            # A job that came at the last moment is for the next process.
+            # The next process runs a job that came at the last moment.
             error = SparkJobError(f"the Spark process ended: {words}")
             failed = not is_idle and self._fail_waiting(error)
         return not failed
@@ -198,7 +198,7 @@ class SparkLauncher:
         )
 
     def _fail_waiting(self, error: SparkJobError) -> bool:
-        """Report that the process of the waiting jobs has ended; return whether there were any."""
+        """Fail the waiting jobs because their process has ended; return whether there were any."""
         failed = [waiting for waiting in self._waiting.values() if not waiting.done()]
         if failed:
             self._requested.clear()  # until the submitter asks again
@@ -207,7 +207,9 @@ class SparkLauncher:
         return bool(failed)
 
     async def _make_archive(self) -> None:
-        """Make the class data archive while no job needs the machine; a job ends that."""
+        """Create the class data archive while no job needs the machine; a new job cancels the
+        creation.
+        """
         self._lacks_archive = False
         process = await create_subprocess_exec(
             *(sys.executable, "-m", class_archive.PROGRAM),
@@ -230,7 +232,9 @@ class SparkLauncher:
             await ended
 
     async def _follow(self, process: asyncio.subprocess.Process) -> bool:
-        """Read events until the process ends or was idle for long; return whether it was idle."""
+        """Read events until the process ends or has been idle for long; return whether it has been
+        idle.
+        """
         try:
             async with asyncio.timeout(None) as self._idle:
                 self._set_idle()
@@ -244,7 +248,7 @@ class SparkLauncher:
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
-            with contextlib.suppress(ValueError):  # a line of Spark's, not an event
+            with contextlib.suppress(ValueError):  # a line of Spark, not an event
                 event = json.loads(line)
                 if isinstance(event, dict):
                     self._handle(event)
@@ -278,7 +282,7 @@ class SparkLauncher:
             waiting.set_exception(SparkJobError(f"the Spark job failed: {event['error']}"))
 
     async def stop(self) -> None:
-        """End the process group: politely, then not."""
+        """End the process group: first with SIGTERM, then with SIGKILL."""
         process, self._process = self._process, None
         self._is_ready = self.is_starving = False
         if process is None:
@@ -295,7 +299,7 @@ class SparkLauncher:
 
 
 def _environment(master: str) -> dict[str, str]:
-    """Return the environment for Spark, with executors using the same Python."""
+    """Return the environment for Spark, whose executors use this Python."""
     environment = {"PYSPARK_PYTHON": sys.executable} | choose_environment(os.environ)
     return environment | LOCAL_ENVIRONMENT if is_local(master) else environment
 

@@ -1,4 +1,4 @@
-"""The protection of connection strings inside Spark: settings, environment, and a judgement. Pure.
+"""Protects connection strings inside Spark by settings and environment, and checks a cluster. Pure.
 
 A Spark driver listens on ports from which executors fetch tasks. Without `spark.authenticate` the
 driver gives tasks to every client that can reach these ports, and a task on a cluster holds
@@ -18,7 +18,7 @@ LOCAL_SETTINGS: Final = {
     "spark.authenticate": "true",
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
-    # A comparison leaves rows on Spark's disks.
+    # A comparison writes rows to Spark's disks.
     "spark.io.encryption.enabled": "true",
 }
 """A local driver always has these; the user's `spark_settings` cannot change them."""
@@ -34,7 +34,7 @@ CLUSTER_SETTINGS: Final = {
     # An executor that runs out of memory writes tasks to disk.
     "spark.io.encryption.enabled": "true",
 }
-"""Asked of a cluster that authenticates, unless `spark_settings` say otherwise."""
+"""Settings for a cluster that authenticates, unless `spark_settings` contradict."""
 
 _ENCRYPTION: Final = (
     "spark.network.crypto.enabled",
@@ -74,7 +74,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 def find_defaults_file(environment: Mapping[str, str], spark_home: str) -> Path:
-    """Return where Spark looks for ``spark-defaults.conf``."""
+    """Return the path where Spark searches for ``spark-defaults.conf``."""
     home = environment.get("SPARK_HOME") or spark_home
     return Path(environment.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
 

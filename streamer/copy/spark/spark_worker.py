@@ -1,8 +1,8 @@
-"""The process whose forks run the tasks of a local Spark, after one import of the code.
+"""Imports the code of tasks once, and forks the processes that run the tasks of a local Spark.
 
-PySpark's daemon forks first, and every fork imports PySpark, from a zip file without compiled code.
-Four forks need about five seconds of processor time for that; this daemon needs half a second.
-Spark starts it in place of `pyspark.daemon` (``spark.python.daemon.module``).
+PySpark's daemon forks first, and every fork imports PySpark from a zip file without compiled code.
+For four forks, the imports take about five seconds of processor time; here they take half a second.
+Spark starts this module instead of `pyspark.daemon` (``spark.python.daemon.module``).
 """
 
 import gc
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def without_archives(paths: list[str]) -> list[str]:
-    """Return *paths* without Spark's zip files, if PySpark is also there unpacked."""
+    """Return *paths* without Spark's zip files, if PySpark is also installed unpacked."""
     entries = [path for path in paths if not Path(path).name.startswith(("pyspark.zip", "py4j-"))]
     spec = PathFinder.find_spec("pyspark", entries)
     home = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
@@ -32,5 +32,5 @@ __all__ = ["psycopg", "pyspark", "streamer"]
 
 if __name__ == "__main__":
     gc.collect()
-    gc.freeze()  # a fork that collects garbage would copy every page
+    gc.freeze()  # otherwise garbage collection in a fork would copy every page
     manager()

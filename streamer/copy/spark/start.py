@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-# Half the time to start: jobs end before optimizing pays off.
+# These options halve the time to start; jobs end before optimization pays off.
 _JAVA_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 SETTINGS: Final = {
@@ -37,7 +37,7 @@ SETTINGS: Final = {
     "spark.log.level": "ERROR",
     "spark.python.worker.reuse": "true",
 }
-"""Streamer's settings of Spark; the user's `spark_settings` take precedence."""
+"""streamer's settings for Spark; the user's `spark_settings` take precedence."""
 
 WORKER_SETTINGS: Final = {"spark.python.daemon.module": "streamer.copy.spark.spark_worker"}
 """Settings for a local driver only: workers of a cluster do not have the module."""
@@ -72,13 +72,14 @@ def choose_settings(
     """Return the settings of a driver, including the master. *submitted*: the settings of
     spark-submit. Pure.
 
-    Without a *master*, use spark-submit's. *spark_settings* take precedence over all settings but
-    those that protect a local driver.
+    Without a *master*, use the master of spark-submit. *spark_settings* take precedence over all
+    settings except those that protect a local driver.
     """
     master = master or submitted.get("spark.master") or "local[*]"
     settings = SETTINGS | {"spark.cores.max": str(jobs)}
     if is_local(master):
-        # local[*] means the cores of this machine, but tasks wait for servers: `jobs` limits them.
+        # local[*] would use the number of cores, but tasks mostly wait for servers, so `jobs`
+        # counts.
         master = f"local[{jobs},4]"
         settings |= WORKER_SETTINGS
     elif not allow_insecure:
@@ -99,7 +100,7 @@ def start_spark(
 ) -> StartedSpark:
     """Start or join Spark. *jobs* limits the number of tasks at a time.
 
-    With *archive_classes* a local JVM writes a class data archive there at its end.
+    *archive_classes*: the path of a class data archive that a local JVM writes at its end.
     """
     user_settings = spark_settings or {}
     is_submitted = GATEWAY_VARIABLE in os.environ
@@ -141,7 +142,7 @@ def _read_submitted() -> dict[str, str]:
 
 
 def _connect(jvm: StartedJvm) -> bool:
-    """Make PySpark use *jvm* like a JVM of spark-submit; return False if *jvm* has ended."""
+    """Connect PySpark to *jvm* as to a JVM of spark-submit; return False if *jvm* has ended."""
     from pyspark import SparkContext
     from pyspark.serializers import UTF8Deserializer, read_int
 
