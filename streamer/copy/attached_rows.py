@@ -34,7 +34,7 @@ from unnest(%s::oid[]) o (oid)
 def resync_of(mapping: RelationMapping, bounds: Sequence[str | None]) -> Resync:
     """Return the options of the copy of the rows within *bounds*. Pure.
 
-    The copy compares all rows if the target cannot evaluate the bounds: for example, the bounds of
+    The copy compares all rows if the target cannot evaluate the bounds. For example, the bounds of
     a hash partition refer to a table of the source.
     """
     for text in bounds:

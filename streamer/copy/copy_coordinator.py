@@ -2,10 +2,10 @@
 
 Relations that need a copy are held (`streamer.apply.lanes.lane`): the stream continues for all
 tables, and keeps the changes of held relations on disk. The coordinator copies all waiting
-relations in one round (`streamer.copy.copy_round`). If an operator or the source requests a table
-while a round runs, the table gets a second round, which does not wait for the first. A table whose
-copy fails gets a second round, too (`streamer.copy.round_removal`). The coordinator drops held
-changes up to the consistent point, because the copy contains these.
+relations in one round (`streamer.copy.copy_round`). A table that is requested while a round runs
+gets a second round, which does not wait for the first. A table whose copy fails gets a second
+round, too (`streamer.copy.round_removal`). The coordinator drops held changes up to the consistent
+point, because the copy contains these.
 
 A round begins when the source gets a turn (`streamer.copy.source_turns`).
 

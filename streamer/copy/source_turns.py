@@ -1,6 +1,6 @@
 """The order in which sources copy, and the number of concurrent sources.
 
-A source gets a turn before it creates the slot or the snapshot of a copy, so waiting sources retain
+A source gets a turn before it creates the slot or the snapshot of a copy. So waiting sources retain
 neither WAL nor old row versions. Sources with a higher priority come first, then sources with less
 data to copy. A source that has a turn gets a second turn at once, because tables of a source do not
 wait for each other.

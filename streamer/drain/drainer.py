@@ -187,7 +187,8 @@ class Drainer:
             while lane.may_drain and time.monotonic() < until and await turn.apply_next():
                 pass
         except BaseException as exc:
-            # A StreamerError implies a rollback; any other exception leaves the transaction open.
+            # A StreamerError implies a rollback; an unexpected exception leaves the transaction
+            # open.
             if not isinstance(exc, StreamerError) or isinstance(exc, TargetConnectionError):
                 writer.disconnect()
             raise

@@ -1,8 +1,8 @@
 """Functions that the expressions of a source call at the target, where they run as streamer's role.
 
 The owner of a table at the source writes its defaults and checks. These texts must not gain rights
-at the target. So streamer creates a definition without running its expressions, and reads from the
-catalogs the functions that PostgreSQL resolved: as OIDs in the stored trees, not as text.
+at the target. So streamer creates a definition without running its expressions. Then it reads from
+the catalogs the functions that PostgreSQL resolved: as OIDs in the stored trees, not as text.
 
 An expression may call built-in functions that are immutable, belong to an operator or a cast, or
 are on a short list. None of these reads a table, a file or a setting. Immutable functions of an

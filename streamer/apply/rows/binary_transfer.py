@@ -1,8 +1,8 @@
 """The types whose values may travel in PostgreSQL's send and receive format instead of text.
 
-Binary transport is optional, and saves work where the binary and the text form surely mean the same
-value: for a column whose type is in the list below and equal at the target. A column that the
-target does not get may have any type. Pure.
+Binary transport is optional, and saves work where binary and text surely mean the same value. So a
+column needs a type of the list below, and an equal type at the target. A column that the target
+does not get may have any type. Pure.
 """
 
 from typing import Final

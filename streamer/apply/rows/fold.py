@@ -109,8 +109,8 @@ class Fold:
     def must_order(self) -> bool:
         """Whether the changes need exact order.
 
-        The reason can be a staged row that would be too wide, expressions that need values of the
-        target, or a row that gets the key of a row that moves.
+        A staged row would be too wide, expressions need values of the target, or a row gets the key
+        of a row that moves.
         """
         plan = self.plan
         if self.moves:

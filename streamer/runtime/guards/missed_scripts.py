@@ -111,7 +111,7 @@ def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline:
 
 def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) -> bool:
     """Return whether a script ran on a former timeline, behind the end of that timeline. Pure."""
-    if record.timeline is None or record.timeline >= branch.timeline or not branch.is_known:
+    if record.timeline is None or record.timeline >= branch.timeline or not branch.has_ends:
         return False
     fork_lsn = branch.end_of(record.timeline)
     return fork_lsn is None or acknowledged_lsn >= fork_lsn

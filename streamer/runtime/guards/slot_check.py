@@ -146,7 +146,7 @@ class SlotCheck:
         timeline, stored_timeline = self._branch.timeline, record.timeline
         if stored_timeline is None:
             return record
-        if not self._branch.is_known:
+        if not self._branch.has_ends:
             log.warning(
                 "no timeline history file from the server; comparing timeline numbers only",
                 source=self._source.label,
@@ -227,7 +227,7 @@ class SlotCheck:
             "timeline": branch.timeline,
             "database_oid": self._server.database_oid,
         }
-        if branch.is_known or any(getattr(record, name) != identity[name] for name in identity):
+        if branch.has_ends or any(getattr(record, name) != identity[name] for name in identity):
             identity["timeline_history"] = branch.text
         if any(getattr(record, name) != value for name, value in identity.items()):
             await set_source(self._bookkeeping, record.source_id, **identity)
