@@ -1,1 +1,1 @@
-"""The tables of the schema `streamer` in the target, which survive this process."""
+"""The bookkeeping: tables of the schema `streamer` in the target, which outlive the process."""

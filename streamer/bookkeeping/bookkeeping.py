@@ -1,7 +1,7 @@
-"""The way to the bookkeeping tables in the target, which survive this process.
+"""Access to the bookkeeping tables in the target.
 
-`schema` creates the tables, and each table has a module that declares its columns and writes its
-rows (`table`). Workers move the progress of relations themselves
+`bookkeeping_schema` creates the tables, and each table has a module that declares its columns and
+writes its rows (`bookkeeping_table`). Workers move the progress of relations themselves
 (`streamer.apply.write.target_transaction`), in the transactions that write the changes.
 """
 
@@ -26,14 +26,16 @@ class Bookkeeping:
         self._fence: FencingToken | None = None
 
     def under(self, fence: FencingToken) -> "Bookkeeping":
-        """Return a copy for the holder of *fence*, which works only on its server."""
+        """Return a copy of this object for the holder of *fence*, which uses only the server of
+        *fence*.
+        """
         bound = copy.copy(self)
         bound._fence = fence
         return bound
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[TargetConnection]:
-        """Yield the connection, opened again if it was lost.
+        """Yield the connection; open a lost connection again.
 
         Raises TargetConnectionError, TargetRejectedError.
         """

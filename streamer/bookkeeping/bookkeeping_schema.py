@@ -1,4 +1,4 @@
-"""The schema of the bookkeeping in the target: created, migrated, and removed."""
+"""Creates, migrates and removes the schema of the bookkeeping in the target."""
 
 import re
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ end $$
 
 
 def read_objects() -> dict[str, list[str]]:
-    """Return all objects of ours in the schema: names by kind, tables first."""
+    """Return streamer's objects in the schema: names by kind, tables first."""
     made: dict[str, list[str]] = {"table": ["streamer.migration"], "function": []}
     for migration in read_migrations("target"):
         for kind, name in _MADE.findall(migration.sql):
@@ -37,7 +37,7 @@ def read_objects() -> dict[str, list[str]]:
 
 async def migrate(bookkeeping: Bookkeeping) -> None:
     """Migrate the bookkeeping schema. Raises TargetError if a newer version made the schema."""
-    # All or none: readers of the bookkeeping must not find a half-created schema.
+    # One transaction, because readers of the bookkeeping must not find a half-created schema.
     async with bookkeeping.transaction() as connection:
         await _apply(connection)
         await prune_requests(connection)
@@ -93,7 +93,7 @@ async def read_version(session: Executor) -> int | None:
 
 
 async def is_installed(bookkeeping: Bookkeeping) -> bool:
-    """Whether the bookkeeping tables exist, as this version makes them."""
+    """Whether the bookkeeping tables exist in this version's form."""
     async with bookkeeping.connection() as connection:
         if await connection.fetch_value("select to_regclass('streamer.migration') is null"):
             return False
@@ -119,12 +119,12 @@ async def installed(address: TargetAddress, application_name: str) -> AsyncItera
 
 
 async def read_installation(bookkeeping: Bookkeeping) -> str:
-    """Return the id of this installation, which its bookkeeping has."""
+    """Return the id of this installation from its bookkeeping."""
     return str(await bookkeeping.fetch_value("select id from streamer.installation"))
 
 
 async def drop_if_empty(bookkeeping: Bookkeeping) -> None:
-    """Drop the bookkeeping and our replication origins if no source is left.
+    """Drop the bookkeeping and streamer's replication origins if no source remains.
 
     Also drop the schema, unless a foreign program has objects in it.
     """

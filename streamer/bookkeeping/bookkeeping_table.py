@@ -1,10 +1,10 @@
 """The declaration of a bookkeeping table: a record whose fields name columns and their codecs.
 
-The module of a table declares the table and has all statements that write its rows. A plain
-statement comes from the declaration; a statement with its own decision is SQL in that module.
+The module of a table declares the table and contains all statements that write its rows. Simple
+statements come from the declaration; a statement that makes a decision is SQL in that module.
 
-Values travel as a single JSON object, from which the server makes a row of the table. So only the
-migration has the type of a column.
+Values travel as a single JSON object, which the server converts to a row of the table. So only the
+migration states the types of columns.
 """
 
 import enum
@@ -51,7 +51,9 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How to read a field. ``sql``: an expression in which ``{}`` is the column, with its table."""
+    """The way to read a field. ``sql``: an expression in which ``{}`` stands for the qualified
+    column.
+    """
 
     sql: str = "{}"
     decode: Callable[[Any], Any] | None = None
@@ -79,7 +81,7 @@ _COLUMNS: Final[dict[Any, Codec]] = {
 
 
 def _column(hint: Any) -> Codec:
-    """Return how to read a field of the type *hint*."""
+    """Return the way to read a field of the type *hint*."""
     declared: Codec = Codec()
     if get_origin(hint) is Annotated:
         hint, declared = get_args(hint)
@@ -93,7 +95,7 @@ def _column(hint: Any) -> Codec:
 
 
 def _decoder(kind: Any) -> Callable[[Any], Any] | None:
-    if kind in (tuple, frozenset):  # from an array, or from an array in JSON
+    if kind in (tuple, frozenset):  # from an array or a JSON array
         return lambda stored: kind(json.loads(stored) if isinstance(stored, str) else stored)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind
@@ -130,7 +132,7 @@ def fields_of(record: Any, *left_out: str) -> dict[str, Any]:
 
 
 class BookkeepingTable(Generic[R]):
-    """A table of the schema `streamer`, whose rows are read as *record*.
+    """A table of the schema `streamer`, whose rows become objects of *record*.
 
     *alias*: its name in statements. *joined*: the tables from which records have additional fields.
     """
@@ -143,7 +145,7 @@ class BookkeepingTable(Generic[R]):
 
     @cached_property
     def columns(self) -> dict[str, Codec]:
-        """How to read each field of the record, by field name."""
+        """The way to read each field of the record, by field name."""
         hints = typing.get_type_hints(self._record, include_extras=True)
         names = [field.name for field in fields(self._record)]
         columns = {name: _column(hints[name]) for name in names}
@@ -179,7 +181,7 @@ class BookkeepingTable(Generic[R]):
         return [self.record(row) for row in rows]
 
     async def find(self, session: Executor, clause: str, *parameters: Any) -> R | None:
-        """Return the first of these records, if any."""
+        """Return the first record, if any."""
         return next(iter(await self.read(session, clause, *parameters)), None)
 
     async def insert(self, session: Executor, rows: Iterable[Values], clause: str = "") -> int:
@@ -231,7 +233,7 @@ class BookkeepingTable(Generic[R]):
     ) -> int:
         """Set columns to *values* in the rows of *clause*, whose parameters begin at ``$2``.
 
-        *also*: assignments that the server computes. Returns how many rows were set.
+        *also*: assignments that the server computes. Returns the number of updated rows.
         """
         stored = self._stored(values)
         names = ", ".join(stored)
@@ -253,7 +255,7 @@ class BookkeepingTable(Generic[R]):
         also: str = "",
     ) -> bool:
         """Set columns of the row with an ``id``, under the condition *clause*, whose parameters
-        begin at ``$3``; return whether the row was set.
+        begin at ``$3``; return whether the statement updated the row.
         """
         where = f"where id = $2 {clause}"
         return bool(await self.update(session, values, where, row_id, *parameters, also=also))
@@ -282,7 +284,7 @@ class BookkeepingTable(Generic[R]):
         )
 
     async def delete(self, session: Executor, clause: str, *parameters: Any) -> int:
-        """Remove rows; return how many."""
+        """Remove rows; return their number."""
         return await session.execute(f"delete from {self.name} {self.alias} {clause}", *parameters)
 
     def _stored(self, values: Values) -> dict[str, Any]:

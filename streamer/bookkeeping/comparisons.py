@@ -17,7 +17,7 @@ from streamer.bookkeeping.bookkeeping_table import (
 from streamer.util.lsn import Lsn
 
 RESUME_HOURS: Final = 24
-"""An older comparison begins again: its answer would span too long a time."""
+"""An older comparison begins again, because its result would span too long a time."""
 
 Bound = tuple[str, ...] | None
 
@@ -44,7 +44,9 @@ def _lsns(stored: str) -> dict[int, Lsn]:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonRecord:
-    """A comparison under way. ``lsns``: the position of each source at the start, by source id."""
+    """A comparison in progress. ``lsns``: the position of each source at the start, by source
+    id.
+    """
 
     comparison_id: Annotated[int, Codec("c.id")]
     began_at: datetime
@@ -81,7 +83,9 @@ async def begin_comparison(
     lsns: dict[int, Lsn],
     ranges: Iterable[RangeRecord],
 ) -> ComparisonRecord:
-    """Store a new comparison, replacing a former with *fingerprint*; remove old comparisons."""
+    """Store a new comparison in place of a former one with *fingerprint*; remove old
+    comparisons.
+    """
     planned = tuple(ranges)
     stored = {"fingerprint": fingerprint, "lsns": {key: str(lsn) for key, lsn in lsns.items()}}
     async with bookkeeping.transaction() as connection:
@@ -101,7 +105,7 @@ async def begin_comparison(
 
 
 async def count_ranges(session: Executor, comparison_id: int) -> tuple[int, int]:
-    """Return how many ranges of a comparison were found equal, and the number of ranges."""
+    """Return the number of ranges that were found equal, and the number of all ranges."""
     (row,) = await session.fetch(
         "select count(source_rows) as done, count(*) as ranges"
         " from streamer.compared_range where comparison_id = $1",

@@ -1,7 +1,7 @@
 """The rows of streamer.sync_partition: the ledger of the parts of copies.
 
-Tasks finish their parts themselves (`streamer.bookkeeping.task_statements`). A part whose row
-another session has locked is being copied. An attempt has a number above 0; a withdrawn part has 0.
+Tasks finish their parts themselves (`streamer.bookkeeping.task_statements`). While a task copies a
+part, it holds a lock on the part's row. The attempt number is above 0, and 0 for a withdrawn part.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """A part that a task has copied, or on which the task failed: ``kind``, ``error``."""
+    """A part that a task has copied, or that failed with ``kind`` and ``error``."""
 
     relation_id: int
     part: int
@@ -60,13 +60,13 @@ async def add_parts(session: Executor, parts: Iterable[Any]) -> None:
 async def remove_parts(session: Executor, relation_ids: Sequence[int]) -> None:
     """Remove the parts of relations whose copies begin again.
 
-    The statement waits for a task that holds the row of its part, until the task commits or ends.
+    The statement waits until each task that holds the row of its part commits or ends.
     """
     await PARTS.delete(session, "where relation_id = any ($1::int8[])", relation_ids)
 
 
 async def read_ended_parts(session: Executor, relation_ids: Sequence[int]) -> list[PartRecord]:
-    """Return the parts of relations that are copied, and parts that end the copy of a table."""
+    """Return the copied parts of relations, and failed parts that end the copy of a table."""
     return await PARTS.read(
         session,
         "where relation_id = any ($1::int8[])"
@@ -76,7 +76,7 @@ async def read_ended_parts(session: Executor, relation_ids: Sequence[int]) -> li
 
 
 async def withdraw_parts(session: Executor, relation_id: int) -> bool:
-    """Withdraw the parts that no task writes; return whether these were all."""
+    """Withdraw the parts that no task writes; return whether these were all parts."""
     await session.execute(_WITHDRAW_SQL, relation_id)
     return not await session.fetch_value(_IS_WRITTEN_SQL, relation_id)
 

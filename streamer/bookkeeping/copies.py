@@ -1,4 +1,4 @@
-"""How a copy begins, progresses and ends in the bookkeeping, in the transaction of its end."""
+"""Stores the beginning, the progress and the end of copies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -35,10 +35,11 @@ async def read_filling(session: Executor, relation_ids: Sequence[int]) -> set[in
 async def begin_copies(
     connection: TargetConnection, relation_ids: Sequence[int], need: Need
 ) -> dict[int, CopyRecord]:
-    """Store new attempts to copy relations, each in the scope *need*; return them by relation id.
+    """Store new attempts to copy relations, each in the scope *need*; return the attempts by
+    relation id.
 
-    Raises TargetFencedError if the need of a relation has changed. After a loss of changes, a
-    copy that began would show the relation as in sync. The caller has begun a transaction.
+    Raises TargetFencedError if the need of a relation has changed: after a loss of changes, such a
+    copy would mark the relation as in sync. The caller has begun a transaction.
     """
     values: dict[str, Any] = {"waiting_for": None}
     if need is Need.ROWS:
@@ -59,11 +60,11 @@ async def begin_copies(
 
 @dataclass(frozen=True, slots=True)
 class FinishedCopy:
-    """A relation whose copy is in the target: the stream has its changes from ``lsn`` on.
+    """A relation whose copy is in the target. The stream contains its changes from ``lsn`` on.
 
     ``definition``, ``storage``: the definition and the storage of the source's table at ``lsn``.
     Without ``attempt`` there was no copy: `initial: none` marked the relation as synced. The
-    ``chunks`` of ``scope`` are the rows that the target has now; None for all rows.
+    ``chunks`` of ``scope`` describe the rows in the target; None for all rows.
     """
 
     relation_id: int
@@ -83,7 +84,7 @@ class FinishedCopy:
 
     @property
     def is_end(self) -> bool:
-        """Whether the copy has written the last of all rows."""
+        """Whether all rows of the table are now copied."""
         return not self.scope.is_to_point and self.scope.chunks is None
 
     @property
@@ -101,7 +102,7 @@ class FinishedCopy:
         return is_over and copy.attempt == self.attempt
 
     def values(self, copy: CopyRecord) -> Values | None:
-        """Return the columns to store in *copy*; None if *copy* has a newer attempt."""
+        """Return the columns to store for *copy*; None if there is a newer attempt."""
         if self.attempt not in (None, copy.attempt) or copy.needs_resync:
             return None
         state = copy.table_state.switched_to_stream(self.scope.chunks, self.lsn)
@@ -141,7 +142,7 @@ class FinishedCopy:
         return {**values, "unfilled": [name for name in copy.unfilled if name not in filled]}
 
     def _counts(self, copy: CopyRecord) -> dict[str, int]:
-        """Return the counts, with the rows of former chunks."""
+        """Return the counts, including the rows of former chunks."""
         former = (0, 0) if copy.chunks is None else (copy.rows_copied, copy.bytes_copied)
         return {"rows_copied": former[0] + self.rows, "bytes_copied": former[1] + self.size}
 
@@ -180,7 +181,7 @@ async def is_switched(connection: TargetConnection, copy: FinishedCopy) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Sums over the parts of a copy; ``heap_bytes``: their size at the source."""
+    """Sums over the parts of a copy. ``heap_bytes``: the size of finished parts at the source."""
 
     rows: int
     bytes: int
@@ -191,7 +192,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class RunningParts:
-    """The progress of the parts under way."""
+    """The progress of the parts in progress."""
 
     rows: int
     bytes: int
@@ -199,7 +200,9 @@ class RunningParts:
 
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """The progress of a copy. Rows that COPY has read but no transaction has committed count."""
+    """The progress of a copy, including rows that COPY has read but no transaction has
+    committed.
+    """
 
     rows: int
     rows_total: int | None
@@ -210,9 +213,9 @@ class CopyProgress:
 
 
 def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> CopyProgress:
-    """Estimate the progress of a copy whose first rows came *seconds* ago; None if none came. Pure.
+    """Estimate the progress of a copy whose first rows came *seconds* ago; None without rows. Pure.
 
-    A part is larger or smaller in COPY's format than at the source: the finished parts show the
+    A part's size in COPY's format differs from its size at the source; finished parts show the
     ratio.
     """
     rows, size = ledger.rows + running.rows, ledger.bytes + running.bytes
@@ -239,7 +242,7 @@ def estimate(ledger: Ledger, running: RunningParts, seconds: float | None) -> Co
 
 
 async def read_progress(connection: TargetConnection) -> dict[int, CopyProgress]:
-    """Return the progress of the copies under way, by relation id."""
+    """Return the progress of the copies in progress, by relation id."""
     ledgers = await connection.fetch(_LEDGERS_SQL, GROWTH)
     if not ledgers:
         return {}
@@ -277,7 +280,7 @@ async def read_own_sessions(connection: TargetConnection) -> list[OwnSession]:
 
 
 async def fill_directly(session: Executor, relation_ids: Sequence[int]) -> None:
-    """Store that copies fill the target tables directly, so all their rows are streamer's."""
+    """Record that copies fill the target tables directly, so that streamer owns all rows."""
     await RELATIONS.update(
         session,
         {"filling": True, "owns_rows": True},
@@ -287,7 +290,7 @@ async def fill_directly(session: Executor, relation_ids: Sequence[int]) -> None:
 
 
 async def set_row_estimates(session: Executor, rows: Mapping[int, int | None]) -> None:
-    """Store how many rows the source's tables have, by relation id."""
+    """Store the number of rows of the source's tables, by relation id."""
     await RELATIONS.update_each(
         session, ({"id": key, "rows_total": count} for key, count in rows.items())
     )
@@ -299,7 +302,7 @@ async def read_leftover_stages(session: Executor, source_id: int | None) -> list
 
 
 _FILLED: Final[Values] = {"unfilled": (), "copy_is_due": False}
-"""Existing rows lack no value."""
+"""Values of the columns when existing rows lack no value."""
 _CHUNKS: Final = {
     **CHANGED,
     "chunks": """
@@ -315,7 +318,7 @@ left join streamer.relation r on c.relname = 'copy_' || r.id
 where n.nspname = 'streamer' and c.relkind = 'r' and c.relname ~ '^copy_[0-9]+$'
   and (r.id is null or r.source_id = $1)
 """
-# A table that is paused before its copy is complete is still being copied.
+# The copy of a table continues after a pause.
 _LEDGERS_SQL: Final = """
 select r.id as relation_id, r.source_id, r.target, r.rows_total,
        p.rows + b.rows as rows, p.bytes + b.bytes as bytes,
@@ -342,7 +345,7 @@ from streamer.relation r,
      ) b
 where r.state = 'copying' or (r.state = 'paused' and r.snapshot_lsn is null)
 """
-# In pg_locks a session also has a row for a lock that the session awaits.
+# pg_locks also lists the locks that a session awaits.
 _OWN_SESSIONS_SQL: Final = r"""
 select distinct w.pid, w.application_name, n.nspname as namespace, c.relname as table,
        coalesce(w.wait_event_type = 'Lock', false) as is_blocked
@@ -356,7 +359,7 @@ where w.datname = pg_catalog.current_database() and w.usename = current_user
                     where d.datname = pg_catalog.current_database())
   and n.nspname not in ('pg_catalog', 'pg_toast')
 """
-# The progress by name of the table; parts of several sources differ by their sessions.
+# The view shows progress by table name; the sessions distinguish parts of several sources.
 _RUNNING_SQL: Final = r"""
 select regexp_replace(a.application_name, ' round \d+$', '') as application_name,
        n.nspname as namespace, c.relname as name,

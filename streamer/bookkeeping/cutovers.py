@@ -1,7 +1,7 @@
 """The rows of streamer.cutover: the progress of the cut-over of a source.
 
-A step is stored before its work begins. So the row of a killed command is true, and the next
-command repeats that step.
+A command stores a step before the work of the step begins. So the row stays true if the command is
+killed, and the next command repeats the step.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from streamer.util.lsn import Lsn
 class CutoverRecord:
     """A row of streamer.cutover. ``details``: facts for undoing the cut-over, and its options.
 
-    ``marker_lsn``: the end of the source's WAL once all writes there were blocked.
+    ``marker_lsn``: the end of the source's WAL after all writes at the source were blocked.
     """
 
     source_id: int
@@ -34,7 +34,7 @@ async def read_cutover(session: Executor, source_id: int) -> CutoverRecord | Non
 
 
 async def store_step(session: Executor, source_id: int, step: str, details: dict[str, Any]) -> None:
-    """Store the step whose work is about to begin, and the facts for undoing it."""
+    """Store the step whose work is about to begin, and the facts to undo the step."""
     row = {"source_id": source_id, "step": step, "details": details}
     await CUTOVERS.put(session, [row], "source_id")
 
@@ -44,7 +44,7 @@ async def store_marker(session: Executor, source_id: int, lsn: Lsn) -> None:
 
 
 async def finish_cutover(session: Executor, source_id: int) -> None:
-    """Record that applications may write to the target: the cut-over is now final."""
+    """Record that applications may write to the target, which makes the cut-over final."""
     await session.execute(
         "update streamer.cutover set finished_at = pg_catalog.clock_timestamp()"
         " where source_id = $1",
@@ -57,5 +57,7 @@ async def forget_cutover(session: Executor, source_id: int) -> None:
 
 
 async def is_cutting_over(session: Executor, source_id: int) -> bool:
-    """Return whether sequences of the target have their exact values, or are about to get them."""
+    """Return whether sequences of the target have exact values, or are about to get exact
+    values.
+    """
     return await read_cutover(session, source_id) is not None

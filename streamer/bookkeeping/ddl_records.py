@@ -1,7 +1,7 @@
 """The rows of streamer.ddl: changes of the definitions of source tables.
 
-A row is one command at the source, for a single table. A running process writes the row with the
-statements it ran at the target, or before it stops for an operator's decision.
+A row is a command at the source, for a single table. The process writes the row together with the
+statements that it runs at the target, or before it stops for an operator's decision.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ class DdlPlace:
 
 @dataclass(frozen=True, slots=True)
 class DdlDecision:
-    """The state of a command that had to wait.
+    """The state of a command.
 
     ``state``: `WAITING`, `MADE`, or the operator's decision; None if the command did not have to
     wait. ``statements``: the operator's statements, which replace streamer's. ``reason``: the
-    reason for the wait. ``made``: the changes that another source of the target has made for this
+    reason for the wait. ``made``: the changes that a peer source has made at the target for this
     source, too.
     """
 
@@ -49,13 +49,13 @@ class DdlDecision:
 
     @property
     def is_edited(self) -> bool:
-        """Whether the operator has decided for statements of the operator's own."""
+        """Whether the operator has replaced streamer's statements."""
         return self.is_decided and self.statements is not None
 
 
 @dataclass(frozen=True, slots=True)
 class DdlRecord:
-    """A command at the source, and its way to the target."""
+    """A command at the source, and its application at the target."""
 
     id: int
     database: Annotated[str, Codec("s.database")]
@@ -130,10 +130,10 @@ returning relation_id
 
 
 async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequence[str]) -> None:
-    """Store the command of *place* as made for all sources of its target that wait for the command.
+    """Mark the command of *place* as made for all sources of the target that wait for the command.
 
-    Such a source waits at the first command of its transaction that all sources have to make. Later
-    commands count as made if they have the same changes.
+    Such a source waits at the first command of its transaction that all sources have to make. Its
+    later commands with the same changes count as made.
     """
     rows = await session.fetch(
         _MADE_SQL, place.relation_id, str(place.lsn), place.number, query, list(changes)
@@ -145,7 +145,7 @@ async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequ
 
 
 async def forget_made(session: Executor, place: DdlPlace) -> None:
-    """Delete commands of other sources that the table did not meet before *place*."""
+    """Delete commands of peer sources that the table did not reach before *place*."""
     await session.execute(
         "delete from streamer.ddl where relation_id = $1 and state = 'made'"
         " and (lsn, number) < ($2::text::pg_lsn, $3)",
@@ -169,9 +169,9 @@ where relation_id = $1 and state in ('waiting', 'made', 'apply', 'skip')
 async def place_of_copy(
     session: Executor, relation_id: int, changes: Sequence[str], lsn: Lsn
 ) -> DdlPlace:
-    """Return the place of *changes* that a copy includes, which has the number 0.
+    """Return the place of *changes* that a copy includes; its number is 0.
 
-    Changes that wait already keep their place. *lsn*: the position of the source.
+    Changes that already wait keep their place. *lsn*: the position of the source.
     """
     for row in await session.fetch(_COPY_PLACE_SQL, relation_id):
         if row["changes"] == list(changes):
@@ -180,7 +180,7 @@ async def place_of_copy(
 
 
 async def supersede(session: Executor, place: DdlPlace) -> None:
-    """Delete the waiting commands of a table: a copy includes their changes at *place*."""
+    """Delete the waiting commands of a table, because a copy includes their changes at *place*."""
     await session.execute(_SUPERSEDE_SQL, place.relation_id, str(place.lsn))
 
 
@@ -223,7 +223,9 @@ async def put_ddl(
 
 
 async def read_ddl(session: Executor, *, with_done: bool) -> list[DdlRecord]:
-    """Return the commands that wait for a decision or its effect; *with_done*: all."""
+    """Return the commands that wait for a decision or for its effect; with *with_done*, all
+    commands.
+    """
     return await DDL.read(
         session,
         "where ($1 or d.state not in ('applied', 'skipped', 'made')) order by d.id",
@@ -242,7 +244,7 @@ async def decide(
 ) -> int | None:
     """Store the decision about the command for which a table waits; return the id of the command.
 
-    None: the table waits for no decision.
+    Return None if the table waits for no decision.
     """
     stored = None if statements is None else list(statements)
     for row in await session.fetch(_DECIDE_SQL, relation_id, decision, stored):

@@ -2,13 +2,14 @@
 
 The transaction that drops an index stores its definition, and the transaction that re-creates the
 index deletes the definition. So a crash at any moment loses no index. streamer defers only indexes
-without dependents: the primary key, unless a foreign key, a view or a publication needs it, and
-plain indexes. Indexes of constraints, of the replica identity, in a non-default tablespace, or with
-settings outside their definition stay. So do the indexes of tables that another role owns.
+without dependents: plain indexes, and the primary key unless a foreign key, a view or a publication
+needs it. Indexes of constraints, of the replica identity, in a non-default tablespace, or with
+settings outside their definition stay. So do all indexes of tables that a different role owns.
 Several sources can fill a table at the same time: the last source to finish restores the indexes.
 
-During a copy in chunks the stream also writes to the table. Then primary key, unique indexes and
-indexes that begin with a column of the key stay, because the stream finds rows by them.
+During a copy in chunks the stream also writes to the table. Then the primary key, unique indexes
+and indexes that begin with a column of the key stay, because the stream finds rows by these
+indexes.
 """
 
 from collections.abc import Collection
@@ -21,7 +22,7 @@ from streamer.postgres.session_settings import INDEX_MEMORY_MB, memory_sql
 from streamer.target.connection import TargetConnection, transaction
 from streamer.util.failpoints import failpoint
 
-# Autovacuum of a half-filled table is wasted work, and the indexes wait for its lock.
+# Autovacuum of a half-filled table is wasted work, and its lock delays the creation of indexes.
 _AUTOVACUUM_SQL: Final = """
 select pg_catalog.format('alter table %s reset (autovacuum_enabled)', $1::text) as make,
        pg_catalog.format('alter table %s set (autovacuum_enabled = false)', $1::text) as drop,
@@ -104,7 +105,8 @@ async def defer_indexes(
 ) -> int:
     """Drop the deferrable indexes of *target*, and store their definitions; return their number.
 
-    *key*: the columns by which the stream finds rows, if the stream writes to the table meanwhile.
+    *key*: the columns by which the stream finds rows, if the stream writes to the table during the
+    copy.
     """
     quoted = quote_qualified(target.namespace, target.name)
     async with transaction(connection):
@@ -149,12 +151,12 @@ async def restore_indexes(
     *,
     is_start: bool = False,
 ) -> int:
-    """Restore the indexes of *target* unless a source still fills the table; return how many.
+    """Restore the indexes of *target* unless a source still fills the table; return their number.
 
-    *ended_id*: a relation whose copy has failed or has its last rows, so that it does not fill the
-    target. *is_start*: a copy in chunks counts as filling. Otherwise the stream of that copy may
-    need an index that another source has dropped. Raises TargetError if the server refuses an
-    index; its definition stays stored.
+    *ended_id*: a relation whose copy has failed or written its last rows, so that it no longer
+    fills the target. *is_start*: a copy in chunks counts as filling. Otherwise the stream of that
+    copy could lack an index that a peer source has dropped. Raises TargetError if the server
+    refuses an index; its definition stays stored.
     """
     count = 0
     while True:
@@ -184,7 +186,7 @@ select exists (select from pg_catalog.pg_constraint
 
 
 async def has_primary_key(connection: TargetConnection, target: RelationName) -> bool:
-    """Return whether *target* has a primary key, or gets its key back when its copies end."""
+    """Return whether *target* has a primary key, or a deferred primary key."""
     quoted = quote_qualified(target.namespace, target.name)
     return bool(await connection.fetch_value(_HAS_KEY_SQL, quoted, str(target)))
 
@@ -213,7 +215,7 @@ SUMMARY_SQL: Final = "select target, definition from streamer.deferred_index"
 
 
 async def read_abandoned_targets(connection: TargetConnection) -> list[str]:
-    """Return the targets that have deferred indexes, and that no copy fills."""
+    """Return the targets with deferred indexes that no copy fills."""
     return [row["target"] for row in await connection.fetch(_ABANDONED_SQL)]
 
 

@@ -1,4 +1,4 @@
-"""The sequences that follow those of a source, in the bookkeeping: for ``streamer status``."""
+"""The sequences that follow sequences of a source, for ``streamer status``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from streamer.errors.remedies import Remedy
 class SequenceRecord:
     """A sequence of a source and its counterpart.
 
-    The values are the last that each sequence had given at the last check; None before the first
-    use.
+    The values are the last values that each sequence had returned at the last check; None before
+    the first use.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""The rows of streamer.held: the changes of each table that wait in the process of its source."""
+"""The rows of streamer.held: for each table, the changes that wait in the process of its source."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -30,12 +30,14 @@ from streamer.held h join streamer.relation r on r.id = h.relation_id
 
 
 async def read_held(session: Executor) -> dict[int, HeldRecord]:
-    """Return the held changes of relations, by id, as last reported by the processes."""
+    """Return the held changes of relations, by id, from the last reports of the processes."""
     return {record.relation_id: record for record in await HELD.read(session)}
 
 
 async def set_held(session: Executor, source_id: int, held: Collection[HeldRecord]) -> None:
-    """Store the held changes of a source's relations; unnamed relations hold none."""
+    """Store the held changes of a source's relations; relations without a record hold no
+    changes.
+    """
     await HELD.delete(
         session,
         "using streamer.relation r where r.id = h.relation_id and r.source_id = $1"

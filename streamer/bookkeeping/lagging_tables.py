@@ -1,4 +1,6 @@
-"""Lagging tables in the bookkeeping: start, visible position, and the sessions that block."""
+"""Lagging tables: the start of the lag, the visible position, and the sessions that block a
+table.
+"""
 
 from collections.abc import Collection
 from typing import Final
@@ -11,11 +13,13 @@ _BLOCKERS_SQL: Final = blockers_sql(BACKENDS.format("$1"))
 
 
 async def read_blockers(bookkeeping: Bookkeeping, pids: Collection[int]) -> dict[int, Blockers]:
-    """Return the sessions at the target that block backends of ours, by our pid."""
+    """Return the sessions at the target that block streamer's backends, by the pid of the
+    backend.
+    """
     return blockers_of(await bookkeeping.fetch(_BLOCKERS_SQL, list(pids)))
 
 
 async def request_positions(bookkeeping: Bookkeeping, *, of_tables: bool) -> None:
-    """Ask the process that streams to store its positions as soon as they move."""
+    """Request that the streaming process stores its positions as soon as they move."""
     payload = WAITING_FOR_TABLES if of_tables else WAITING
     await bookkeeping.execute(f"notify {CHANNEL}, '{payload}'")

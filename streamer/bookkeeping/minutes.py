@@ -1,9 +1,9 @@
 """The rows of streamer.minute: lag, rate and retained WAL of each source by the minute, for a day.
 
 The process that runs a source stores its minutes, and the pages of all processes read these. Two
-processes may store the same minute, because the source has moved in that minute, or because the
-answer to a statement was lost. A process may store a minute twice, because its clock was set back.
-The row then summarizes both: the highest lag and WAL, and the mean rate.
+processes may store the same minute, because the source moved between them in that minute. A process
+may store a minute twice, because an answer was lost or its clock was set back. The row then
+summarizes both: the highest lag and WAL, and the mean rate.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.mapping.rules import SourceLabel
 
 Values = tuple[float | None, float | None, float | None]
-"""Lag in seconds, changes per second and retained WAL in bytes of a source at one moment; None: not
-known then.
+"""Lag in seconds, changes per second and retained WAL in bytes of a source at a moment; None if
+unknown.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """A source in one minute. ``at``: unix time of its beginning."""
+    """The values of a source in a minute. ``at``: the unix time at which the minute begins."""
 
     at: int
     source: str
@@ -57,8 +57,8 @@ where m.at >= to_timestamp($1::float8) and m.at < to_timestamp($2::float8)
 async def add_minutes(
     bookkeeping: Bookkeeping, minutes: Sequence[Minute], kept_seconds: float
 ) -> None:
-    """Store minutes of sources that the target knows, and remove minutes of all sources that are
-    older than *kept_seconds*.
+    """Store minutes of registered sources, and remove all minutes that are older than
+    *kept_seconds*.
 
     Raises TargetConnectionError, TargetRejectedError.
     """

@@ -1,4 +1,5 @@
-"""Definitions that target tables are to get beside their columns, and their states.
+"""The indexes, constraints and other definitions that streamer plans for target tables, with their
+states.
 
 The round that copies a table stores its definitions (`streamer.schema_changes.target_definitions`).
 A row is `pending` until the object exists (`made`) or the target refused the object (`failed`).
@@ -37,7 +38,7 @@ _ENDED: Final = (
     "d.relation_id = {0} and (d.kind, d.name) in (select * from unnest({1}::text[], {2}::text[]))"
 )
 _SAME: Final = "and online::jsonb = $3::text::jsonb"
-"""The stream has not changed the record since a session read the record."""
+"""The condition that the stream has not changed the record since a session read the record."""
 _PENDING: Final = f"{_SAME} and state = 'pending'"
 _FAILED: Final = "attempts = attempts + 1"
 _TAKEN_SQL: Final = """
@@ -74,8 +75,8 @@ select exists (select from streamer.definition d
                 where r.target = ur.target and d.id <> u.id and d.name = u.name
                   and d.state in ('pending', 'made'))
 """
-# Whether the referenced table of a foreign key, or the index of that table, does not exist yet.
-# The positions are those of both tables, if their streams have applied all read changes.
+# Whether the referenced table of a foreign key, or its index, does not exist yet. The positions of
+# both tables are null unless their streams have applied all read changes.
 _REFERENCED_SQL: Final = """
 select pg_catalog.to_regclass($3) is null or exists (
            select from streamer.definition d join streamer.relation r on r.id = d.relation_id
@@ -114,7 +115,7 @@ class DefinitionRecord:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether streamer no longer tries to create the object."""
+        """Whether streamer has given up creating the object."""
         return self.state in ("failed", "unmade")
 
     @property
@@ -167,14 +168,16 @@ async def read_reference(session: Executor, record: DefinitionRecord) -> Referen
 
 
 async def is_remade(session: Executor, record: DefinitionRecord) -> bool:
-    """Return whether a different plan creates an object of *record*'s name on the same target."""
+    """Return whether a different plan creates an object with the name of *record* on the same
+    target.
+    """
     return bool(await session.fetch_value(_REMADE_SQL, record.id))
 
 
 async def read_taken(
     session: Executor, target: RelationName, names: Sequence[str]
 ) -> frozenset[str]:
-    """Return the *names* that other relations in the schema of *target* have or get."""
+    """Return the *names* that existing or planned objects in the schema of *target* have."""
     rows = await session.fetch(_TAKEN_SQL, target.namespace, target.name, list(names), str(target))
     return frozenset(row["name"] for row in rows)
 
@@ -182,7 +185,9 @@ async def read_taken(
 async def store_definitions(
     connection: TargetConnection, relation_id: int, planned: Sequence[Planned]
 ) -> None:
-    """Store *planned* as all definitions of a relation; existing objects are found later."""
+    """Store *planned* as all definitions of a relation. A later check recognizes existing
+    objects.
+    """
     async with transaction(connection):
         await DEFINITIONS.delete(
             connection, "where relation_id = $1 and kind <> 'not null'", relation_id
@@ -213,7 +218,9 @@ async def put_plans(session: Executor, relation_id: int, planned: Sequence[Plann
 async def end_plans(
     session: Executor, relation_id: int, ended: Sequence[tuple[ObjectKind, str]]
 ) -> None:
-    """Withdraw plans. A plan that may be under way becomes `unwanted`, which removes its object."""
+    """Withdraw plans. A plan that a session may be executing becomes `unwanted`, so that streamer
+    removes its object.
+    """
     kinds, names = [kind for kind, _ in ended], [name for _, name in ended]
     of_ended = (relation_id, kinds, names)
     values = {"state": "unwanted", "made_again": False}
@@ -227,8 +234,8 @@ async def end_plans(
 async def hold_plans(session: Executor, target: RelationName) -> None:
     """Keep the states of the plans for a target table until this transaction ends.
 
-    A session that completes a plan meanwhile cannot store that. So the caller finds the objects of
-    all `made` plans in the catalog, and all remaining plans count as unfinished.
+    A session that completes a plan meanwhile cannot store the new state. So the caller finds the
+    objects of all `made` plans in the catalog, and all remaining plans count as unfinished.
     """
     await session.fetch(
         "select from streamer.definition d where d.relation_id in"
@@ -252,12 +259,14 @@ async def read_unwanted(session: Executor) -> list[DefinitionRecord]:
 
 
 async def read_given_up(session: Executor) -> list[DefinitionRecord]:
-    """Return the definitions that streamer no longer tries to create."""
+    """Return the definitions that streamer has given up creating."""
     return await DEFINITIONS.read(session, "where d.state in ('failed', 'unmade') order by d.id")
 
 
 async def forget_unwanted(session: Executor, record_id: int) -> None:
-    """Delete a plan whose object is gone, or renew the plan for a new object of that name."""
+    """Delete a plan whose object no longer exists, or renew the plan for a new object of that
+    name.
+    """
     values = {"state": "pending", "made_again": False}
     condition = "and state = 'unwanted' and made_again"
     if not await DEFINITIONS.set(session, record_id, values, condition):
@@ -265,7 +274,9 @@ async def forget_unwanted(session: Executor, record_id: int) -> None:
 
 
 async def is_pending(session: Executor, record: DefinitionRecord) -> bool:
-    """Whether no stream has changed or withdrawn *record*, and no session completed it."""
+    """Whether *record* is still pending and unchanged: no stream changed or withdrew it, and no
+    session completed it.
+    """
     condition = "where d.id = $1 and d.state = 'pending'"
     stored = await DEFINITIONS.find(session, condition, record.id)
     return stored is not None and stored.online == record.online
@@ -302,7 +313,9 @@ async def set_failed(session: Executor, record: DefinitionRecord, reason: str) -
 async def give_up(
     session: Executor, record: DefinitionRecord, reason: str, steps: Sequence[str]
 ) -> None:
-    """Store why *record* is not made until the next copy, and an operator's *steps*."""
+    """Store the reason why streamer does not create *record* until the next copy, and an operator's
+    *steps*.
+    """
     values = {"state": "failed", "reason": reason, "online": tuple(steps), "sql": "; ".join(steps)}
     online = to_json(record.online)
     await DEFINITIONS.set(session, record.id, values, _PENDING, online, also=_FAILED)

@@ -1,5 +1,5 @@
-"""The positions in the bookkeeping: up to where the target has the changes of each table, and the
-position that streamer acknowledges to each source.
+"""The positions of tables and sources. The target has all changes of a table up to its position,
+and streamer acknowledges the position of a source.
 
 The transaction that writes changes of a table moves the position of the table. The session that
 holds the lock of a source stores the acknowledged position. Both fail without the lock.
@@ -69,7 +69,7 @@ class SourcePosition:
 
 
 async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
-    """Return the positions of each source by its label, all as of one moment.
+    """Return the positions of each source by its label, in a single snapshot.
 
     Waiting clients request positions several times a second, so the query reads few columns.
     """
@@ -100,8 +100,8 @@ def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], fences: Collection[FencingTo
     """Return the statement that moves the positions of relations, as the last statement of the
     transaction that writes their changes. Pure.
 
-    *moved*: the id of each relation, its position now, and the next. The statement fails if another
-    process has moved a position, or has taken the lock of its source.
+    *moved*: the id of each relation, its present and its next position. The statement fails if
+    another process has moved a position, or has taken the lock of its source.
     """
     parameters: list[tuple[str, Iterable[object]]] = [
         ("int8", (relation_id for relation_id, _, _ in moved)),
@@ -110,7 +110,7 @@ def move_sql(moved: Sequence[tuple[int, Lsn, Lsn]], fences: Collection[FencingTo
         ("int8", (fence.source_id for fence in fences)),
         ("text", (fence.token for fence in fences)),
     ]
-    # Numbers, positions and hexadecimal tokens: no value needs quotes.
+    # The values are numbers, positions and hexadecimal tokens, which need no quotes.
     arrays = [f"'{{{','.join(map(str, values))}}}'::{kind}[]" for kind, values in parameters]
     return f"select streamer.set_progress({', '.join(arrays)})"
 
@@ -141,12 +141,12 @@ async def reset_acknowledged(session: Executor, source_id: int, lsn: Lsn) -> Non
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgedPosition:
-    """The next position to acknowledge to a source, in place of ``stored_lsn``."""
+    """The next position to acknowledge to a source; it replaces ``stored_lsn``."""
 
     stored_lsn: Lsn
     lsn: Lsn
     visible_seconds: float | None
-    """Seconds since the latest time whose source commits are all visible at the target."""
+    """Seconds since the latest time for which the target shows all commits of the source."""
     last_transaction: CommittedTransaction | None
     """A transaction up to ``lsn``, newer than the stored transaction."""
     heartbeat_seconds: float | None

@@ -25,8 +25,8 @@ from streamer.source s join streamer.relation r on r.source_id = s.id where s.id
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
-# A source may leave columns in the target, and return without these columns. A source without known
-# columns may have any.
+# A removed source may return without columns that it left in the target. A source whose columns
+# were never recorded may have any columns.
 _KEEP_COLUMNS_SQL: Final = """
 update streamer.purge p set columns = array(
     select c.key from streamer.relation r, pg_catalog.jsonb_each_text(r.columns) c
@@ -65,7 +65,7 @@ from streamer.purge
 
 @dataclass(frozen=True, slots=True)
 class RemainingRows:
-    """A table that streams again, whose source was removed before."""
+    """A table that streams again after its source was removed."""
 
     relation_id: int
     source: str
@@ -104,7 +104,7 @@ def remaining_rows_error(
 class RemainingColumn:
     """A column that only removed sources had, by its name at these sources.
 
-    ``unpurged_sid``: such a source whose rows may still be in the target.
+    ``unpurged_sid``: a removed source whose rows may still be in the target.
     """
 
     target: str
@@ -115,7 +115,9 @@ class RemainingColumn:
 
 @dataclass(frozen=True, slots=True)
 class PurgeRecord:
-    """A row of streamer.purge. ``next_block``: no row of the source is left before this block."""
+    """A row of streamer.purge. ``next_block``: no block before this block has rows of the
+    source.
+    """
 
     database: str
     sid: str
@@ -132,7 +134,7 @@ class PurgeRecord:
 
     @property
     def progress(self) -> float | None:
-        """The purged part of the table, from 0 to 1; None if not known."""
+        """The purged fraction of the table, from 0 to 1; None if unknown."""
         if self.is_finished:
             return 1.0
         return None if not self.blocks else min(1.0, (self.next_block or 0) / self.blocks)
@@ -151,18 +153,20 @@ async def read_purges(session: Executor) -> list[PurgeRecord]:
 
 
 async def store_targets(session: Executor, source_id: int) -> None:
-    """Store the tables and columns of a source before its removal: its rows stay."""
+    """Store the tables and columns of a source before its removal, because its rows stay."""
     await session.execute(_KEEP_TARGETS_SQL, source_id)
     await store_columns(session, source_id)
 
 
 async def store_columns(session: Executor, source_id: int) -> None:
-    """Store the columns of such a source, where its tables are known."""
+    """Store the columns of a source that is about to be removed, for tables with recorded
+    columns.
+    """
     await session.execute(_KEEP_COLUMNS_SQL, source_id)
 
 
 async def read_remaining_columns(session: Executor) -> list[RemainingColumn]:
-    """Return columns that removed sources had, and that no source of the target has now."""
+    """Return columns that removed sources had, but that no present source of the target has."""
     return [RemainingColumn(**dict(row)) for row in await session.fetch(_LEFT_COLUMNS_SQL)]
 
 
@@ -177,7 +181,7 @@ async def read_remaining_rows(
 async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
     """Return the tables of removed sources, by the source's label and the target.
 
-    The value says whether a purge has deleted rows.
+    The value tells whether a purge has deleted rows.
     """
     return {
         (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_purged"]
@@ -204,7 +208,7 @@ async def move_purge(
 
 
 async def finish_purge(session: Executor, record: PurgeRecord) -> None:
-    """Store that no row of the source is left in a table."""
+    """Record that a table has no more rows of the source."""
     await session.execute(
         "update streamer.purge set finished_at = now()"
         " where (database, sid, target) = ($1, $2, $3)",

@@ -13,7 +13,7 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Executor
 from streamer.util.lsn import Lsn
 
 PAGE_ROWS: Final = 500
-"""The number of rows that a reader gets at a time."""
+"""The number of rows that a query returns at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,14 @@ async def mark_quarantined(
     error: str,
     ids: Sequence[int] | None = None,
 ) -> int:
-    """Add a delete of each row in quarantine, of *ids* only; return the number of added changes."""
+    """Add a delete for each row among the changes *ids*; return the number of added changes."""
     return await session.execute(_MARK_SQL, relation_id, str(lsn), at, xid, error, ids)
 
 
 async def remove_quarantined(
     session: Executor, relation_id: int, ids: Sequence[int] | None = None
 ) -> int:
-    """Remove changes of a relation; None: all."""
+    """Remove changes of a relation; with None, all changes."""
     return await QUARANTINE.delete(
         session,
         "where relation_id = $1 and ($2::int8[] is null or id = any ($2))",
@@ -168,7 +168,9 @@ async def remove_quarantined(
 
 
 async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
-    """Remove changes whose rows a copy has. The last of several chunks has some rows only."""
+    """Remove changes whose rows a copy includes. The last of several chunks includes only some
+    rows.
+    """
     await QUARANTINE.delete(
         session,
         "using streamer.relation r"
@@ -180,14 +182,14 @@ async def remove_copied(session: Executor, relation_ids: Sequence[int]) -> None:
 async def store_retry_errors(
     session: Executor, remaining: Sequence[tuple[int, str, str | None]]
 ) -> None:
-    """Store why changes stay after a retry: id, error and SQLSTATE of each."""
+    """Store the reasons why changes stay after a retry: id, error and SQLSTATE of each change."""
     await session.execute(_LEAVE_SQL, *map(list, zip(*remaining, strict=True)))
 
 
 async def store_retry_error(
     session: Executor, relation_id: int, ids: Sequence[int] | None, error: str
 ) -> None:
-    """Store why no change of a relation could be tried again."""
+    """Store the reason why no change of a relation could be retried."""
     await QUARANTINE.update(
         session,
         {"error": error, "code": None},
@@ -201,5 +203,5 @@ async def store_retry_error(
 async def follow_quarantined(
     session: Executor, rows: Sequence[tuple[int, str | None, str | None, str | None, str]]
 ) -> None:
-    """Store id, key, old and new values, and definition of changes that follow a definition."""
+    """Store changes converted to a new definition: id, key, old and new values, and definition."""
     await session.execute(_FOLLOW_SQL, *map(list, zip(*rows, strict=True)))

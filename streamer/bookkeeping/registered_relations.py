@@ -26,7 +26,7 @@ _MOVED: Final = """
 using unnest($2::text[], $3::text[]) w (source, target)
 where r.source_id = $1 and r.source = w.source and r.target <> w.target
 """
-# The planner would request columns with a negative number once more.
+# Otherwise the planner would request columns with a negative number again.
 _RECOMPUTED_SQL: Final = """
 update streamer.relation r set expressions = $2, columns = coalesce(
     (select jsonb_object_agg(
@@ -46,16 +46,16 @@ async def register_relations(
 ) -> list[RelationRecord]:
     """Return the records of mapped relations, in the order of *mappings*; create missing records.
 
-    A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, when
-    the stream is about to begin at the acknowledged position, the relation continues if that
-    position has not moved since. A relation with a new target is new. With a new type, or new
-    expressions, a copy fills the same target again, unless the mapping says `initial: none`. If the
-    relation keeps its past, it applies its changes up to the point of that copy. Where only `set`
-    differs, this function requests the columns that `set` changes, if `can_backfill` allows that.
-    *definitions*: the known definitions of the source.
+    A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, the
+    stream is about to begin at the acknowledged position: the relation continues if that position
+    has not moved since. A relation with a new target is new. With a new type, or new expressions, a
+    copy fills the same target again, unless the mapping says `initial: none`. A relation that keeps
+    history applies its changes up to the point of that copy. If only `set` differs, this function
+    requests the columns that `set` changes, if `can_backfill` allows a backfill. *definitions*: the
+    known definitions of the source.
 
-    The number of statements does not depend on the number of relations: otherwise a start with
-    thousands would take as many round trips.
+    The number of statements does not depend on the number of relations, because a start with
+    thousands of relations would take thousands of round trips.
     """
     by_name = {str(mapping.source): mapping for mapping in mappings}
     targets = {source: str(mapping.target) for source, mapping in by_name.items()}
@@ -107,7 +107,7 @@ async def _follow_mappings(
 
 
 def _changed(record: RelationRecord, mapping: RelationMapping) -> dict[str, Any]:
-    """Return the values of a relation whose target rows are of a former mapping. Pure."""
+    """Return the values of a relation whose target rows come from a former mapping. Pure."""
     is_copied = mapping.rule.initial is not Initial.NONE
     has_type = record.type == mapping.type.value
     lacks_changes = mapping.type is not TableType.CLONE and has_type and record.needs_resync
@@ -150,8 +150,8 @@ async def _refuse_remaining_rows(
 def can_backfill(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
     """Whether a backfill can recompute only the columns that `set` computes differently.
 
-    Without a key, a change finds its row by the values of all columns. So the target may not hold
-    some values by the old expressions while the stream computes them by the new expressions.
+    Without a key, a change finds its row by the values of all columns. So the target must not have
+    values of the old expressions while the stream computes values with the new expressions.
     """
     return relation is not None and bool(relation.key) and mapping.rule.initial is not Initial.NONE
 
@@ -164,7 +164,8 @@ async def _request_recomputed(
 ) -> bool:
     """Store new expressions of a relation in sync, and request the columns that they change.
 
-    Return whether that is enough. Rows in quarantine need a copy of all rows.
+    Return False if the relation needs a copy of all rows instead, for example because of rows in
+    quarantine.
     """
     is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
     if not is_in_sync or record.quarantined or record.type != mapping.type.value:

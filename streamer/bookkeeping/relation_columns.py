@@ -1,8 +1,8 @@
 """The columns of streamer.relation that describe the source's table when its rows were copied.
 
-``unfilled`` keeps columns whose values existing rows lack until a copy has filled them, so that
-neither a failure nor a pause loses a column. ``copy_is_due`` does so for a copy of all rows. A
-request makes a running process begin the copy now.
+``unfilled`` lists columns whose values existing rows lack, until a copy has written the values. So
+neither a failure nor a pause loses a column. ``copy_is_due`` has the same purpose for a copy of all
+rows. A request makes a running process begin the copy now.
 """
 
 import json
@@ -34,7 +34,9 @@ async def read_unfilled(session: Executor, relation_id: int) -> list[str]:
 async def remember_unfilled(
     session: Executor, relation_id: int, columns: Sequence[str] | None
 ) -> None:
-    """Store that existing rows lack values of *columns*, by the target's names; None: of any."""
+    """Record that existing rows lack values of *columns*, by the target's names; None for all
+    columns.
+    """
     await session.execute(_REMEMBER_SQL, relation_id, list(columns or ()), columns is None)
 
 
@@ -49,10 +51,10 @@ async def request_unfilled(
 async def read_source_columns(
     session: Executor, relation_ids: Sequence[int] | None = None
 ) -> dict[int, dict[str, int]]:
-    """Return, by relation id, the number of each source column by its name, as of the time when the
-    table was last in sync.
+    """Return the number of each source column, by relation id and name, from when the table was
+    last in sync.
 
-    The result omits relations without such a record. *relation_ids*: None for all relations. The
+    The result omits relations without recorded columns. *relation_ids*: None for all relations. The
     number of a column that the target did not get is negative.
     """
     rows = await session.fetch(
@@ -79,7 +81,9 @@ async def store_source_columns(
 async def set_published(
     session: Executor, published: dict[int, tuple[str | None, str | None, int | None]]
 ) -> None:
-    """Store the publication marks, replica identities and OIDs of relations, by id."""
+    """Store the fingerprints of publication memberships, replica identities and OIDs of relations,
+    by id.
+    """
     names = ("id", "publication_membership", "identity", "source_oid")
     rows = (dict(zip(names, (key, *values), strict=True)) for key, values in published.items())
     await RELATIONS.update_each(session, rows)
@@ -101,7 +105,8 @@ async def read_stored_leaves(
 ) -> dict[int, dict[int, str]]:
     """Return the replicated partitions of each partitioned relation.
 
-    Each comes with the transactions that attached it; empty if an older version did not store them.
+    The value for a partition is the transactions that attached it; empty if an older version did
+    not store them.
     """
     rows = await session.fetch(
         "select id, leaves, leaf_joins from streamer.relation"
@@ -123,7 +128,7 @@ async def set_leaves(session: Executor, relation_id: int, leaves: Mapping[int, s
 
 
 def stored_storage(storage: Mapping[int, Storage] | None) -> dict[int, Any] | None:
-    """Return the bookkeeping's form of storage by OID; None if unknown."""
+    """Return the bookkeeping's form of *storage* by OID; None if unknown."""
     return None if storage is None else {oid: table.stored for oid, table in storage.items()}
 
 
@@ -146,9 +151,10 @@ async def set_storage(
     storage: Mapping[int, Storage],
     former: Mapping[int, Storage] | None,
 ) -> bool:
-    """Store the storage of a relation's tables; return whether it was *former* until now.
+    """Store the storage of a relation's tables if the stored value is *former*; return whether it
+    was.
 
-    A copy stores a new storage.
+    A copy may have stored a newer value.
     """
     condition = "and storage is not distinct from $3::text::jsonb"
     values = {"storage": stored_storage(storage)}

@@ -1,4 +1,4 @@
-"""The definitions of source tables that the rows in the target have: ``streamer.relation``."""
+"""The definitions of source tables as of the rows in the target, in ``streamer.relation``."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,14 +40,14 @@ not exists (select from streamer.ddl d where d.relation_id = o.id and d.edited i
 """
 """The condition for relations `o` that do not wait for a change of relation `r`.
 
-If several sources write a table, the last source to make a change makes it for all. A relation `o`
-therefore does not count while `o` waits with the change of `r`, or with an earlier change of the
+If several sources write a table, the last source with a change makes the change for all. So a
+relation `o` does not count while `o` waits with the change of `r`, or with an earlier change of the
 same transaction.
 """
 
 
 async def read_definition(session: Executor, relation_id: int) -> SourceDefinition | None:
-    """Return the source's definition that the target's rows have; None if not known."""
+    """Return the source's definition as of the target's rows; None if unknown."""
     return SourceDefinition.from_json(
         await session.fetch_value(
             "select definition::text from streamer.relation where id = $1", relation_id
@@ -58,7 +58,7 @@ async def read_definition(session: Executor, relation_id: int) -> SourceDefiniti
 async def read_definitions(
     session: Executor, relation_ids: Sequence[int]
 ) -> dict[int, SourceDefinition]:
-    """Return the known definitions of several relations, by id."""
+    """Return the stored definitions of several relations, by id."""
     rows = await session.fetch(
         "select id, definition::text as definition from streamer.relation"
         " where id = any ($1::int8[])",
@@ -69,7 +69,7 @@ async def read_definitions(
 
 
 async def read_unknown(session: Executor, relation_ids: Sequence[int]) -> set[int]:
-    """Return the ids of relations in sync whose definitions are not known."""
+    """Return the ids of relations in sync without a stored definition."""
     rows = await session.fetch(
         "select id from streamer.relation where id = any ($1::int8[])"
         " and not coalesce(definition ? 'objects', false) and snapshot_lsn is not null",
@@ -81,7 +81,7 @@ async def read_unknown(session: Executor, relation_ids: Sequence[int]) -> set[in
 async def store_definition(
     session: Executor, relation_id: int, definition: SourceDefinition
 ) -> None:
-    """Store the definition that the target's rows have from now on."""
+    """Store the definition of the target's rows from now on."""
     await RELATIONS.set(session, relation_id, {"definition": definition})
 
 
@@ -93,7 +93,7 @@ async def store_former_labels(
 ) -> None:
     """Store labels that the source has *renamed*, by the OID of their type.
 
-    Labels that a type of *definition* has again are no longer former labels.
+    A label that a type of *definition* has again is no longer a former label.
     """
     stored = await session.fetch_value(
         "select former_labels::text from streamer.relation where id = $1", relation_id
@@ -122,7 +122,7 @@ async def read_former_labels(
 async def store_first_definitions(
     session: Executor, definitions: Mapping[int, SourceDefinition]
 ) -> None:
-    """Store definitions by relation id, of relations without a definition."""
+    """Store *definitions*, by relation id, for relations without a definition."""
     rows = ({"id": key, "definition": definition} for key, definition in definitions.items())
     await RELATIONS.update_each(session, rows, "and r.definition is null")
 
@@ -153,7 +153,7 @@ async def read_users(
 async def read_known_types(
     session: Executor, relation_id: int, names: Sequence[RelationName]
 ) -> dict[RelationName, frozenset[int]]:
-    """Return the OIDs of the types by *names* that other tables of the same source have."""
+    """Return the OIDs of the types with *names* in the remaining tables of the source."""
     rows = await session.fetch(
         "select w.namespace, w.name, array_agg(distinct (t->>'oid')::int8) as oids"
         " from streamer.relation r"
@@ -170,7 +170,7 @@ async def read_known_types(
 
 
 async def read_own_targets(session: Executor, relation_id: int) -> list[RelationName]:
-    """Return the target tables that only the same source fills."""
+    """Return the target tables that only this source fills."""
     rows = await session.fetch(
         "select o.target from streamer.relation r"
         " join streamer.relation o on o.source_id = r.source_id where r.id = $1"
@@ -184,8 +184,8 @@ async def read_own_targets(session: Executor, relation_id: int) -> list[Relation
 async def lock_definition(session: Executor, target: RelationName) -> None:
     """Lock the definition of a target table against all sources until this transaction ends.
 
-    Otherwise each of two sources could believe that the other still has a former column. Neither
-    source would drop the column.
+    Otherwise each of two sources could find that the second still has a former column, so that
+    neither would drop the column.
     """
     await session.execute(
         "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",
@@ -202,7 +202,9 @@ async def read_others(session: Executor, relation_id: int) -> list[SourceDefinit
 async def read_unchanged(
     session: Executor, place: DdlPlace, changes: Sequence[str]
 ) -> list[SourceDefinition]:
-    """Return those of `read_others` that do not wait with *changes*, which are made at *place*."""
+    """Return the definitions of `read_others`, without relations that wait with *changes* of
+    *place*.
+    """
     rows = await session.fetch(
         _OTHERS_SQL.format(condition=_UNCHANGED_SQL.format(alike="=")),
         place.relation_id,
@@ -218,7 +220,7 @@ async def read_other_users(
     names: Sequence[RelationName],
     changes: Sequence[str],
 ) -> list[SourceDefinition]:
-    """Return the definitions of peer sources' tables, of any target, with types by *names*.
+    """Return the definitions of peer sources' tables, of any target, with types called *names*.
 
     Tables that wait with one of *changes*, made at *place*, do not count.
     """
@@ -248,7 +250,7 @@ async def rename_unfilled(
 ) -> None:
     """Rename columns of the target whose values existing rows lack; None: a dropped column.
 
-    Requests for these columns, and a due copy of them, follow.
+    Also rename the columns in requests and in a due copy.
     """
     if not moved:
         return
@@ -259,7 +261,7 @@ async def rename_unfilled(
 
 
 async def store_created(session: Executor, definitions: Mapping[int, SourceDefinition]) -> None:
-    """Store that streamer created the target tables of relations, by these definitions."""
+    """Record that streamer created the target tables of relations, by these definitions."""
     await RELATIONS.update_each(
         session,
         (
@@ -270,7 +272,7 @@ async def store_created(session: Executor, definitions: Mapping[int, SourceDefin
 
 
 async def has_other_streams(session: Executor, relation_id: int) -> bool:
-    """Return whether another relation writes to the same target table, or has begun to."""
+    """Return whether a second relation writes, or has begun to write, to the same target table."""
     return bool(
         await session.fetch_value(
             "select exists (select from streamer.relation o"

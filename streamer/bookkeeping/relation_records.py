@@ -33,11 +33,11 @@ class StateRecord:
     resync: Annotated[Resync, Codec("coalesce({}, '{{}}')")]
     needs_resync: bool
     chunks: ChunkedCopy | None = None
-    """The rows that a copy in chunks has written, while the copy is under way."""
+    """The rows that an unfinished copy in chunks has written."""
 
     @property
     def table_state(self) -> TableState:
-        """The state in which a process begins with this row."""
+        """The state in which a process starts with this row."""
         return TableState.stored(
             State(self.state),
             end_lsn=self.end_lsn,
@@ -82,11 +82,11 @@ class RelationRecord(StateRecord):
     outlives: bool
     quarantined: Annotated[int, Codec(_QUARANTINED_SQL)]
     has_returned: Annotated[bool, ELSEWHERE] = False
-    """The relation was mapped before, with an interruption, and is mapped again as of now."""
+    """The relation was mapped before, left the mapping, and has just returned."""
     changed_at: datetime | None = None
-    """When the state changed last."""
+    """The time of the last change of the state."""
     has_resync: Annotated[bool, Codec("r.resync is not null")] = False
-    """A copy of some or all rows is due, or under way."""
+    """A copy of some or all rows is due or in progress."""
     unfilled: tuple[str, ...] = ()
     """Columns of the target whose values existing rows lack."""
     copy_is_due: bool = False
@@ -94,7 +94,7 @@ class RelationRecord(StateRecord):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the relation has no row in the target, and no copy has begun (`read_bare`)."""
+        """Whether the relation has no rows in the target, and no copy has begun (`read_bare`)."""
         return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
 
     @property
@@ -154,8 +154,8 @@ order by r.changed_at desc limit 200
 
 
 async def awaits_copies(session: Executor, sources: Collection[tuple[str, str | None]]) -> bool:
-    """Whether a copy is due for one of *sources*: database and sid. A source is new, or a copy has
-    not ended, and no process streams the source.
+    """Whether a copy is due for one of *sources* (database and sid) that no process streams. The
+    source is new, or a copy has not ended.
     """
     if await session.fetch_value("select pg_catalog.to_regclass('streamer.relation') is null"):
         return bool(sources)
@@ -183,7 +183,9 @@ async def read_created(session: Executor, targets: Iterable[RelationName]) -> se
 
 
 async def read_bare(session: Executor, relation_ids: Iterable[int]) -> set[int]:
-    """Return the *relation_ids* without a row in the target and without a begun copy."""
+    """Return the *relation_ids* of relations without rows in the target and without a begun
+    copy.
+    """
     rows = await session.fetch(
         "select id from streamer.relation where id = any ($1::int8[])"
         " and snapshot_lsn is null and attempt = 0 and not owns_rows",
@@ -206,7 +208,9 @@ async def read_targets(session: Executor, database: str | None = None) -> set[st
 async def find_other_writer(
     session: Executor, database: str, sid: str, targets: Collection[str]
 ) -> tuple[str, str] | None:
-    """Return one of *targets* where another database writes rows of *sid*, and that database."""
+    """Return one of *targets* in which a different database writes rows of *sid*, and that
+    database.
+    """
     rows = await session.fetch(_OTHER_WRITERS_SQL, database, sid, list(targets))
     return (rows[0]["target"], rows[0]["database"]) if rows else None
 

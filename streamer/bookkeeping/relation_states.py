@@ -1,8 +1,8 @@
 """The states of streamer.relation that a running process stores: errors, waits and due copies.
 
-`streamer.bookkeeping.copies` stores those of a copy under way, and `taken_requests` those that an
-operator requests. All these functions lock the row, and apply an event of `TableState` to the
-stored state. So no store undoes a later decision, such as a pause.
+`streamer.bookkeeping.copies` stores the states of a copy in progress, and `taken_requests` the
+states that operators request. All these functions lock the row, and apply an event of `TableState`
+to the stored state. So storing a state never undoes a later decision, such as a pause.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,16 +35,19 @@ NO_COPY: Final = {
     "mass_delete": None,
     "outlives": False,
 }
-"""No copy is under way, and none has ended; decisions about the former rows are void."""
+"""Values for a relation without a copy in progress and without a finished copy; decisions about the
+former rows are void.
+"""
 OF_RELATIONS: Final = "where r.id = any ($1::int8[])"
 CHANGED: Final = MappingProxyType({"changed_at": "now()"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyRecord(StateRecord):
-    """The columns of streamer.relation that a copy begins, moves and ends.
+    """The columns of streamer.relation that a copy changes.
 
-    The start of a copy raises ``attempt``, and tasks of a former attempt store no more values.
+    The beginning of a copy increases ``attempt``, after which tasks of a former attempt store no
+    values.
     """
 
     attempt: int
@@ -68,7 +71,7 @@ COPIES: Final = BookkeepingTable("relation", "r", CopyRecord)
 
 
 def shown(state: TableState) -> Values:
-    """Return the columns that users see as the state. Pure."""
+    """Return the state as the columns that users see. Pure."""
     return {"state": state.shown, "error": state.error}
 
 
@@ -105,7 +108,9 @@ async def _change(
 def _unless_same(
     event: Callable[[TableState], TableState], values: Values = MappingProxyType({})
 ) -> Callable[[CopyRecord], Values | None]:
-    """Return the change by *event*, with *values*, of the states on which *event* has an effect."""
+    """Return the change that applies *event*, and stores *values* where the event changes the
+    state.
+    """
 
     def change(record: CopyRecord) -> Values | None:
         state = event(record.table_state)
@@ -117,7 +122,7 @@ def _unless_same(
 async def require_resync_of_source(
     bookkeeping: Bookkeeping, source_id: int, error: ErrorReport
 ) -> None:
-    """Store the loss of changes of a source for every relation that awaits no copy."""
+    """Record that changes of a source are lost, for every relation that awaits no copy."""
     change = _unless_same(lambda state: state.cut_off(error))
     which = "where r.source_id = any ($1::int8[]) and r.snapshot_lsn is not null"
     await _change(bookkeeping, change, source_id, which=which)
@@ -144,7 +149,7 @@ async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync
 
 
 async def forget_target(session: Executor, relation_id: int) -> None:
-    """Store that the target is a new table: none of its rows is known to be streamer's."""
+    """Record that the target is a new table, none of whose rows is known to be streamer's."""
     values = {"filling": False, "owns_rows": False, "target_created": False}
     await RELATIONS.set(session, relation_id, values)
 
@@ -152,9 +157,9 @@ async def forget_target(session: Executor, relation_id: int) -> None:
 async def demand_copy_at_point(
     bookkeeping: Bookkeeping, relation_id: int, columns: Sequence[str] | None
 ) -> None:
-    """Require rows of a relation in sync, whose changes up to the copy's point count, too.
+    """Require a copy of a relation in sync, which first applies its changes up to the copy's point.
 
-    *columns*: the target's columns to copy, if not all.
+    *columns*: the target's columns to copy; None for all.
     """
     async with bookkeeping.transaction() as connection:
         if columns is None or columns:
@@ -181,7 +186,7 @@ async def fail_copy(
             return None
         if not state.lacks(need) and state.need is not Need.NOTHING:
             return None
-        # A switch to the stream with an unknown outcome may have ended the need.
+        # A switch to the stream with an unknown outcome may have removed the need for a copy.
         failed = replace(state, need=need).copy_failed(error)
         resync = {"resync": None} if need is Need.PART else {}
         return {**shown(failed), **resync, "waiting_for": None}
@@ -201,7 +206,7 @@ async def block_copy(bookkeeping: Bookkeeping, relation_id: int, error: ErrorRep
 async def demand_again(
     bookkeeping: Bookkeeping, relation_id: int, need: Need, resync: Resync
 ) -> None:
-    """Renew the request for a copy of the scope *need*, made before the copy's failure."""
+    """Repeat a request for a copy of the scope *need* that was made before the copy failed."""
 
     def change(record: CopyRecord) -> Values | None:
         state = record.table_state
@@ -234,7 +239,9 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
-    """Show the gap of a ready relation without a different error; return whether the gap is new."""
+    """Show the gap of a ready relation, unless it has a different error; return whether the gap is
+    new.
+    """
     change = _unless_same(lambda state: state.lacks_rows(error))
     return await _change(bookkeeping, change, relation_id)
 
@@ -252,7 +259,7 @@ async def pause_before_mass_delete(
 async def set_copy_error(
     bookkeeping: Bookkeeping, relation_ids: Sequence[int], error: ErrorReport | None
 ) -> None:
-    """Store why copies under way have to begin again; None when they continue."""
+    """Store the reason why copies in progress have to begin again; None once they continue."""
     change = _unless_same(lambda state: state.delayed(error))
     await _change(bookkeeping, change, *relation_ids)
 
@@ -275,13 +282,13 @@ async def request_still_unfilled(bookkeeping: Bookkeeping, relation_id: int) -> 
 async def set_streaming_state(
     bookkeeping: Bookkeeping, relation_id: int, state: State, error: ErrorReport | None = None
 ) -> None:
-    """Store the outcome of applying changes, unless a copy or a pause owns the state by now."""
+    """Store the outcome of applying changes, unless a copy or a pause has taken over the state."""
     await _change(bookkeeping, _unless_same(lambda now: now.with_shown(state, error)), relation_id)
 
 
 async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -> None:
     """Store the new names of the source's tables and targets of relations, by id."""
-    # Names of relations are unique at each moment.
+    # Names of relations must be unique at each moment.
     await session.execute(
         "update streamer.relation set source = 'renamed ' || id where id = any ($1::int8[])",
         list(names),
@@ -291,12 +298,12 @@ async def store_names(session: Executor, names: Mapping[int, RelationMapping]) -
 
 
 async def read_attach_state(session: Executor, relation_id: int) -> Any:
-    """Return the row that says whether rows of attached partitions can be requested now."""
+    """Return the facts that decide whether to request rows of attached partitions now."""
     return next(iter(await session.fetch(_ATTACH_SQL, relation_id)), None)
 
 
 async def set_lags(session: Executor, seconds: dict[int, float | None]) -> None:
-    """Store for how long relations, by id, have lagged."""
+    """Store the time for which relations, by id, have lagged."""
     await session.execute(
         "update streamer.relation r"
         " set lag_since = clock_timestamp() - make_interval(secs => l.seconds)"
@@ -307,7 +314,7 @@ async def set_lags(session: Executor, seconds: dict[int, float | None]) -> None:
 
 
 def skipped_sql(relation_id: int, number: int) -> str:
-    """Return the statement that counts TRUNCATEs which streamer has ignored. Pure."""
+    """Return the statement that counts ignored TRUNCATEs. Pure."""
     return (
         f"update streamer.relation set truncates_skipped = truncates_skipped + {number}"
         f" where id = {relation_id}"

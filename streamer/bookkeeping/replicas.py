@@ -2,7 +2,8 @@
 of its row.
 
 The session that holds the locks of a process's sources also holds that lock. A process that is
-frozen or cut off keeps both, but counts no further beats. Another process then ends these.
+frozen or cut off keeps its locks, but its beats stop. Then a second process ends the sessions of
+the first.
 """
 
 import zlib
@@ -21,7 +22,9 @@ from streamer.target.fencing_token import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBE
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
 KNOWN_SECONDS: Final = 600.0
-"""A replica without its lock keeps its row this long: it may only have lost its session."""
+"""The time for which a replica without its lock keeps its row, because it may only have lost its
+session.
+"""
 
 MAPPING_HINT: Final = (
     "give this replica the configuration of the others; or, if its file is newer, send it SIGHUP"
@@ -65,7 +68,7 @@ from streamer.source s left join LOCKS l on l.id = s.id
 _MAPPINGS_SQL: Final = """
 select fingerprint from streamer.mapping group by 1 order by pg_catalog.max(revision) desc
 """
-# A replica that has seen an older revision does not overwrite a newer revision.
+# A replica that has read an older revision must not overwrite a newer revision.
 _PROPOSE_SQL: Final = """
 insert into streamer.mapping (fingerprint)
 select $1 where $2::text is not distinct from
@@ -84,7 +87,7 @@ where a.usename = current_user and a.pid <> pg_catalog.pg_backend_pid()
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
-    """A row of streamer.replica. ``is_alive``: its session has its lock."""
+    """A row of streamer.replica. ``is_alive``: the replica's session holds the replica's lock."""
 
     number: Annotated[int, Codec("r.id")]
     name: str
@@ -100,7 +103,7 @@ class ReplicaRecord:
     mapping: str | None
     """The fingerprint of the replica's mapping; None before its first beat."""
     mapping_revision: Annotated[int | None, Codec("m.revision")]
-    """The newest revision with this mapping; None if no replica has run the mapping yet."""
+    """The newest revision with this mapping; None if no replica has run this mapping."""
     mapping_since: Annotated[datetime | None, Codec("m.since")]
     """The time of this revision."""
     beat: int
@@ -114,7 +117,9 @@ REPLICAS: Final = BookkeepingTable("replica", "r", ReplicaRecord, _JOINED_SQL)
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The session that has the lock of a source, if any, and the process that had the lock last."""
+    """The session that holds the lock of a source, if any, and the process that last held the
+    lock.
+    """
 
     backend_pid: int | None
     holder: str | None
@@ -122,7 +127,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecord:
-    """The replicas and the owners of sources by label, as one session sees them."""
+    """The replicas, and the owners of sources by label, read by one session."""
 
     replicas: list[ReplicaRecord]
     owners: dict[str, Owner]
@@ -142,12 +147,14 @@ class Fleet:
     mapping: str | None = None
 
     def counts(self) -> dict[str, int]:
-        """Return how many sources each live replica runs, by its name."""
+        """Return the number of sources that each live replica runs, by the replica's name."""
         names = list(self.holders.values())
         return {replica.name: names.count(replica.name) for replica in self.replicas}
 
     def vacancy(self, label: str) -> ErrorReport | None:
-        """Return why no replica runs source *label*; None if a process does, or none maps it."""
+        """Return why no replica runs source *label*; None if a process runs it, or no replica maps
+        it.
+        """
         takers = [e for e in self.replicas if label in e.sources and not e.is_stopping]
         if not takers or label in self.holders:
             return None
@@ -190,7 +197,7 @@ async def join(session: TargetConnection, name: str, address: str | None) -> int
 
 
 async def beat(session: TargetConnection, number: int, presence: Presence) -> bool:
-    """Report that replica *number* works; return False if the bookkeeping lacks the replica."""
+    """Report that replica *number* is alive; return False if the bookkeeping lacks the replica."""
     return await REPLICAS.set(
         session,
         number,
@@ -201,7 +208,7 @@ async def beat(session: TargetConnection, number: int, presence: Presence) -> bo
 
 
 async def read_fleet(session: TargetConnection) -> FleetRecord:
-    """Return the replicas, also those without their lock, and the owner of each source."""
+    """Return all replicas, with or without their lock, and the owner of each source."""
     owners: dict[str, Owner] = {
         SourceLabel(row["database"], row["sid"]): Owner(row["pid"], row["holder"])
         for row in await session.fetch(_OWNERS_SQL, LOCK_CLASS)
@@ -235,7 +242,7 @@ async def delete_replica(session: TargetConnection, number: int) -> None:
 
 
 async def end_sessions(session: TargetConnection, replica: ReplicaRecord) -> None:
-    """End all sessions of a replica that no longer works, and its locks with them.
+    """End all sessions, and so all locks, of a replica that is no longer alive.
 
     Otherwise its transactions would hold locks on rows and tables as long as the replica is frozen.
     """

@@ -1,8 +1,8 @@
 """The rows of streamer.request: the queue of operators' requests, which is also their audit.
 
 A request is ``queued`` until the process that streams its source has stored the requested state
-(`taken_requests`): then ``taken``, and in the end ``done`` or ``failed``. The row stays as the
-history, with the acts of commands that do their work themselves. Each request removes rows older
+(`taken_requests`). Then it is ``taken``, and finally ``done`` or ``failed``. The row stays as
+history, beside the acts of commands that do their work themselves. Each request removes rows older
 than `KEPT_DAYS`.
 """
 
@@ -22,14 +22,16 @@ from streamer.errors.error_classes import MappingError, StreamerError, TargetErr
 from streamer.errors.error_reports import ErrorReport
 
 CHANNEL: Final = "streamer"
-"""Notified when an operator makes a request, or `WAITING` when a client waits for the sources."""
+"""The channel of notifications about operators' requests, and about clients that wait
+(`WAITING`).
+"""
 
 AUTOMATIC: Final = "automatic"
-"""The option of a request without an operator: a pause of the table has priority."""
+"""The option of a request without an operator, which must not end a pause of the table."""
 
 WAITING: Final = "wait"
 WAITING_FOR_TABLES: Final = "wait tables"
-"""Payload of a notification by `streamer wait`: store positions at once."""
+"""The payload of a notification by `streamer wait`, which requests stored positions at once."""
 
 TEARDOWN: Final = "teardown"
 BUILD_INDEX: Final = "build index"
@@ -40,7 +42,7 @@ _OBJECTS: Final = dict.fromkeys((TEARDOWN, PURGE, EXECUTE, CUTOVER), "source") |
     BUILD_INDEX: "index"
 }
 KEPT_DAYS: Final = 400
-"""The age at which both audits, of the target and of the mapping database, drop a row."""
+"""The age in days at which the audits of the target and of the mapping database drop a row."""
 
 
 class RequestState(enum.StrEnum):
@@ -80,9 +82,9 @@ class Request:
         Codec("(select r.source_id from streamer.relation r where r.id = q.relation_id)"),
     ] = None
     is_to_point: Annotated[bool, ELSEWHERE] = False
-    """A resync of a table in sync, which applies changes up to the copy's point."""
+    """A resync of a table in sync, which first applies its changes up to the copy's point."""
     stays_paused: Annotated[bool, ELSEWHERE] = False
-    """An automatic resync of a paused table: it begins when an operator resumes the table."""
+    """An automatic resync of a paused table, which begins when an operator resumes the table."""
 
     @property
     def resync(self) -> Resync:
@@ -90,7 +92,7 @@ class Request:
 
     @property
     def decided(self) -> MassDelete | None:
-        """The mass delete about which a taken request to resume has decided."""
+        """The mass delete that a taken request to resume decides about."""
         mass_delete = self.options.get("mass_delete")
         return None if mass_delete is None else MassDelete.from_json(mass_delete)
 
@@ -104,12 +106,12 @@ class Request:
 
     @property
     def object(self) -> str:
-        """The kind of object that ``label`` names."""
+        """The kind of the object that ``label`` names."""
         return _OBJECTS.get(self.action, "table")
 
     @property
     def reason(self) -> str | None:
-        """Why the request has failed, or which changes it left in quarantine."""
+        """The reason why the request failed, or why changes stayed in quarantine."""
         if self.error is None:
             return "the table is no longer mapped" if self.has_failed else None
         return self.error.text
@@ -120,7 +122,7 @@ class Request:
 
     @property
     def shown_options(self) -> dict[str, Any]:
-        """The options, with the number of keys in place of keys, which are values of rows."""
+        """The options with the number of keys instead of the keys, which are values of rows."""
         scope = self.options.get("scope")
         if not scope or isinstance(scope.get("keys"), int):
             return self.options
@@ -143,7 +145,7 @@ class Request:
 
 
 REQUESTS: Final = BookkeepingTable("request", "q", Request)
-# A request to resume is about the transaction that the operator has seen.
+# A request to resume concerns the transaction that the operator has seen.
 _INSERT_SQL: Final = """
 insert into streamer.request (relation_id, action, options, actor, label)
 select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.mass_delete is not null
@@ -174,7 +176,7 @@ coalesce((select jsonb_agg(distinct case when m ? c then m->>c else c end)
             from jsonb_array_elements_text({columns}) c, (select $2::text::jsonb) v (m)
            where m->c is distinct from 'null'::jsonb), '[]')
 """
-"""The names in the array ``{columns}`` after renames, which ``$2`` maps; null: dropped."""
+"""The names in the array ``{columns}`` after the renames in ``$2``; null for a dropped column."""
 _RENAME_SQL: Final = """
 update streamer.request set options = jsonb_set(options, '{{columns}}', {columns})
 where relation_id = $1 and state = 'queued' and options ? 'columns'
@@ -204,10 +206,11 @@ async def make_requests(
     *,
     actor: str = "unknown",
 ) -> dict[int, int]:
-    """Make a request for several relations at once: a start sees all of the requests or none.
+    """Make a request for several relations at once, so that a starting process reads all requests
+    or none.
 
-    A source that needs a copy of all its tables would not start with requests for some of them.
-    Return the ids of the requests by the ids of the relations. *actor*: the operator.
+    A source that needs a copy of all tables cannot start with requests for only some tables. Return
+    the ids of the requests by the ids of the relations. *actor*: the operator.
     """
     stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
@@ -252,7 +255,7 @@ async def begin_act(
 
 @dataclass(slots=True)
 class Act:
-    """The work of a command. ``error``: why the act has failed, if without an exception."""
+    """The work of a command. ``error``: the reason of a failure without an exception."""
 
     error: ErrorReport | None = None
 
@@ -287,7 +290,7 @@ async def prune_requests(session: Executor) -> None:
 
 
 async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
-    """Return the newest requests and acts of operators, and the number of all."""
+    """Return the newest requests and acts of operators, and the number of all requests and acts."""
     acts = await REQUESTS.read(
         session, "where q.actor is not null order by q.requested_at desc, q.id desc limit $1", limit
     )
@@ -319,7 +322,7 @@ async def has_requests(session: Executor) -> bool:
 async def take(session: Executor, source_id: int) -> list[Request]:
     """Mark the requests for a source's relations as taken; return them in order.
 
-    Requests about rows in quarantine stay: the lanes fulfil these.
+    Requests about rows in quarantine stay queued, because the lanes fulfil them.
     """
     requests = await REQUESTS.read(
         session,
@@ -327,21 +330,21 @@ async def take(session: Executor, source_id: int) -> list[Request]:
         " order by q.id for update of q",
         source_id,
     )
-    for request in requests:  # a copy has stored the keys
+    for request in requests:  # the copy has stored the keys
         values = {"state": RequestState.TAKEN, "options": request.shown_options}
         await REQUESTS.set(session, request.request_id, values, also="taken_at = now()")
     return requests
 
 
 async def read_taken(session: Executor, source_id: int) -> list[Request]:
-    """Return the requests for a source's relations whose outcome is open, in order."""
+    """Return the unfinished requests for a source's relations, in order."""
     return await REQUESTS.read(
         session, f"{_OF_SOURCE} and q.state = 'taken' order by q.id", source_id
     )
 
 
 async def read_quarantine_requests(session: Executor, source_id: int) -> list[Request]:
-    """Return the requests that the lanes of a source fulfil, and then end, in order."""
+    """Return the requests that the lanes of a source fulfil and end, in order."""
     return await REQUESTS.read(
         session,
         f"{_OF_SOURCE} and {_OPEN} and q.action like 'quarantine%' order by q.id",
@@ -364,7 +367,7 @@ async def end_request(
 ) -> None:
     """Store the outcome of a request, unless already stored.
 
-    *is_done*: the request is fulfilled, and *error* is about changes that stay.
+    *is_done*: the request is fulfilled, and *error* concerns changes that stay in quarantine.
     """
     state = RequestState.DONE if error is None or is_done else RequestState.FAILED
     await REQUESTS.set(
@@ -377,7 +380,9 @@ async def end_request(
 
 
 def resync_of_unfilled(columns: Sequence[str] | None) -> Resync:
-    """Return the copy that fills in values which existing rows lack; None: of all columns. Pure."""
+    """Return the copy that writes values of *columns* which existing rows lack; None for all
+    columns. Pure.
+    """
     return Resync(Mode.DIFF, columns=None if columns is None else tuple(columns))
 
 

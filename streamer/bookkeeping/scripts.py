@@ -1,9 +1,9 @@
 """The rows of streamer.script: the scripts of ``streamer execute``.
 
-A command stores its script here first, then the number of the source transaction that carries the
-script, and then commits that transaction. So no fact is unknown after a crash: the source says
-whether the transaction has committed. The stream carries the id of a script alone. A message from a
-different program, which any role of the source may write, never becomes SQL at the target.
+A command first stores its script here, then the number of the source transaction that carries the
+script, and then commits that transaction. So after a crash the source can tell whether the
+transaction has committed. The stream carries only the id of a script. A message of a different
+program, which any role of the source may write, never becomes SQL at the target.
 """
 
 import enum
@@ -28,7 +28,8 @@ class ScriptSide(enum.StrEnum):
 
 
 class ScriptState(enum.StrEnum):
-    """``waiting`` until the last side has run the script; ``error`` while the target refuses it.
+    """``waiting`` until the last side has run the script; ``error`` while the target refuses the
+    script.
 
     ``missed``: the stream never carries the script, or the source has lost it
     (`streamer.runtime.guards.missed_scripts`).
@@ -46,8 +47,8 @@ ENDED: Final = (ScriptState.DONE, ScriptState.SKIPPED)
 
 @dataclass(frozen=True, slots=True)
 class ScriptRecord:
-    """A row of streamer.script. ``source_xid``: the 64-bit number of its source transaction, from
-    the server ``system_identifier`` on ``timeline``; these are None if not known.
+    """A row of streamer.script. ``source_xid``: the 64-bit number of the source transaction on the
+    server ``system_identifier`` and ``timeline``; all three are None if unknown.
 
     ``replacement``: the text for the target in place of ``script``, if any.
     """
@@ -95,7 +96,7 @@ _FINISHED: Final = "finished_at = pg_catalog.clock_timestamp()"
 async def add_script(
     bookkeeping: Bookkeeping, source_id: int, script_id: str, script: str, side: ScriptSide
 ) -> ScriptRecord:
-    """Store a script unless its id is known; return the stored record."""
+    """Store a script unless a script has this id; return the stored record."""
     row = {"source_id": source_id, "id": script_id, "script": script, "side": side}
     async with bookkeeping.connection() as connection:
         await SCRIPTS.insert(connection, [row], "on conflict do nothing")

@@ -1,7 +1,7 @@
-"""Connections of commands to a source: to the server from which `run` streams.
+"""Connects commands to the server of a source from which `run` streams.
 
-A url with several hosts, or a name that moved, may lead a command to another server than the
-process. Its positions and rows would then be compared with those of an unrelated server.
+A url with several hosts, or a DNS name that moved, may lead a command to a different server than
+the process. The command would then compare positions and rows of an unrelated server.
 """
 
 from collections.abc import AsyncIterator
@@ -18,7 +18,9 @@ from streamer.source.timeline_branches import KnownPlace
 
 
 async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> KnownPlace:
-    """Return the server from which `run` streams; an empty place before its first start."""
+    """Return the server from which `run` streams; an empty place before the first start of
+    `run`.
+    """
     if not await is_installed(bookkeeping):
         return KnownPlace()
     records = await read_source_records(bookkeeping)

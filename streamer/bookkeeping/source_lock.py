@@ -1,4 +1,4 @@
-"""The right to run sources: advisory locks in the target, held by one session of the process.
+"""The right to run sources: advisory locks in the target, which one session of the process holds.
 
 A process that loses the session loses the right to all its sources. So the process stores
 acknowledgements over this session alone (`streamer.bookkeeping.positions`), and the session never
@@ -6,8 +6,9 @@ runs a slow statement. The holder of a lock stores a token, with which all conne
 process prove that they are on the same server (`streamer.target.fencing_token`). Earlier tokens no
 longer count.
 
-A lock belongs to an attempt to stream a source. A replica reserves its sources: their locks stay
-between two attempts. Otherwise another replica would take a source that waits for its next attempt.
+A lock belongs to an attempt to stream a source. A replica reserves its sources, whose locks then
+stay between two attempts. Otherwise a second replica would take over a source that waits for its
+next attempt.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ from streamer.util.waiting import wait_for_event
 
 CHECK_SECONDS: Final = 5.0
 ENDING_SECONDS: Final = 0.2
-"""How long to wait for a session of ours to end after pg_terminate_backend."""
+"""The time to wait until a session of streamer ends after pg_terminate_backend."""
 
 _UNLOCK_SQL: Final = "select pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
 _LOST: Final = "target: the session that held the source's lock was lost"
@@ -53,8 +54,8 @@ def _alone(
 class LockSession:
     """The session that holds the locks of a process's sources; the first lock opens the session.
 
-    Its statements run in separate tasks. So the end of one source's attempt interrupts none of
-    these tasks, which would lose the session for all sources.
+    Statements run in separate tasks, so that the end of a source's attempt interrupts no statement.
+    An interrupted statement would lose the session for all sources.
     """
 
     def __init__(self, address: TargetAddress, holder: str) -> None:
@@ -64,7 +65,7 @@ class LockSession:
         self._name = f"streamer lock {holder}"
         self._session: TargetConnection | None = None
         self._former_pid: int | None = None
-        """The former session. The server may not know yet that this session has ended."""
+        """The pid of the former session, which the server may not have ended yet."""
         self._lost = asyncio.Event()
         """Set when ``_session`` is lost; each session has an event."""
         self._is_doubted = False
@@ -72,7 +73,7 @@ class LockSession:
         self._held: dict[FencingToken, TargetConnection] = {}
         """The fencing tokens, with the sessions that stored them."""
         self._locked: set[int] = set()
-        """The ids of the sources whose locks the session has."""
+        """The ids of the sources whose locks the session holds."""
         self._reserved: dict[str, int] = {}
         """The sources, by label, whose locks stay between attempts."""
         self._checked_at = 0.0
@@ -120,7 +121,7 @@ class LockSession:
 
     @_alone
     async def use(self, work: Callable[[TargetConnection], Awaitable[Result]]) -> Result:
-        """Run quick statements over the session, which opens if need be.
+        """Run quick statements over the session, and open the session if necessary.
 
         Raises the errors of *work*, TargetConnectionError, TargetRejectedError.
         """
@@ -129,7 +130,7 @@ class LockSession:
     def report_moved_server(self) -> None:
         """Record that a new connection did not reach the server of the session.
 
-        The next `acquire` checks the server, and if need be opens the session again.
+        The next `acquire` checks the server, and opens the session again if necessary.
         """
         self._is_doubted = True
 
@@ -140,7 +141,7 @@ class LockSession:
 
     @_alone
     async def _is_ours(self, fence: FencingToken) -> bool:
-        """Whether the bookkeeping has the token of *fence*; a single statement checks all.
+        """Whether the bookkeeping has the token of *fence*; a single statement checks all tokens.
 
         Raises TargetConnectionError.
         """
@@ -162,7 +163,7 @@ class LockSession:
     def use_held(
         self, work: Callable[[Mapping[FencingToken, TargetConnection]], Awaitable[Result]]
     ) -> "asyncio.Task[Result]":
-        """Run quick statements over the session, which *work* receives by the valid tokens.
+        """Run quick statements over the session. *work* receives the sessions by valid token.
 
         Several attempts may wait for the task, each behind a shield.
         """
@@ -202,7 +203,7 @@ class LockSession:
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # the caller may be gone: asyncio logs unretrieved failures
+            task.exception()  # asyncio would log the failure if the caller no longer waits
 
     def _is_held(self, fence: FencingToken) -> bool:
         session = self._held.get(fence)
@@ -241,7 +242,7 @@ class LockSession:
         if holder is not None:
             return holder
         for former in [fence for fence in self._held if fence.source_id == source_id]:
-            del self._held[former]  # its attempt was cancelled before it had the token
+            del self._held[former]  # a cancelled attempt never received this token
         fence = FencingToken(source_id, secrets.token_hex(8), session.backend_pid)
         self._held[fence] = session
         values = {"lock_token": fence.token, "implementation": choice.name()}
@@ -255,7 +256,7 @@ class LockSession:
     async def _lock(
         self, session: TargetConnection, source: SourceMapping
     ) -> tuple[int, str | None]:
-        """Register and lock a source; return its id, and the process that has its lock."""
+        """Register and lock a source; return its id, and the process that holds its lock."""
         source_id, holder = await register_source(session, source)
         is_locked = await self._try_lock(session, source_id)
         if not is_locked and self._former_pid not in (None, session.backend_pid):

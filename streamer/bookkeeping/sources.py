@@ -38,7 +38,7 @@ class SourceRecord:
     visible_seconds: Annotated[
         float | None, Codec("extract(epoch from clock_timestamp() - s.visible_time)::float8")
     ]
-    """Seconds since the latest time whose source commits are all visible at the target."""
+    """Seconds since the latest time for which the target shows all commits of the source."""
     last_transaction: Annotated[
         CommittedTransaction | None, Codec(decode=CommittedTransaction.from_json)
     ]
@@ -49,9 +49,9 @@ class SourceRecord:
         float | None, Codec("extract(epoch from now() - s.heartbeat_since)::float8")
     ]
     waiting_for: str | None = None
-    """The reason, in words, why the start of the source waits."""
+    """The reason why the start of the source waits, as text."""
     holder: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
-    """Host and pid of the process whose session has the source's lock now."""
+    """Host and pid of the process whose session holds the source's lock."""
     implementation: Annotated[str | None, Codec("case when l.is_locked then {} end")] = None
     """The implementation of the hot path that this process uses."""
 
@@ -61,7 +61,7 @@ class SourceRecord:
 
     @property
     def known_place(self) -> KnownPlace:
-        """The source's history that the target has."""
+        """The source's history, as the target has stored it."""
         branch = None
         if self.timeline is not None:
             branch = Branch.parse(self.timeline, self.timeline_history or "")
@@ -99,7 +99,7 @@ from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
 async def read_writers(
     session: Executor, target: str, *, any_sid: bool, sid: str | None
 ) -> list[tuple[str, str | None]]:
-    """Return the label and sid of the sources of *target*, by its name, that a process runs now.
+    """Return label and sid of the running sources that write to *target*.
 
     *sid*: the sid of the sources, unless *any_sid* is true.
     """
@@ -125,7 +125,9 @@ async def read_source_labels(session: Executor) -> dict[int, str]:
 
 
 async def register_source(session: Executor, source: SourceMapping) -> tuple[int, str | None]:
-    """Register a source unless it is known; return its id and the process that ran it last."""
+    """Register a source unless it is registered; return its id and the process that last ran the
+    source.
+    """
     values = {name: getattr(source, name) for name in ("database", "sid", "slot", "publication")}
     await SOURCES.insert(session, [values], "on conflict do nothing")
     (row,) = await session.fetch(
@@ -143,7 +145,9 @@ async def set_source(session: Executor, source_id: int, **values: Any) -> None:
 
 
 async def holds_lock(session: Executor, fence: FencingToken) -> bool:
-    """Return whether *fence* is valid; it then stays valid until the transaction ends."""
+    """Return whether *fence* is valid; a valid token then stays valid until the transaction
+    ends.
+    """
     return bool(
         await session.fetch_value(
             "select lock_token = $2 from streamer.source where id = $1 for share",
@@ -201,7 +205,7 @@ async def report_source_failure(
 
 
 async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: float | None) -> None:
-    """Store for how long a heartbeat has been in flight; None while no heartbeat is overdue."""
+    """Store the time for which a heartbeat has been in flight; None if no heartbeat is overdue."""
     await session.execute(
         "update streamer.source"
         " set heartbeat_since = now() - make_interval(secs => $2::float8) where id = $1",
@@ -211,7 +215,7 @@ async def set_heartbeat_overdue(session: Executor, source_id: int, seconds: floa
 
 
 async def forget_source(bookkeeping: Bookkeeping, source_id: int) -> None:
-    """Remove a source and its relations. A purge still knows the tables that hold its rows."""
+    """Remove a source and its relations, but keep the list of tables with its rows for a purge."""
     async with bookkeeping.transaction() as connection:
         await store_targets(connection, source_id)
         await remove_source(connection, source_id)

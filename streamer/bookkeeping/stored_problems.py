@@ -1,4 +1,4 @@
-"""The problems that only the bookkeeping knows: a running process reads them now and then."""
+"""The problems that only the bookkeeping records, which a running process reads periodically."""
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.followed_sequences import read_sequences

@@ -44,13 +44,13 @@ async def take_requests(
     *,
     begins: bool = False,
 ) -> list[Request]:
-    """Take the requests for a source's relations, in order, storing the requested states.
+    """Take the requests for a source's relations, in order, and store the requested states.
 
-    A start, *begins*, and a request to resume also request values that existing rows still lack.
-    The rules of *source* say which tables keep their past.
+    At a start (*begins*), and with a request to resume, also request values that existing rows
+    still lack. The rules of *source* decide which tables keep history.
 
-    *pause* is called with each relation to pause before readers can see the pause. Requests about
-    rows in quarantine stay, see `quarantine_requests`.
+    The function calls *pause* with each relation to pause, before readers can see the pause.
+    Requests about rows in quarantine stay queued, see `read_quarantine_requests`.
     """
     requests = []
     async with bookkeeping.transaction() as connection:
@@ -58,7 +58,7 @@ async def take_requests(
             assert request.relation_id is not None, "a request without a table is not taken"
             record = await _lock(connection, request.relation_id)
             error: StreamerError | None = None
-            is_open = False  # the outcome is open
+            is_open = False  # the outcome is not decided yet
             match request.action:
                 case "resync":
                     effect = await _take_resync(connection, request, record, source)
@@ -90,11 +90,11 @@ async def take_requests(
 
 
 async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
-    """End the taken requests of a source that are fulfilled, or cannot be; return the ids of the
-    relations with open requests.
+    """End the taken requests of a source that are fulfilled or failed; return the ids of the
+    relations with unfinished requests.
 
-    The stored states alone decide the outcome, so a start finds the outcomes that its predecessor
-    has not stored. A row of a relation may be locked for long, so this function does not wait.
+    The outcome depends only on stored states, so a new process finds outcomes that its predecessor
+    did not store. A row of a relation may be locked for long, so this function does not wait.
     """
     waiting = set()
     requests = await read_taken(bookkeeping, source_id)
@@ -117,15 +117,15 @@ async def store_outcomes(bookkeeping: Bookkeeping, source_id: int) -> set[int]:
 
 
 def outcome(state: TableState) -> tuple[bool, ErrorReport | None]:
-    """Whether the copy that an operator requested has ended, and with which error. Pure."""
+    """Return whether the requested copy has ended, and its error. Pure."""
     is_in_sync = state.need is Need.NOTHING and state.shown is not State.ERROR
     if is_in_sync and state.error is not None and state.error.code == GapError.code:
-        return True, None  # the copy succeeded; the gap is newer
+        return True, None  # the copy succeeded, and the gap appeared later
     return state.need in (Need.NOTHING, Need.REQUEST) or state.shown is State.ERROR, state.error
 
 
 def decided(state: str, reason: str | None) -> tuple[bool, ErrorReport | None]:
-    """Whether a decision about a definition has taken effect, and with which error. Pure."""
+    """Return whether a decision about a definition has taken effect, and its error. Pure."""
     if state == WAITING:
         return True, ErrorReport(
             reason or "it waits for another decision", DefinitionStopError.code
@@ -134,7 +134,9 @@ def decided(state: str, reason: str | None) -> tuple[bool, ErrorReport | None]:
 
 
 def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingError | None:
-    """Return the reason why a copy needs consent: the past of the table gets a gap. Pure."""
+    """Return the reason why a copy needs consent: it would leave a gap in the table's history.
+    Pure.
+    """
     if not has_own_past(record.type) or resync.skips_changes or resync.is_partial:
         return None
     table = f'{record.type} table "{record.source}"'
@@ -186,8 +188,8 @@ async def _take_resume(
 ) -> Request | None:
     """Store the request to resume; return the effect, or None without an effect.
 
-    A request has no effect if the table was paused before a mass delete after the request: the
-    operator has not seen that pause.
+    A request has no effect on a later pause because of a mass delete, which the operator has not
+    seen.
     """
     mass_delete, state = record.mass_delete, record.table_state
     if mass_delete is not None and not mass_delete.is_decided:
@@ -211,7 +213,7 @@ async def _take_resume(
 async def _take_decision(
     connection: TargetConnection, request: Request, record: RelationRecord
 ) -> MappingError | None:
-    """Store the decision about a definition; return the reason if no decision is due."""
+    """Store the decision about a definition; return a reason if no decision is due."""
     decision, statements = request.action.removeprefix("ddl_"), request.options.get("statements")
     ddl_id = await decide(connection, record.relation_id, decision, statements)
     if ddl_id is None:
@@ -227,7 +229,7 @@ async def _take_decision(
 async def _take_unfilled(
     connection: TargetConnection, source_id: int, relation_id: int | None = None
 ) -> list[Request]:
-    """Request the values that existing rows of relations lack: of a relation, or of all."""
+    """Request the values that existing rows lack: of the given relation, or of all relations."""
     requests = []
     for record in await RELATIONS.read(connection, _LACKING, source_id, relation_id):
         is_due = record.copy_is_due and (record.type == "clone" or not record.quarantined)
@@ -244,7 +246,7 @@ async def _take_resync(
 ) -> list[Request] | StreamerError:
     """Store the request for a resync; return the effect, or why the request cannot be fulfilled.
 
-    Return an empty list for an automatic backfill of a paused table: `resume` does it later.
+    Return an empty list for an automatic backfill of a paused table, which `resume` requests later.
     """
     resync, state = request.resync, record.table_state
     is_automatic = bool(request.options.get(AUTOMATIC))
@@ -264,7 +266,7 @@ async def _take_resync(
             return gap
         keeps_history = _keeps_history(source, record.source)
         if keeps_history or (resync.compares and not resync.force):
-            # Such a copy compares, so that the table follows the stream after a restart, too.
+            # Such a copy compares rows, so that the table follows the stream after a restart, too.
             compared = replace(resync, mode=Mode.DIFF)
             requests = await _store_to_point(
                 connection,
@@ -276,8 +278,8 @@ async def _take_resync(
             )
             if requests:
                 return requests
-    # A copy under way fulfils the request. A requested copy may replace rows that `initial: none`
-    # declared to be the source's.
+    # A copy in progress fulfils the request. A requested copy may replace rows that belong to the
+    # source by `initial: none`.
     values = NO_COPY | {
         "state": state.rows_requested(resync).shown,
         "error": None,
@@ -305,14 +307,14 @@ async def _store_to_point(
     stays_paused: bool = False,
     is_sure: bool = False,
 ) -> list[Request]:
-    """*is_sure*: copy to a point from any state.
+    """Store a resync to a point. *is_sure*: from any state of the table.
 
     Otherwise a table that is paused or in error gets a copy of all rows, without earlier changes.
     """
     state = record.table_state
-    if resync.columns is not None:  # the columns stay unfilled if the copy fails
+    if resync.columns is not None:  # if the copy fails, the columns stay unfilled
         await remember_unfilled(connection, record.relation_id, resync.columns)
-        # So this copy includes columns of a failed copy, too.
+        # This copy also includes the columns of a failed copy.
         resync = replace(resync, columns=tuple(sorted({*record.unfilled, *resync.columns})))
     is_waiting = state.shown in (State.PAUSED, State.ERROR)
     if state.need not in (Need.NOTHING, Need.PART):

@@ -1,5 +1,5 @@
-"""Relations that left the mapping. The bookkeeping still knows that their target rows are
-streamer's.
+"""Relations that left the mapping, for which the bookkeeping still records that streamer wrote
+their target rows.
 
 A relation that returns to the mapping continues if streamer has acknowledged no change to its
 source meanwhile. Otherwise a copy replaces its rows.
@@ -14,7 +14,7 @@ from streamer.control.resync_options import Resync
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy
 
-# Its rows in quarantine are gone, so a table with quarantined rows cannot continue.
+# Rows in quarantine are deleted with the relation, so a table with such rows cannot continue.
 _KEEP_FORMER_SQL: Final = """
 insert into streamer.former_relation
 select r.source_id, r.source, s.acknowledged_lsn,
@@ -37,7 +37,7 @@ _OF_PROCESS: Final = (
     *("id", "columns", "chunks", "transport", "transport_reason", "source_oid"),
     *("waiting_for", "wait", "lag_since", "visible_lsn", "changed_at"),
 )
-"""Columns that the next process reads or computes."""
+"""Columns that the next process reads or computes itself."""
 _NO_COPY: Final[dict[str, Any]] = {
     "snapshot_lsn": None,
     "resync": Resync(),

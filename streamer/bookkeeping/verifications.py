@@ -15,7 +15,7 @@ class VerificationRecord:
 
     ``verified_at``: the start of the last comparison without a difference, if any. ``lsn``: the
     position of the source then. ``differing_rows``: the differing rows of the last comparison; the
-    count may be incomplete. ``error``: why the relation could not be compared.
+    count may be incomplete. ``error``: the reason why the relation could not be compared.
     """
 
     relation_id: int
@@ -28,12 +28,12 @@ class VerificationRecord:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the last comparison has an answer."""
+        """Whether the last comparison has a result."""
         return self.error is None and (self.differing_rows > 0 or not self.undecided_rows)
 
 
 VERIFICATIONS: Final = BookkeepingTable("verification", "v", VerificationRecord)
-# The relation may have left the mapping meanwhile.
+# The relation may have left the mapping during the comparison.
 _IS_MAPPED: Final = "where exists (select from streamer.relation r where r.id = v.relation_id)"
 _LAST: Final = {name: f"coalesce(excluded.{name}, v.{name})" for name in ("verified_at", "lsn")}
 
@@ -47,7 +47,9 @@ async def store_verifications(session: Executor, records: Iterable[VerificationR
 async def read_verifications(
     session: Executor, relation_id: int | None = None
 ) -> dict[int, VerificationRecord]:
-    """Return the results of all relations or of one, by relation id. Raises TargetError."""
+    """Return the results of all relations or of a single relation, by relation id. Raises
+    TargetError.
+    """
     records = await VERIFICATIONS.read(
         session, "where $1::int8 is null or relation_id = $1", relation_id
     )
