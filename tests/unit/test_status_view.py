@@ -34,7 +34,7 @@ from streamer.postgres.conninfo import TLS_HINT
 from streamer.postgres.secret import Secret
 from streamer.report.problems import Severity
 from streamer.runtime.target_health import TargetHealth
-from tests.unit.test_check_capacity import SLOT
+from tests.unit.test_capacity_findings import SLOT
 
 LONG = "warehouse." + "quarterly_" * 9 + "figures"
 

@@ -22,9 +22,9 @@ from streamer.mapping.relation_names import RelationName
 from streamer.report.problems import Severity
 from streamer.util.migrations import read_migrations
 from tests.support.checking import ERROR, INFO, WARNING, matching
-from tests.unit.test_check_capacity import SERVER as SOURCE
-from tests.unit.test_check_capacity import SETTINGS
-from tests.unit.test_check_source import facts_of
+from tests.unit.test_capacity_findings import SERVER as SOURCE
+from tests.unit.test_capacity_findings import SETTINGS
+from tests.unit.test_source_findings import facts_of
 
 SERVER = TargetServer(
     version=18_00_00, version_text="18.0", database="dw", encoding="UTF8", locale="C", role="me",

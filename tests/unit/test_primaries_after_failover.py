@@ -9,7 +9,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.postgres.secret import Secret
 from streamer.source.server.primaries_after_failover import Primary, choose, require_successor
 from streamer.source.timeline_branches import Branch, KnownPlace
-from tests.unit.test_check_capacity import SERVER
+from tests.unit.test_capacity_findings import SERVER
 
 ONE, OTHER = "1\t0/3000000\tx\n", "1\t0/4000000\tx\n"
 FIRST, SECOND = Branch(1), Branch.parse(2, ONE)

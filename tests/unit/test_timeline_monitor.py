@@ -15,7 +15,7 @@ from streamer.runtime.guards.timeline_monitor import TimelineMonitor
 from streamer.source.timeline_branches import Branch
 from streamer.target.fencing_token import FencingToken
 from streamer.util.lsn import Lsn
-from tests.unit.test_check_capacity import SERVER
+from tests.unit.test_capacity_findings import SERVER
 
 FORK = Lsn.parse("0/5000098")
 HISTORY = f"1\t{FORK}\tno recovery target specified\n"

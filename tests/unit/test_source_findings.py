@@ -26,7 +26,7 @@ from streamer.mapping.relation_names import RelationName, parse_relation
 from streamer.mapping.rule_options import DdlCapture, DdlKind, Initial, OnDdl, on_ddl_by_kind
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
-from tests.unit.test_check_capacity import SERVER, SLOT
+from tests.unit.test_capacity_findings import SERVER, SLOT
 
 USAGE = Usage(
     "UTF8", may_create=True, slots=0, walsenders=0, large_objects=0, is_target=False,

@@ -12,7 +12,7 @@ from streamer.postgres.secret import Secret
 from streamer.source.server.primaries_after_failover import Primary
 from streamer.source.slot_and_publications.standbys import StandbyState
 from streamer.source.timeline_branches import Branch
-from tests.unit.test_check_capacity import SERVER, SLOT
+from tests.unit.test_capacity_findings import SERVER, SLOT
 
 READY = {
     "hot_standby_feedback": "on",
