@@ -1,9 +1,9 @@
 """``make bench``: every profile against PostgreSQL's own subscription, in a single table.
 
-Both sides stream the same changes between the same two servers, in turn. The time runs from the
-start of the walsender until all changes are visible; the start of either program does not count.
-After each round the rows of all sides have to equal those of the source. The extension pglogical
-takes part where it is installed.
+Both sides stream the same changes between the same two servers, one after the other. The time runs
+from the start of the walsender until all changes are visible; the start of either program does not
+count. After each round, the rows of all sides must equal the source's rows. The extension pglogical
+is a third side if installed.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from benchmarks.servers import find_binaries, has_pglogical, source_and_target, 
 from benchmarks.usage import busy_share
 
 IDLE_SHARE = 0.1
-"""A machine that uses more of its cores before the first round is not idle."""
+"""A machine that uses more than this fraction of its cores before the first round is not idle."""
 
 
 def main() -> None:
     options = _parser().parse_args()
-    # Ended by a signal, the servers stop too.
+    # After a signal, stop the servers, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     if options.publish:
         for page in report.PAGES:

@@ -1,9 +1,9 @@
 """Processor time of the target's backend for statements that write a set of changes.
 
-Only the server's statements are compared: the client encodes beforehand. Rows come in binary; the
-variants of a profile take turns, each in a transaction of its own. The figure is the microseconds
-of processor time that the backend needs for a row (``/proc/<pid>/schedstat``), as the median of the
-rounds.
+The benchmark compares only the server's statements, because the client encodes rows beforehand.
+Rows come in binary. The variants of a profile take turns, each in a separate transaction. The
+figure is the microseconds of processor time that the backend needs for a row
+(``/proc/<pid>/schedstat``), as the median of the rounds.
 """
 
 import argparse
@@ -51,7 +51,7 @@ COLUMNS = ", ".join(f"c_{n}" for n in range(5))
 
 
 def row(key: int) -> tuple[Any, ...]:
-    """Return a row with *key*, as psycopg's binary dumpers take it."""
+    """Return a row with *key*, for psycopg's binary dumpers."""
     amount = decimal.Decimal(key) * decimal.Decimal("1.25")
     return (key, f"name of item {key}", amount, AT, random.randbytes(16).hex())
 
@@ -132,7 +132,7 @@ def update_sets(connection: psycopg.Connection, updates: Rows, inserts: Rows) ->
 
 
 def update_masked(connection: psycopg.Connection, updates: Rows, inserts: Rows) -> None:
-    """The same in a single statement: a mask tells which columns a row lacks."""
+    """Update all rows with a single statement; a mask shows the columns that a row lacks."""
     with connection.cursor().copy(
         f"copy pg_temp.stage (op, mask, {COLUMNS}) from stdin (format binary)"
     ) as copy:

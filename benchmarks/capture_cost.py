@@ -1,11 +1,11 @@
-"""What the capture of definitions adds to the commands of an application.
+"""The cost of the capture of definitions for the commands of an application.
 
 Each kind of command runs many times in a transaction, with and without the capture, on tables that
-streamer publishes and on further tables. A cost that grows with the number of commands shows in the
-last tenth against the first. The first command of a session is apart: it loads PL/pgSQL, compiles
-the functions and fills the caches of the session. Two more rows show what no capture can avoid: an
-empty event trigger, and an event trigger that only reads the command's objects. Times are the CPU
-times of the backend, so that parallel work of the machine does not count.
+streamer publishes and on further tables. If the cost grows with the number of commands, the last
+tenth differs from the first. The first command of a session is separate, because it loads PL/pgSQL,
+compiles the functions and fills the session's caches. Two further rows show costs that no capture
+can avoid: an empty event trigger, and an event trigger that only reads the command's objects. Times
+are the CPU times of the backend, so that parallel work of the machine does not count.
 
     python -m benchmarks.capture_cost --postgres machine --count 1000
 """
@@ -29,7 +29,9 @@ from streamer.source.capture.capture_functions import create_sql
 MAPPED_MS: Final = 20.0
 OTHER_MS: Final = 2.0
 FIRST_COMMANDS: Final = 51
-"""Sessions whose first commands count, with their median, in turns with and without the capture."""
+"""The number of sessions whose first commands are measured, alternately with and without the
+capture.
+"""
 SETTINGS: Final = {
     "wal_level": "logical",
     "fsync": "off",
@@ -46,10 +48,10 @@ _TABLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of command: SQL for each number. ``before``: SQL that runs first, by itself.
+    """A kind of command: SQL for each number. ``before``: SQL that runs first, unmeasured.
 
-    ``most_ms``: the target; small for tables that streamer does not publish. ``body``: of an event
-    trigger that is there in place of the capture.
+    ``most_ms``: the limit, which is small for tables that streamer does not publish. ``body``: the
+    body of an event trigger that replaces the capture.
     """
 
     name: str

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 
 class Kind(enum.Enum):
-    """How a profile is measured."""
+    """The way to measure a profile."""
 
     DRAIN = "changes/s"
     """Each side applies the same backlog."""
     LATENCY = "ms"
-    """Each side streams a steady load; from the flush of a commit to its visibility."""
+    """Each side streams a steady load; the time from the flush of a commit to its visibility."""
     LOAD = "% of a core"
-    """Each side streams a steady load, or none; the CPU of its processes."""
+    """Each side streams a steady load, or no load; the CPU of its processes."""
     COPY = "s"
-    """Each side copies all tables, from its start until they are ready."""
+    """Each side copies all tables; the time from its start until the tables are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +40,28 @@ class Case:
     title: str
     kind: Kind = Kind.DRAIN
     schema: str = ""
-    """Made at each source and in the target database of each side."""
+    """SQL for each source and for the target database of each side."""
     schema_of_streamer: str | None = None
-    """In its place for streamer, whose tables may have further columns."""
+    """SQL that replaces `schema` for streamer, whose tables may have further columns."""
     fill: str = ""
-    """The same rows at sources and targets, before the first round."""
+    """SQL that fills sources and targets with the same rows, before the first round."""
     procedure: str = ""
-    """Made at sources."""
+    """SQL of a procedure at sources."""
     workload: str | Pgbench = ""
     touch: str = ""
     """A last transaction of each round that changes every table once."""
     per_transaction: int = 20
     """Changes a transaction."""
     share: float = 1.0
-    """Changes of a round, as a share of ``--changes``."""
+    """Changes of a round, as a fraction of ``--changes``."""
     rows: int | None = None
-    """Rows of the fill. None: as many as the changes of all rounds."""
+    """Rows of the fill; None for the number of changes of all rounds."""
     tables: tuple[str, ...] = ("items",)
     touched: int = 1
     """Changes that `touch` makes."""
     rule: str = "initial: none"
     compared: str = "select * from {table}"
-    """The rows that have to be equal."""
+    """The query whose rows must be equal on both sides."""
     compared_of_streamer: str | None = None
     sources: int = 1
     transports: tuple[str, ...] = ("binary", "text")
@@ -148,7 +148,7 @@ _WIDE: Final = (
 )
 _MANY: Final = tuple(f"items_{number}" for number in range(1, 51))
 _MANY_CHANGE: Final = _procedure(
-    # Four of the tables in turn, five rows each: two tables get new rows, two change theirs.
+    # Four tables in turn, five rows each: two tables get new rows, and two tables change rows.
     "for i in 0 .. 3 loop"
     " n := 1 + (t * 4 + i) % 50;"
     " if i % 2 = 0 then"

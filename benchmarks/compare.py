@@ -1,10 +1,10 @@
 """The processor time of `streamer compare`: both servers, Spark's JVM, Python.
 
-``--on local spark`` compares the same rows in a single process of Python, and then on Spark.
+``--on local spark`` compares the same rows in a single Python process, and then on Spark.
 
-Both sides get the same rows; a few of the target's are then changed. `run` streams meanwhile, as it
-does for an operator. The time of a server is that of all its processes, so that of `run` and of
-autovacuum is in it. The peak of memory is that of the JVM, and of all Python processes together.
+Both sides get the same rows, of which a few then change at the target. `run` streams meanwhile, as
+for an operator. The time of a server includes all its processes, and so the work for `run` and
+autovacuum. The memory is the peak of the JVM, and of all Python processes together.
 
 ``python -m benchmarks.compare --rows 10000000`` needs about 6 GB of disk. Rows and indexes take 1.3
 GB at each server, and `max_wal_size` keeps the WAL of each below 2 GB.
@@ -27,7 +27,7 @@ from benchmarks import big_table
 from benchmarks.servers import Run, source_and_target, wait_until, write_config
 
 SETTINGS: Final = {"max_wal_size": "1GB"}
-"""The WAL of the rows would take more room than the rows."""
+"""Without this limit, the WAL of the rows would need more space than the rows."""
 SAMPLE_SECONDS: Final = 0.1
 
 
@@ -37,7 +37,9 @@ def directory_bytes(directory: Path) -> int:
 
 
 def server_seconds(process: psutil.Process) -> float:
-    """Return the processor time of a postmaster's processes, those that have ended included."""
+    """Return the processor time of a postmaster's processes, including processes that have
+    ended.
+    """
     times = process.cpu_times()
     total = float(times.children_user + times.children_system)
     for child in process.children():

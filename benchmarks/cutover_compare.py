@@ -1,5 +1,5 @@
-"""How long the second comparison of a cut-over keeps writers out, beside the first, whole
-comparison.
+"""The time for which the second comparison of a cut-over blocks writers, beside the time of the
+first, complete comparison.
 
 Two tables with the same rows stream; programs change rows of one of them after the check. The steps
 are those of `streamer cutover`, and their outcomes have the seconds. Spark runs since the check.
@@ -24,7 +24,7 @@ NOTE_BYTES = 640
 
 
 def fill(server: Server, rows: int) -> None:
-    """Write the rows of both tables, the same at every server."""
+    """Write the same rows of both tables to every server."""
     server.execute("create database bench")
     for name in TABLES:
         server.execute(
@@ -40,7 +40,7 @@ def fill(server: Server, rows: int) -> None:
 
 
 async def measure(config: Path, source: Server, changed: int) -> None:
-    """Do the steps up to the comparison, and print its outcome beside that of all rows."""
+    """Run the steps up to the comparison, and print its outcome beside the outcome for all rows."""
     settings, mapping = static_mapping.load(config)
     (only,) = mapping.sources
 

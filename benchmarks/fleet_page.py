@@ -1,6 +1,6 @@
 """The cost of the page for 200 sources with 20,000 tables: ``python -m benchmarks.fleet_page``.
 
-It needs no server. Times are processor time in milliseconds.
+The benchmark needs no server. Times are processor time in milliseconds.
 """
 
 import asyncio

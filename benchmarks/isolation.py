@@ -1,10 +1,10 @@
-"""The latency of a source while a second source of the same worker is slow, or hot.
+"""The latency of a source while a second source of the same worker is slow or hot.
 
-A worker serves two sources. A writer commits single rows to the first source. The second source
-stands still in the case ``alone``. In the case ``slow`` it writes to a table whose trigger at the
-target takes 50 ms for each batch. In the case ``hot`` it updates 1,000 rows as fast as it can. In
-the case ``elsewhere`` a third source does that, and a second process of streamer serves the third
-source. Then the machine is as busy as in the case ``hot``, and the sources share only the machine.
+A worker serves two sources. A writer commits single rows to the first source. The second source is
+idle in the case ``alone``. In the case ``slow`` it writes to a table whose trigger at the target
+takes 50 ms for each batch. In the case ``hot`` it updates 1,000 rows as fast as it can. In the case
+``elsewhere`` a third source does that, and a second process of streamer serves the third source.
+Then the machine is as busy as in the case ``hot``, and the sources share only the machine.
 
 The cases alternate in rounds. The first two seconds of a case do not count, because lanes move
 then. Times are those of the commits at the source and at the target (``track_commit_timestamp``).
@@ -41,7 +41,7 @@ alter table slow enable always trigger linger;
 
 
 class Writer(threading.Thread):
-    """Runs a statement again and again, with a number, until it is ended."""
+    """Runs a statement repeatedly, with a number, until stopped."""
 
     def __init__(self, url: str, sql: str, per_second: float | None) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def start(directory: Path, warehouse: Database, tables: "dict[Database, str]") -
 
 
 class Watched:
-    """The processes that have to run during a measurement."""
+    """The processes that must run during a measurement."""
 
     def __init__(self, *running: "Running") -> None:
         self._running = running
@@ -142,7 +142,7 @@ class Watched:
 def measure(
     first: Database, warehouse: Database, beside: Writer | None, seconds: float, watched: Watched
 ) -> list[float]:
-    """Return from commit to visible, in seconds, for each row of a case."""
+    """Return the seconds from commit to visibility for each row of a case."""
     if beside is not None:
         beside.start()
     writer = Writer(first.url, "insert into small values (%(n)s)", WRITES_PER_SECOND)

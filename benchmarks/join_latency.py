@@ -1,10 +1,9 @@
-"""The effect of a joining table with 400,000 rows on a streaming table: commit to visible, before
-and then.
+"""The effect of a joining table with 400,000 rows on the latency of a streaming table.
 
-A writer commits a row every few milliseconds to a table that streams; then SIGHUP brings the big
-table in. Times are those of the commits themselves, at the source and at the target
-(``track_commit_timestamp``). Spark shares the machine's cores, which the question excludes;
-``--copies threads`` makes the copies by threads of a small process instead.
+A writer commits a row every few milliseconds to a table that streams; then SIGHUP adds the big
+table. Times are commit times at the source and at the target (``track_commit_timestamp``). Spark
+would compete for the machine's cores; with ``--copies threads``, threads of a small process make
+the copies instead.
 """
 
 import argparse
@@ -94,7 +93,7 @@ def main() -> None:
 
 
 def times(url: str) -> dict[int, float]:
-    """Return when each row was committed, in seconds."""
+    """Return the commit time of each row, in seconds."""
     with psycopg.connect(url) as connection:
         rows = connection.execute(
             "select id, extract(epoch from pg_xact_commit_timestamp(xmin)) from small"

@@ -1,8 +1,8 @@
-"""Resyncs of a table in which few rows differ: bytes that travel, room at the target, and memory.
+"""Resyncs of a table in which few rows differ: bytes sent, space at the target, and memory.
 
 ``reload`` copies the table again. ``diff`` compares both sides at the point of its snapshot and
 copies the ranges that differ. ``keys`` is the resync that `streamer repair` requests once its
-comparison knows the keys. Each brings the same rows back.
+comparison knows the keys. All three restore the same rows.
 """
 
 import argparse

@@ -52,7 +52,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure of a case, by side. ``ratios``: how many times better than native each side is.
+    """A figure of a case, by side. ``ratios``: the factor by which each side is better than native.
 
     ``cpu``: median of each side, in microseconds a change, or percent of a core. ``memory``: bytes.
     """
@@ -73,13 +73,13 @@ class Figure:
     def limit(self, side: str, cores: int) -> float:
         """Return the changes a second at which the CPU of all processes fills *cores* cores.
 
-        No process works on more than one core, so the busiest process sets a limit of its own.
+        No process uses more than a core, so the busiest process is a further limit.
         """
         cpu = self.cpu[side]
         return 1e6 / max(cpu.total / cores, cpu.busiest)
 
     def ratio_of_machines(self, side: str) -> float:
-        """Return the ratio to native if each process had a machine of its own."""
+        """Return the ratio to native if each process had a separate machine."""
         return self.cpu["native"].busiest / self.cpu[side].busiest
 
     def to_json(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _figure(case: Case, name: str, sides: Sequence[str], rounds: Sequence[Round]
 
 
 def _column_of(figure: Figure, side: str) -> str:
-    """Return the column of a side: transports go by the format in which values came."""
+    """Return the column of a side, which for transports depends on the format of the values."""
     if side in TRANSPORTS and figure.case.kind is not Kind.COPY:
         return "binary" if side in figure.binary else "text"
     return "binary" if side in TRANSPORTS else side
@@ -232,7 +232,7 @@ def table(figures: Sequence[Figure], title: str) -> Table:
 
 
 def markdown(figures: Sequence[Figure], title: str, only: Sequence[str] = ()) -> str:
-    """Return the table in Markdown; *only*: of these columns."""
+    """Return the table in Markdown. *only*: the columns to show."""
     columns = {n: heading for n, heading in _columns(figures).items() if not only or n in only}
     lines = [
         title,
@@ -305,7 +305,9 @@ def insert_markdown(path: Path, text: str) -> None:
 
 
 def check_marks(path: Path) -> None:
-    """Refuse a page without the two marks: the table would replace it. Raises SystemExit."""
+    """Refuse a page without the two marks, because the table would replace the page. Raises
+    SystemExit.
+    """
     if path.exists():
         text = path.read_text(encoding="utf-8")
         if not all(mark in text for mark in MARKS):
@@ -349,7 +351,7 @@ def to_json(facts: dict[str, Any], figures: Iterable[Figure]) -> dict[str, Any]:
 
 
 def result_path(facts: dict[str, Any]) -> Path:
-    """Return where the result of a full run is kept."""
+    """Return the path for the result of a full run."""
     major = facts["postgresql"].partition(".")[0]
     name = f"{facts['date'][:10]}-{facts['commit']}-postgresql{major}.json"
     return ROOT / "benchmarks" / "results" / name

@@ -33,7 +33,7 @@ from streamer.commands.demo.embedded_servers import Server
 
 DRAIN_SECONDS: Final = 900.0
 WARM_UP_SECONDS: Final = 2.0
-"""A side streams this long before a steady load is measured."""
+"""The time for which a side streams before the measurement of a steady load."""
 CLIENTS: Final = 4
 
 
@@ -69,7 +69,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """All sides in a round, by name. ``changes``: that each of them applied."""
+    """All sides in a round, by name. ``changes``: the number of changes that each side applied."""
 
     changes: int
     sides: dict[str, Measurement]
@@ -120,7 +120,7 @@ class Runner:
             for side in sides:
                 if side.pid is not None:
                     side.stop()
-        # After an error the servers go, with all databases.
+        # After an error, the servers are removed with all databases.
         for database in reversed(databases):  # first the targets, whose sessions hold slots
             database.drop()
 
@@ -172,7 +172,7 @@ class Runner:
         return Round(load.changes, measurements)
 
     def _settle(self, target: Database) -> None:
-        """Leave no work of earlier rounds to the servers."""
+        """Finish the servers' work of earlier rounds."""
         target.execute("vacuum (analyze)")
         target.execute("checkpoint")
         self._source.execute("checkpoint")
@@ -235,9 +235,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _started(self, side: Side, sources: Sequence[Database]) -> Iterator[float]:
-        """Have *side* run for the length of a block; yield the time when its first walsender
-        began.
-        """
+        """Run *side* for the length of a block; yield the time when its first walsender began."""
         slots = ", ".join(f"'{slot}'" for slot in side.slots)
         active = (
             f"select count(*) > 0 from pg_replication_slots where active and slot_name in ({slots})"
@@ -276,7 +274,7 @@ class Runner:
                 )
 
     def _empty(self, case: Case, side: Side) -> None:
-        """Make the target of a copy new, for the next copy."""
+        """Create a new target for the next copy."""
         slots = side.slots
         side.forget()
         side.target.drop()
@@ -302,8 +300,8 @@ def _digests(database: Database, case: Case, query: str) -> dict[str, object]:
 def delays(
     flushed: Sequence[tuple[float, int]], visible: Sequence[tuple[float, int]]
 ) -> list[float]:
-    """Return the seconds from the flush of each position to its visibility. Positions behind the
-    last visible position are left out: these are no commits of the load. Pure.
+    """Return the seconds from the flush of each position to its visibility. Leave out positions
+    behind the last visible position, which are not commits of the load. Pure.
     """
     positions = [position for _, position in visible]
     seconds = []
@@ -315,7 +313,7 @@ def delays(
 
 
 class _Filling:
-    """The same rows in all databases of a case."""
+    """Fills all databases of a case with the same rows."""
 
     def __init__(
         self,
@@ -335,7 +333,7 @@ class _Filling:
             self._make(source, case.schema, [number])
             if case.procedure:
                 source.execute(case.procedure)
-            if case.kind is Kind.DRAIN:  # the time that a backlog takes is not measured
+            if case.kind is Kind.DRAIN:  # the creation of a backlog is not measured
                 source.execute(f'alter database "{source.name}" set synchronous_commit = off')
         is_copy = case.kind is Kind.COPY
         for target in self._targets:
@@ -397,7 +395,7 @@ class _Load:
             self.changes = 0
 
     def make(self) -> list[str]:
-        """Make the backlog at every source; return the positions before its last transactions."""
+        """Create the backlog at every source; return the positions before its last transactions."""
         start = [_written(source) for source in self._sources]
         with ThreadPoolExecutor(len(self._sources)) as threads:
             marks = list(threads.map(self._make, range(len(self._sources))))
@@ -442,7 +440,7 @@ class _Load:
         return mark
 
     def run_steadily(self) -> None:
-        """Run the load for the time of a measurement, or none for that time."""
+        """Run the load, if any, for the time of a measurement."""
         workload, seconds = self._case.workload, self._options.seconds
         if not isinstance(workload, Pgbench):
             threading.Event().wait(seconds)

@@ -1,10 +1,9 @@
-"""Many tables in a source, and many sources in a process: the costs of a start and of standing
-still.
+"""Many tables in a source, and many sources in a process: the costs of a start and of idling.
 
 ``--tables 5000`` makes that many tables in each source, ``--sources 200`` that many databases of a
-server. It measures the first start and a restart. The figures are the time until all sources
-stream, CPU and memory of the process, and the size of ``/metrics``. For both servers it counts
-transactions and connections.
+server. The benchmark measures the first start and a restart. The figures are the time until all
+sources stream, CPU and memory of the process, and the size of ``/metrics``. For both servers, it
+counts transactions and connections.
 """
 
 import argparse
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("--postgres", default="machine")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    # Ended by a signal, the servers stop too.
+    # After a signal, stop the servers, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     with (
         source_and_target(find_binaries(options.postgres), SETTINGS) as (source, target),
@@ -63,7 +62,7 @@ def main() -> None:
 
 
 def make_sources(server: Server, count: int, tables: int) -> list[Database]:
-    """Return the databases of sources, each a copy of the first."""
+    """Return the databases of sources, which are copies of the first database."""
     first = Database(server, "source_0")
     first.create()
     create_tables(first, tables, with_sid=False)
@@ -141,7 +140,7 @@ def measure(
 
 
 def count_lines(config: Path, text: str) -> int:
-    """Return how many lines of the log so far have *text*."""
+    """Return the number of lines of the log that contain *text*."""
     return config.with_suffix(".log").read_text().count(text)
 
 

@@ -26,13 +26,13 @@ SETTINGS: Final = {
     "logical_decoding_work_mem": "64MB",
     "max_worker_processes": "64",
     "max_logical_replication_workers": "32",
-    # As many tables at a time as `sync.jobs` of streamer.
+    # Copy the same number of tables at a time as `sync.jobs` of streamer.
     "max_sync_workers_per_subscription": "4",
-    # Before PostgreSQL 16 at most one subscription starts in this time.
+    # Before PostgreSQL 16, at most one subscription starts in this interval.
     "wal_retrieve_retry_interval": "50ms",
     "max_wal_senders": "64",
     "max_replication_slots": "64",
-    # Rounds vacuum by themselves, between measurements.
+    # The benchmark vacuums between measurements.
     "autovacuum": "off",
 }
 POLL_SECONDS: Final = 0.005
@@ -73,7 +73,7 @@ def version_of(binaries: Path) -> str:
 def has_pglogical(binaries: Path) -> bool:
     """Whether the extension pglogical is installed for the server.
 
-    The one of Debian 12 (2.4.2 for PostgreSQL 15) cannot be measured: its supervisor accepts no
+    The version of Debian 12 (2.4.2 for PostgreSQL 15) cannot be measured: its supervisor accepts no
     ProcSignalBarrier, so DROP DATABASE waits for ever.
     """
     libraries = binaries.parent / "lib"
@@ -84,7 +84,7 @@ def settings_for(binaries: Path) -> dict[str, str]:
     """Return the settings of a server."""
     chosen = dict(SETTINGS)
     if int(version_of(binaries).partition(".")[0]) >= 18:
-        chosen["max_active_replication_origins"] = "64"  # before, max_replication_slots counts
+        chosen["max_active_replication_origins"] = "64"  # older versions use max_replication_slots
     if has_pglogical(binaries):
         chosen["shared_preload_libraries"] = "pglogical"
     return chosen
@@ -94,7 +94,7 @@ def settings_for(binaries: Path) -> dict[str, str]:
 def source_and_target(
     binaries: Path | None = None, settings: dict[str, str] | None = None
 ) -> Iterator[tuple[Server, Server]]:
-    """Run both servers for the length of a block; by default the machine's own."""
+    """Run both servers for the length of a block, by default the machine's own servers."""
     binaries = binaries or find_binaries("machine")
     chosen = settings_for(binaries) | (settings or {})
     with tempfile.TemporaryDirectory(
@@ -134,7 +134,7 @@ class Database:
         self.server.execute(f'create database "{self.name}"')
 
     def drop(self) -> None:
-        """Drop it with its subscriptions and slots."""
+        """Drop the database with its subscriptions and slots."""
         for (subscription,) in self.execute(
             "select subname from pg_subscription"
             " where subdbid = (select oid from pg_database where datname = current_database())"
@@ -170,14 +170,12 @@ class Watched(Protocol):
     """A process that a wait depends on."""
 
     def check(self) -> None:
-        """Raise SystemExit if it has ended by itself."""
+        """Raise SystemExit if the process has ended by itself."""
         ...
 
 
 def wait_until(url: str, sql: str, seconds: float, watched: Watched | None = None) -> float:
-    """Wait until the first value of a query is true; return the time of that, by the monotonic
-    clock.
-    """
+    """Wait until the first value of a query is true; return that time, by the monotonic clock."""
     deadline = time.monotonic() + seconds
     with psycopg.connect(url, autocommit=True, application_name="benchmark") as connection:
         while (now := time.monotonic()) < deadline:

@@ -1,7 +1,8 @@
-"""The programs that `make bench` compares. Each brings the sources of a case into its own target.
+"""The programs that `make bench` compares. Each replicates the sources of a case to a separate
+target.
 
-A side is prepared once for a case: its slots are then at the present end of the WAL. After that it
-is started and stopped as often as needed, and each start goes on from there.
+The runner prepares a side once for a case, which sets its slots to the present end of the WAL. Then
+it starts and stops the side as often as needed, and each start continues from there.
 """
 
 import signal
@@ -34,7 +35,7 @@ class Process(Protocol):
 
 
 Launch = Callable[[list[str], Path], Process]
-"""Starts ``streamer`` with arguments; the path is that of its log."""
+"""Starts ``streamer`` with arguments; the path is the path of its log."""
 
 
 def launch(arguments: list[str], log: Path) -> Process:
@@ -57,7 +58,7 @@ class Side(Protocol):
 
     @property
     def pid(self) -> int | None:
-        """Its process, if it is none of the server's."""
+        """The process of the side, unless it is a process of the server."""
         ...
 
     @property
@@ -89,7 +90,7 @@ class Side(Protocol):
         ...
 
     def forget(self) -> None:
-        """Remove its objects from the sources, but for the slots."""
+        """Remove the side's objects, except slots, from the sources."""
         ...
 
 
@@ -162,7 +163,7 @@ class Streamer:
         )
 
     def prepare(self) -> None:
-        """Let a first run make publication, slot and bookkeeping."""
+        """Let a first run create publication, slot and bookkeeping."""
         process = self._run("--stop-when-caught-up")
         if process.wait(START_SECONDS):
             raise SystemExit(self._log.read_text())

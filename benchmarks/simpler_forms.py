@@ -1,8 +1,8 @@
-"""Forms that would be simpler, measured beside those in use: `results/measurements.md`.
+"""Simpler designs, measured beside the present designs: `results/measurements.md`.
 
 ``journal``: segment files, or a SQLite file. ``wide``: staged rows of typed columns, or of two
 arrays. ``partitions``: the catalog query about attached partitions. Times are processor seconds of
-this process, or of the server's session where it does the work; rounds are interleaved.
+the process or session that does the work; rounds are interleaved.
 """
 
 import argparse

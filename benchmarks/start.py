@@ -1,9 +1,9 @@
-"""How long commands take, and how long `run` takes to the first bytes of a copy.
+"""The time that commands take, and the time from the start of `run` to the first bytes of a copy.
 
-Processor time is that of all processes. It depends less on other work of the machine.
+Processor time includes all processes, and depends less on other work of the machine.
 
 ``--against`` names the `streamer` of another installation, such as another checkout: the sides take
-turns in each round. Every copy has new databases, and a Spark process of its own.
+turns in each round. Every copy has new databases, and a separate Spark process.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""How long commits take at a source that waits for its standby: streamer, a subscription, none.
+"""The time of commits at a source that waits for a standby: streamer, a subscription, or none.
 
-Clients of pgbench insert single rows, each in a transaction of its own, as fast as commits return.
+Clients of pgbench insert single rows, each in a separate transaction, as fast as commits return.
 ``synchronous_standby_names`` lists a single side at a time. The sides take turns, and the figures
 are the medians of the rounds. pgbench's log has the time of every transaction.
 """

@@ -47,7 +47,7 @@ class Snapshot:
     source: dict[int, float]
 
     def until(self, later: "Snapshot") -> Cpu:
-        """Return the CPU that was used from here to *later*."""
+        """Return the CPU time between this snapshot and *later*."""
         return Cpu(
             _used(self.program, later.program),
             _used(self.target, later.target),
@@ -92,7 +92,7 @@ def _cpu(pids: Iterable[int]) -> dict[int, float]:
 
 
 def peak_memory(pid: int) -> int:
-    """Return the most memory that a process has had resident, in bytes; 0 if it is gone."""
+    """Return the peak of a process's resident memory, in bytes; 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,8 +1,8 @@
 """The price of a small target transaction: processor time of streamer, and time to visibility.
 
 A client commits transactions of a few changes, each after the former is visible at the target, so
-each is a window of its own. A second measurement has a steady load at a rate. Trees are directories
-with the source code of streamer, which take turns:
+that each makes a separate window. A second measurement has a steady load at a rate. Trees are
+directories with the source code of streamer, which take turns:
 
     python -m benchmarks.window_price --trees main=/src/main,new=/src/new
 """
@@ -66,7 +66,7 @@ def _launch(directory: Path, arguments: list[str], log: Path) -> "subprocess.Pop
 
 @contextmanager
 def _streaming(tree: Tree, source: Database) -> Iterator[int]:
-    """Have *tree* stream for the length of a block; yield the process."""
+    """Let *tree* stream for the length of a block; yield the process."""
     tree.side.start()
     try:
         mark = str(source.value("select pg_current_wal_insert_lsn()"))

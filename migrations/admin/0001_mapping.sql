@@ -4,7 +4,8 @@
 create table database (
     id integer primary key autoincrement,
     name text not null unique check (name <> ''),
-    -- The other settings of a group of databases, as in the YAML; absent: the default.
+    -- The remaining settings of a group of databases, as in the YAML. An absent setting has its
+    -- default.
     settings text not null default '{}' check (json_type(settings) = 'object')
 );
 
@@ -12,9 +13,10 @@ create table url (
     id integer primary key autoincrement,
     database_id integer not null references database on delete cascade,
     sid text check (sid <> ''),
-    -- Without its passwords, for which *** stands.
+    -- The url with *** instead of passwords.
     url text not null,
-    -- The whole of it, encrypted; null if it holds no password, only references to variables.
+    -- The complete url, encrypted; null if the url has no password, or only references to
+    -- variables.
     secret text,
     settings text not null default '{}' check (json_type(settings) = 'object')
 );
@@ -23,7 +25,7 @@ create unique index url_key on url (database_id, coalesce(sid, ''));
 create table "table" (
     id integer primary key autoincrement,
     database_id integer not null references database on delete cascade,
-    -- As the YAML writes them: a part may be a pattern.
+    -- The schema and the name as in the YAML; a part may be a pattern.
     namespace text not null,
     name text not null,
     settings text not null default '{}' check (json_type(settings) = 'object'),
@@ -52,14 +54,14 @@ create table audit (
     object text not null,
     object_id integer,
     label text not null,
-    -- The object before and after, without passwords; null where there was, or is, none.
+    -- The object before and after the change, without passwords; null if there was or is no object.
     before text,
     after text
 );
--- Every change removes audit rows that are too old, and finds them by this index.
+-- Every change uses this index to delete audit rows that are too old.
 create index audit_at on audit (at);
 
--- Users that an operator added beside those of the configuration file.
+-- Users that an operator added, in addition to the users of the configuration file.
 create table user (
     name text primary key check (name <> ''),
     role text not null check (role in ('viewer', 'admin')),

@@ -1,4 +1,5 @@
--- The bookkeeping of streamer, in the target: a transaction commits bookkeeping and data together.
+-- The bookkeeping of streamer, in the target, so that a transaction commits bookkeeping and data
+-- together.
 
 create table streamer.source (
     id bigint generated always as identity primary key,
@@ -6,9 +7,11 @@ create table streamer.source (
     sid text check (sid <> ''),
     system_identifier text,
     timeline integer,
-    -- Where each ancestor of the timeline ended, as in its history file: 'timeline LSN' in a line.
+    -- The end of each ancestor of the timeline, as in its history file: a line 'timeline LSN' for
+    -- each.
     timeline_history text,
-    -- The OID of the source's database: the databases of a server share its system identifier.
+    -- The OID of the source's database, because the databases of a server share its system
+    -- identifier.
     database_oid bigint,
     slot text not null,
     publication text not null,
@@ -17,33 +20,34 @@ create table streamer.source (
     error text,
     -- The code of `error`, which decides its runbook: see the reference of error codes.
     error_code text,
-    -- The operator's next step: words, commands and SQL of `streamer.errors.remedies`.
+    -- The operator's next step: text, commands and SQL of `streamer.errors.remedies`.
     error_remedy jsonb,
-    -- What the start of the source waits for, in words.
+    -- The reason why the start of the source waits, as text.
     waiting_for text,
-    -- How many rounds of copies share `sync.rows_per_second`.
+    -- The number of rounds of copies that share `sync.rows_per_second`.
     copy_rounds integer not null default 1 check (copy_rounds > 0),
-    -- Stored before streamer acknowledges the position to the source. So the slot is never ahead,
-    -- unless this database went back in time or a foreign client moved the slot.
+    -- The position to acknowledge, which streamer stores before it reports the position to the
+    -- source. So the slot is never ahead, unless this database went back in time or a foreign
+    -- client moved the slot.
     acknowledged_lsn pg_lsn not null default '0/0',
-    -- All commits of the source up to this time (this server's clock) are visible here.
+    -- The target shows all commits of the source up to this time, by the target's clock.
     visible_time timestamptz,
-    -- The process that streams from this source now, or did last.
+    -- The process that streams from this source, or that last did.
     holder text,
     -- The implementation of the hot path that this process uses: compiled or pure.
     implementation text,
-    -- A transaction that is in the target: {"end_lsn", "xid", "commit_time"}. When the source sends
-    -- the transaction again, streamer recognises the source's history.
+    -- A transaction that is in the target: {"end_lsn", "xid", "commit_time"}. If the source sends
+    -- the transaction again, streamer recognizes the source's history.
     last_transaction jsonb,
-    -- The WAL that the source keeps for streamer, and the journal of its changes: for `status`, and
-    -- {"throttled"} tells copies whether to go slower.
+    -- The WAL that the source retains for streamer, and the journal of its changes, for `status`.
+    -- {"throttled"} tells copies whether to slow down.
     backlog jsonb,
     -- The time from the last heartbeat's commit at the source until all earlier changes were
     -- durable here. Then the time since which a heartbeat is overdue.
     heartbeat_seconds double precision,
     heartbeat_since timestamptz,
-    -- The session that takes the source's advisory lock writes a token. Rows that carry a different
-    -- token do not count.
+    -- The session that takes the source's advisory lock writes a token. Sessions with an earlier
+    -- token have lost the right to the source.
     lock_token text
 );
 create unique index source_key on streamer.source (database, coalesce(sid, ''));
@@ -61,16 +65,16 @@ create table streamer.replica (
     -- or DATABASE:SID.
     sources text[] not null default '{}',
     journals text[] not null default '{}',
-    -- Sources that the process could not reach at the last attempt: further replicas try to take
-    -- them.
+    -- Sources that the process could not reach in its last attempt, which other replicas then try
+    -- to run.
     out_of_reach text[] not null default '{}',
     max_sources integer,
     -- The fingerprint of the process's mapping: streamer.mapping tells whether this is the newest.
     mapping text,
     -- The process is about to end, and takes no sources.
     is_stopping boolean not null default false,
-    -- Counted up every second. If the number stands still, further replicas end the process's
-    -- sessions.
+    -- The process increases this number every second. If the number stands still, another replica
+    -- ends the process's sessions.
     beat bigint not null default 0,
     started_at timestamptz not null default now(),
     seen_at timestamptz not null default now()
@@ -85,8 +89,9 @@ create table streamer.mapping (
 );
 
 -- Lag, rate and retained WAL of each source by the minute, for a day: at most 1,440 rows a source.
--- The process that runs the source writes the rows, and the pages of all processes read them. No
--- reference, because a check would lock the row of the source: rows go after a day.
+-- The process that runs the source writes the rows, and the pages of all processes read them. There
+-- is no foreign key, because its check would lock the row of the source; rows are deleted after a
+-- day.
 create table streamer.minute (
     -- The beginning of the minute.
     at timestamptz not null,
@@ -109,7 +114,7 @@ create table streamer.relation (
     snapshot_lsn pg_lsn,
     -- End of the last source transaction whose changes to this relation are in the target.
     end_lsn pg_lsn not null default '0/0',
-    -- Raised whenever a copy begins again; rows of an older attempt no longer count.
+    -- Increases whenever a copy begins again; rows of an older attempt no longer count.
     attempt integer not null default 0,
     rows_copied bigint not null default 0,
     bytes_copied bigint not null default 0,
@@ -125,64 +130,69 @@ create table streamer.relation (
     -- The OID of the source's table at the guard's last check of the publication.
     source_oid int8,
     changed_at timestamptz not null default now(),
-    -- streamer has acted on `initial: none`: the table counts as in sync, once.
+    -- Whether streamer has applied `initial: none`, which marks the table as in sync only once.
     declared boolean not null default false,
-    -- A copy writes directly to the target table, so the rows of this source there are incomplete.
+    -- Whether a copy writes directly to the target table, so that its rows of this source are
+    -- incomplete.
     filling boolean not null default false,
-    -- `filter` and `set` of the rows in the target; null for none. A new `filter` needs a new copy,
-    -- a new `set` a backfill of the columns.
+    -- The `filter` and `set` of the rows in the target; null if the rule has neither. A new
+    -- `filter` needs a new copy, a new `set` a backfill of columns.
     expressions text,
     -- The options of a resync, until its end.
     resync jsonb,
-    -- streamer wrote all rows of this source in the target, so a copy may replace these rows.
+    -- Whether streamer wrote all rows of this source in the target, so that a copy may replace
+    -- them.
     owns_rows boolean not null default false,
     -- The replicated partitions of a partitioned source table, by the source's OIDs; null until
-    -- streamer has read them. The stream never has the rows that a partition has at ATTACH.
+    -- streamer has read them. The stream never contains the rows that a partition has at ATTACH.
     leaves int8[],
     -- The identity of old rows as published: 'full', 'key ...' or 'none'; null before the first time.
     identity text,
-    -- Changes are missing for good, and an operator decides about the next copy.
+    -- Whether changes are permanently missing, so that an operator decides about the next copy.
     needs_resync boolean not null default false,
     -- For each of `leaves`, the transactions that attached the partition and the partitions above.
     -- The value changes when a session detaches and attaches the partition again.
     leaf_joins text[],
     -- The session or the work for which the table waits, with pid, role and query age of a lock's
-    -- holder. Not an error: the table continues by itself.
+    -- holder. This is not an error, because the table continues by itself.
     waiting_for text,
-    -- The same as data: {"text", "remedy", "is_turn"}; valid only beside `waiting_for`.
+    -- `waiting_for` as data: {"text", "remedy", "is_turn"}; valid only if `waiting_for` is not
+    -- null.
     wait jsonb,
     -- The source's columns with their numbers when the table was last in sync. A renamed column
     -- keeps its number; a column that was dropped and added again gets a new number.
     columns jsonb,
-    -- The definition of the source's table that the rows in the target have; null until streamer
-    -- has read the definition. The transaction that changes the target replaces the value.
+    -- The definition of the source's table as of the rows in the target; null until streamer has
+    -- read the definition. The transaction that changes the target replaces the value.
     definition jsonb,
     -- The commit time, at the source, of the oldest change of the table that is not visible. Null
     -- while the table lags less than two seconds.
     lag_since timestamptz,
-    -- All changes of the table up to here are visible; stored while a client waits for the table.
+    -- All changes of the table up to this position are visible; stored while a client waits for the
+    -- table.
     visible_lsn pg_lsn,
     -- The format in which the source sends values, and the reason; null before the first time.
     transport text check (transport in ('text', 'binary')),
     transport_reason text,
-    -- How often streamer has ignored a TRUNCATE of the table (`skip_truncate`).
+    -- The number of TRUNCATEs of the table that streamer has ignored (`skip_truncate`).
     truncates_skipped bigint not null default 0,
     -- The source transaction before which `max_deleted_rows` paused the table: {"xid", "lsn",
     -- "commit_time", "deleted_rows", "truncates"}. An operator's decision adds {"skips"}: whether
     -- streamer leaves the deletes out.
     mass_delete jsonb,
-    -- Deletes of such a transaction were left out, so the target may have rows that the source
-    -- lacks, until the next copy.
+    -- Whether streamer left out deletes of such a transaction, so that the target may have rows
+    -- that the source lacks, until the next copy.
     outlives boolean not null default false,
     -- Columns of the target whose values existing rows lack, until a copy has written the values.
     unfilled text[] not null default '{}',
-    -- Existing rows need a copy that streamer began by itself, until a copy has succeeded.
+    -- Whether existing rows need a copy that streamer began by itself, until a copy has succeeded.
     copy_is_due boolean not null default false,
     -- Labels of enums that the source has renamed: {OID of the type: {former label: label}}. Rows
     -- of earlier transactions may still have the former labels.
     former_labels jsonb not null default '{}',
-    -- While a copy in chunks is under way: {"columns", "types", "border", "definition", "count",
-    -- "chunk_bytes", "size_bytes", "began_at", "attempt"}. The target has the rows up to the border.
+    -- While a copy in chunks is in progress: {"columns", "types", "border", "definition", "count",
+    -- "chunk_bytes", "size_bytes", "began_at", "attempt"}. The target has the rows up to the
+    -- border.
     chunks jsonb,
     -- The storage of the source's table, or of each partition, when rows and stream agreed. The
     -- form is {OID: [OID of the TOAST table, file, digest of the columns' types]}; file 0: the rows
@@ -190,11 +200,11 @@ create table streamer.relation (
     storage jsonb,
     unique (source_id, source)
 );
--- Before streamer writes a table, it reads the peer sources of that table.
+-- Before streamer writes to a table, it reads the peer sources of that table.
 create index relation_target on streamer.relation (target, source_id);
 
--- A table of several sources stays marked as created by streamer when the source leaves whose copy
--- created the table. Without that, a source that joins would bring no indexes and constraints.
+-- If a source leaves whose copy created a table of several sources, the table stays marked as
+-- created by streamer. Otherwise a source that joins would add no indexes and constraints.
 create function streamer.pass_creation_on() returns trigger language plpgsql as $$
 begin
     update streamer.relation set target_created = true
@@ -229,7 +239,7 @@ begin
 end
 $$;
 
--- Fails unless a statement has touched the rows that it should.
+-- Fails unless a statement has touched the expected number of rows.
 create function streamer.require_rows(touched int8, needed int8) returns void language plpgsql as $$
 begin
     if touched <> needed then
@@ -239,7 +249,7 @@ begin
 end
 $$;
 
--- Fails if a target table is not as it was when a plan was made, and returns false. The facts about
+-- Fails if a target table differs from the planned table; otherwise returns false. The facts about
 -- a column are the OID of the type, the type modifier and the OID of the collation.
 create function streamer.require_facts(relation text, facts text, names text[], types text[])
 returns boolean language plpgsql as $$
@@ -273,9 +283,9 @@ begin
 end
 $$;
 
--- The same for the condition of a statement. The planner evaluates an immutable function, again
--- after each change of the table's definition. The inner function takes a new snapshot, because the
--- planner's snapshot may be older than the lock of the table.
+-- A variant for the condition of a statement. The planner evaluates an immutable function, and
+-- repeats this after each change of the table's definition. The inner function takes a new
+-- snapshot, because the planner's snapshot may be older than the lock of the table.
 create function streamer.fits_plan(relation text, facts text, names text[], types text[])
 returns boolean immutable language plpgsql as $$
 begin
@@ -284,8 +294,8 @@ end
 $$;
 
 -- Returns a name for each value of a type; values that are equal to the type have the same name.
--- The name is the hash of a value, or the text if the type has no hash. A value that the type
--- refuses gets null. Values are documents with a field v.
+-- The name is the hash of a value, or the text if the type has no hash. The name of a value that
+-- the type refuses is null. Values are documents with a field v.
 create function streamer.name_values(kind text, documents text[])
 returns text[] language plpgsql as $$
 declare
@@ -320,9 +330,9 @@ exception when others then
 end
 $$;
 
--- Relations that are no longer mapped, with the last state: streamer still owns the rows in the
--- target. A relation that comes back continues at this state if streamer has acknowledged no change
--- since; otherwise streamer copies the table.
+-- Relations that are no longer mapped, with their last state, because streamer still owns their
+-- rows in the target. A relation that returns continues in this state if streamer has acknowledged
+-- no change since; otherwise streamer copies the table.
 create table streamer.former_relation (
     source_id bigint not null references streamer.source on delete cascade,
     source text not null,
@@ -332,7 +342,7 @@ create table streamer.former_relation (
 );
 
 -- A row for each part of a copy. A task locks the row, copies, and marks the row in a single
--- transaction. So a part counts once, even if the task runs twice.
+-- transaction. So a part is copied once, even if the task runs twice.
 create table streamer.sync_partition (
     relation_id bigint not null references streamer.relation on delete cascade,
     part integer not null,
@@ -360,12 +370,12 @@ create table streamer.comparison (
     lsns jsonb not null
 );
 
--- The ranges of a comparison; those with numbers of rows were found equal.
+-- The ranges of a comparison. A range with numbers of rows was found equal.
 create table streamer.compared_range (
     comparison_id bigint not null references streamer.comparison on delete cascade,
     relation_id bigint not null references streamer.relation on delete cascade,
     number integer not null,
-    -- Bounds of the key, as text; null for none.
+    -- Bounds of the key, as text; null for no bound.
     lower text[],
     upper text[],
     source_rows bigint,
@@ -373,7 +383,7 @@ create table streamer.compared_range (
     primary key (comparison_id, relation_id, number)
 );
 
--- The last comparison of all rows of a relation, by a command or by the process that runs.
+-- The last comparison of all rows of a relation, by a command or by the running process.
 create table streamer.verification (
     relation_id bigint primary key references streamer.relation on delete cascade,
     ended_at timestamptz not null,
@@ -383,9 +393,9 @@ create table streamer.verification (
     lsn pg_lsn,
     -- Rows that differ: missing, extra or with different values.
     differing_rows bigint not null,
-    -- Rows that differed in every reading, without certainty of an error.
+    -- Rows that differed in every reading, but may not be wrong.
     undecided_rows bigint not null,
-    -- Why the relation could not be compared.
+    -- The reason why the relation could not be compared.
     error text
 );
 
@@ -403,11 +413,11 @@ create table streamer.definition (
     relation_id bigint not null references streamer.relation on delete cascade,
     kind text not null,
     name text not null,
-    -- unwanted: the source has dropped the object, and a session of streamer may have made it
+    -- unwanted: the source has dropped the object, but a session of streamer may have created it
     -- meanwhile.
     state text not null check (state in ('pending', 'made', 'failed', 'unmade', 'unwanted')),
-    -- unwanted, and the source has made a new object of that name since: after the drop of the old
-    -- object, this row is pending.
+    -- As unwanted, but the source has since created a new object of that name. After the drop of
+    -- the old object, this row is pending.
     made_again boolean not null default false,
     -- The index that the first of the statements in `online` builds concurrently.
     index_name text,
@@ -415,7 +425,7 @@ create table streamer.definition (
     statements json not null,
     online json not null,
     sql text not null,
-    -- Why the target lacks the definition.
+    -- The reason why the target lacks the definition.
     reason text,
     attempts integer not null default 0,
     -- The target table that a foreign key refers to.
@@ -423,23 +433,24 @@ create table streamer.definition (
     unique (relation_id, kind, name)
 );
 
--- Requests of operators: a running process acts at once, a stopped process at the next start.
+-- Requests of operators, which a running process fulfils at once, and a stopped process at its next
+-- start.
 create table streamer.request (
     id bigint generated always as identity primary key,
-    -- Null for an act that is about no table, and once the table is no longer mapped.
+    -- Null for an act that concerns no table, and once the table is no longer mapped.
     relation_id bigint references streamer.relation on delete set null,
     action text not null,
     options jsonb not null default '{}',
     -- running: an act of a command that does the work, such as a purge or a script.
     state text not null default 'queued'
         check (state in ('queued', 'taken', 'running', 'done', 'failed')),
-    -- Why the request has failed.
+    -- The reason why the request failed.
     error text,
     error_code text,
     error_remedy jsonb,
     -- The user of the page, the API or the command line. Null: streamer.
     actor text,
-    -- The source and the table, for the time after both.
+    -- The names of source and table, which stay after both are removed.
     label text,
     requested_at timestamptz not null default pg_catalog.clock_timestamp(),
     taken_at timestamptz,
@@ -449,49 +460,50 @@ create table streamer.request (
 );
 create index request_relation on streamer.request (relation_id);
 create index request_open on streamer.request (id) where state in ('queued', 'taken');
--- Every request removes rows that are too old, by this index.
+-- Every request uses this index to delete rows that are too old.
 create index request_requested_at on streamer.request (requested_at);
 
--- Sequences of the target that follow those of a source, with the last value that streamer saw of
--- each; null before the first use.
+-- Sequences of the target that follow sequences of a source, with the last value of each that
+-- streamer has read; null before the first use.
 create table streamer.sequence (
     source_id bigint not null references streamer.source on delete cascade,
     source text not null,
     target text not null,
     source_value bigint,
     target_value bigint,
-    -- Why the target's sequence cannot follow.
+    -- The reason why the target's sequence cannot follow.
     error text,
     error_remedy jsonb,
     primary key (source_id, source)
 );
 
--- Scripts of `streamer execute`, each once for each source. A row, with the number of the
--- transaction, exists before the source commits the transaction that carries the script.
+-- Scripts of `streamer execute`, with a row for each script and source. The row, with the number of
+-- the transaction, exists before the source commits the transaction that carries the script.
 create table streamer.script (
     source_id bigint not null references streamer.source on delete cascade,
     id text not null,
     script text not null,
-    -- The text that the target runs instead, if an operator gave a text.
+    -- The text that the target runs instead of the script, if an operator has edited the script.
     replacement text,
     side text not null check (side in ('source', 'target', 'both')),
     state text not null default 'waiting'
         check (state in ('waiting', 'error', 'missed', 'done', 'skipped')),
     -- The transaction's number at the source, in 64 bits.
     source_xid bigint,
-    -- The server and the timeline that gave the number; null if the role may not read them.
+    -- The server and the timeline of that number; null if the role may not read them.
     system_identifier text,
     timeline int,
-    -- Where that transaction commits in the stream, once the target has run the script.
+    -- The position at which that transaction commits in the stream, once the target has run the
+    -- script.
     lsn pg_lsn,
-    -- Why the target refuses the script.
+    -- The reason why the target refuses the script.
     error text,
     requested_at timestamptz not null default pg_catalog.clock_timestamp(),
     finished_at timestamptz,
     primary key (source_id, id)
 );
 
--- The cut-over of a source: the step that began last, and the facts that undo the step.
+-- The cut-over of a source: the last step that began, and the facts to undo the step.
 create table streamer.cutover (
     source_id bigint primary key references streamer.source on delete cascade,
     step text not null,
@@ -499,7 +511,7 @@ create table streamer.cutover (
     -- The end of the source's WAL after the last write.
     marker_lsn pg_lsn,
     began_at timestamptz not null default pg_catalog.clock_timestamp(),
-    -- Since then the target may be written to, and there is no way back.
+    -- The time since which applications may write to the target, so that there is no way back.
     finished_at timestamptz
 );
 
@@ -508,7 +520,7 @@ create table streamer.held (
     relation_id bigint primary key references streamer.relation on delete cascade,
     changes bigint not null,
     bytes bigint not null,
-    -- The source has to keep the WAL from here on for these changes.
+    -- The source must retain the WAL from this position on for these changes.
     behind_lsn pg_lsn
 );
 
@@ -519,7 +531,7 @@ create table streamer.quarantine (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
     operation text not null check (operation in ('insert', 'update', 'delete')),
-    -- The identity of the row after the change; null if it has none.
+    -- The identity of the row after the change; null if the row has none.
     key json,
     old json,
     new json,
@@ -534,20 +546,22 @@ create table streamer.quarantine (
     code text,
     quarantined_at timestamptz not null default now(),
     retried_at timestamptz,
-    -- When a TRUNCATE, or a partition that left, ended the versions that this change writes, in a
-    -- history table.
+    -- In a history table, the time at which a TRUNCATE, or the removal of a partition, ended the
+    -- versions that this change writes.
     ended_at timestamptz
 );
 create index quarantine_relation on streamer.quarantine (relation_id, id);
 
--- Changes whose row the target lacked, or had already. The transaction that applies or quarantines
--- the change writes the row. If the table stops, the row comes with the state of the table.
+-- Changes whose row the target lacked or already had. The transaction that applies or quarantines
+-- the change adds the conflict. If the table stops, the transaction that stores the table's state
+-- adds it.
 create table streamer.conflict (
     id bigint generated always as identity primary key,
     relation_id bigint not null references streamer.relation on delete cascade,
     -- PostgreSQL's name of the conflict, such as insert_exists, update_missing or delete_missing.
     kind text not null,
-    -- The missing row was inserted, its delete ignored, or the change is not applied.
+    -- The resolution: the missing row was inserted, its delete was ignored, or the change is not
+    -- applied.
     resolution text not null
         check (resolution in ('inserted', 'ignored', 'quarantined', 'stopped')),
     operation text not null check (operation in ('insert', 'update', 'delete')),
@@ -563,7 +577,7 @@ create table streamer.conflict (
     noted_at timestamptz not null default pg_catalog.clock_timestamp()
 );
 create index conflict_relation on streamer.conflict (relation_id, id);
--- A table that stops meets the same conflict at every retry.
+-- A stopped table meets the same conflict at every retry.
 create unique index conflict_stopped on streamer.conflict (relation_id, lsn, kind)
     where resolution = 'stopped';
 
@@ -575,44 +589,44 @@ create table streamer.ddl (
     -- among the transaction's commands for the table.
     lsn pg_lsn not null,
     number integer not null,
-    -- The statement at the source, the changes in words, and the statements in the target.
+    -- The statement at the source, the changes as text, and the statements at the target.
     query text not null,
     changes text[] not null,
     statements text[] not null,
-    -- Why the command waits, or why columns of existing rows need a backfill.
+    -- The reason why the command waits, or why columns of existing rows need a backfill.
     reason text,
-    -- `apply` and `skip` are decisions of an operator that the process has yet to carry out.
-    -- `made`: the table has yet to come to the command, or to try the command again.
+    -- `apply` and `skip` are decisions of an operator that the process has not carried out yet.
+    -- `made`: the table has not reached the command yet, or has not retried it.
     state text not null check (state in ('waiting', 'made', 'apply', 'skip', 'applied', 'skipped')),
     -- Whether a peer source has made the command for this source, too.
     is_made boolean not null default false,
-    -- The statements that an operator gave in place of `statements`.
+    -- The statements that an operator chose instead of `statements`.
     edited text[],
     changed_at timestamptz not null default now(),
     unique (relation_id, lsn, number)
 );
 
--- Target tables with rows of a source that streamer has forgotten, and the progress of the purge.
--- The transaction that forgets the source writes the rows; `streamer tenants purge` updates the
--- rows.
+-- Target tables with rows of a removed source, and the progress of the purge. The transaction that
+-- removes the source adds the rows; `streamer tenants purge` updates them.
 create table streamer.purge (
     database text not null,
-    -- Empty for a source without sid: a purge cannot find the rows, but streamer remembers them.
+    -- Empty for a source without sid: a purge cannot find its rows, but streamer records that they
+    -- remain.
     sid text not null,
     target text not null,
     rows_deleted bigint not null default 0,
-    -- The block of the table before which no row of the source is left. The transaction that
-    -- deletes rows moves the block. Null before the purge begins.
+    -- No block of the table before this block has rows of the source. The transaction that deletes
+    -- rows moves the block. Null before the purge begins.
     next_block bigint,
     blocks bigint,
     began_at timestamptz,
     finished_at timestamptz,
-    -- The columns that the source has filled in all periods, by the source's names.
+    -- The columns that the source has ever filled, by the source's names.
     columns text[] not null default '{}',
     primary key (database, sid, target)
 );
 
--- The id by which this installation recognises its slots and publications.
+-- The id by which this installation recognizes its slots and publications.
 create table streamer.installation (id text primary key);
 insert into streamer.installation
 select md5(concat(random(), clock_timestamp(), current_database(), pg_backend_pid()));

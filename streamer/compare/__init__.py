@@ -1,1 +1,1 @@
-"""Compares sources with the target while both change: ranges, digests, keys that differ."""
+"""Compares sources with the target while both change: ranges, digests, differing keys."""

@@ -1,11 +1,12 @@
-"""Makes a table to compare from the definitions of both sides. Pure.
+"""Builds a table to compare from the definitions of both sides. Pure.
 
 The source computes `filter` and `set`, and casts a value whose column has a different type in the
-target. The target reads the rows of one source only, and only the open versions of a history.
+target. The target reads only the rows of a single source, and only the open versions of a history
+table.
 
 A few types need care. A cast of ``char(n)`` to text drops blanks, so the query calls the output
-function. PostgreSQL 16 writes non-ASCII values of ``"char"`` in a new format, so numbers are
-compared. The text of such a number is no value of the type, so no index finds such a key.
+function. PostgreSQL 16 writes non-ASCII values of ``"char"`` in a new format, so the comparison
+uses numbers. The text of such a number is not a value of the type, so no index finds such a key.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID, STABLE_O
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 
-if TYPE_CHECKING:  # this module decides; the imported modules read servers
+if TYPE_CHECKING:  # the imported modules read servers
     from streamer.schema.source_definition import DefinedColumn
     from streamer.source.catalog import SourceRelation
 
@@ -38,7 +39,9 @@ ORDERED_TYPES: Final = frozenset(
         *(1114, 1184, 1186, 1266, 1560, 1562, 1700, 2950, 3220),
     }
 )
-"""OIDs of the types that every server sorts alike, independent of locale and version."""
+"""OIDs of the types that every server sorts in the same order, independent of locale and
+version.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,8 @@ class TableFacts:
 class _Value:
     """A column of the target and the source's expression for the value.
 
-    ``source``: the column that the value comes from; None for a computed value. ``is_same``: the
-    value needs no cast. ``is_hashed``: only whether the value is NULL is compared.
+    ``source``: the column that has the value; None for a computed value. ``is_same``: the value
+    needs no cast. ``is_hashed``: compare only whether the value is NULL.
     """
 
     target: TargetColumn
@@ -125,7 +128,7 @@ def _values(facts: TableFacts) -> list[_Value]:
         column = sources[facts.published.columns[match.position].name]
         if mapping.hash_of(match.name) is None:
             values[match.name] = _plain_value(column, match.target)
-        else:  # neither server has the key, so a comparison is for NULL alone
+        else:  # neither server has the hash key, so compare only NULL
             is_null = _HASHED.format(quote_identifier(column.name))
             values[match.name] = _Value(match.target, is_null, None, is_same=False, is_hashed=True)
     for name, expression in mapping.rule.set:
@@ -144,7 +147,7 @@ def _plain_value(column: "DefinedColumn", target: TargetColumn) -> _Value:
     if column.type in (target.type, target.base_type):
         return _Value(target, name, column.name, is_same=True)
     if 0 < target.base_oid < STABLE_OIDS_END:  # the value in the type of the target's column
-        # The text that the source sends: a cast to text drops the blanks of char(n).
+        # Use the text that the source sends, because a cast to text drops the blanks of char(n).
         text = f"case when {name} is distinct from null then pg_catalog.format('%s', {name}) end"
         return _Value(target, f"({text})::{target.base_type}", column.name, is_same=False)
     return _Value(target, name, column.name, is_same=False)
@@ -173,7 +176,7 @@ def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:
 
 
 def _key_types(values: list[_Value], key: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the types by which both servers find a key, or an empty tuple."""
+    """Return the types with which both servers can find a key, or an empty tuple."""
     types = []
     for position in key:
         value = values[position]
@@ -189,11 +192,11 @@ def _key_types(values: list[_Value], key: tuple[int, ...]) -> tuple[str, ...]:
 def _is_ordered(
     facts: TableFacts, values: list[_Value], key: tuple[int, ...], *, has_sid: bool
 ) -> bool:
-    """Whether both servers sort keys alike and find a range of keys by an index."""
+    """Whether both servers sort keys in the same order, and find a range of keys by an index."""
     if not all(values[i].target.base_oid in ORDERED_TYPES for i in key):
         return False
     if not all(values[i].target.not_null for i in key):
-        return False  # a row without a key would be in no range
+        return False  # a row without a key would be outside all ranges
     names = [values[i].target.name for i in key]
     index_keys = [names, [SID, *names]] if has_sid else [names]
     return any(

@@ -1,15 +1,15 @@
-"""Facts of a server about changes of its tables since an earlier moment.
+"""A server's facts about changes of its tables since an earlier moment.
 
-A cut-over compares all rows while programs write, and again after the end of writes. The second
-comparison relies on the first for rows that no transaction has changed in between. The proof must
-not come from the stream, whose work is compared:
+A cut-over compares all rows while programs write, and again after the end of writes. For rows that
+no transaction has changed in between, the second comparison relies on the first. The proof must not
+come from the stream, because the comparison checks its work:
 
 - The statistics of both servers count the rows that were inserted, updated and deleted. A table
   with the same counts and the same files has not changed (PostgreSQL documentation, "The Cumulative
   Statistics System"). Before version 15 the server may lose counts, so counts are no proof.
 - ``xmin`` of a row is the transaction that wrote this row version. Each transaction below the
-  oldest transaction that ran at the first mark was finished then. The first comparison read this
-  version of a row with a lower xmin.
+  oldest transaction that ran at the first mark had ended by then. So the first comparison read the
+  present version of each row with a lower xmin.
 
 A mark is valid only until a restart of the server. After a restart, the time of the start differs,
 and each table is compared as a whole.
@@ -26,7 +26,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_literal, quote_qualified
 
 COUNTS_MIN: Final = 15_00_00
-"""Since this version the statistics are in shared memory; before, the server sent them as UDP."""
+"""From this version on the statistics are in shared memory; older servers send them by UDP."""
 LATE_SECONDS: Final = 15
 """An idle session has reported its counts after ten seconds (PGSTAT_IDLE_INTERVAL in pgstat.c)."""
 
@@ -48,7 +48,9 @@ select pg_catalog.pg_postmaster_start_time()::text as started,
                   join pg_catalog.pg_class c on c.oid = a.attrelid and c.relkind = 'c'
                ) k (part)) as types
 """
-"""A change of a type alters the text of stored values although no transaction writes rows."""
+"""Includes types, because a change of a type alters the text of stored values without writing
+rows.
+"""
 
 _TABLES_SQL: Final = """
 with recursive leaf (number, oid) as (
@@ -73,8 +75,8 @@ select l.number::int4 as number,
        ), ',' order by l.oid)) as files
 from leaf l where l.oid is not null group by l.number
 """
-# The sessions of streamer do not write at a source, and the positions of tables show streamer's
-# changes at the target. Sessions of a source that began after writes were stopped cannot write.
+# Sessions of streamer do not write at a source, and the positions of tables show streamer's changes
+# at the target. Sessions at a source that began after the stop of writes cannot write.
 _LATE_SQL: Final = f"""
 select exists (
     select from pg_catalog.pg_stat_activity a
@@ -87,7 +89,7 @@ select exists (
 
 
 class Extent(enum.StrEnum):
-    """How much of a table the second comparison has to read."""
+    """The part of a table that the second comparison must read."""
 
     NOTHING = "nothing"
     CHANGES = "changes"
@@ -96,7 +98,7 @@ class Extent(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
-    """A server at one moment. ``horizon``: every transaction below this xid was finished then.
+    """A server at a moment. ``horizon``: all transactions below this xid had ended.
     ``counts_since``: the last reset of the statistics; None if statistics are no proof.
     """
 
@@ -108,8 +110,8 @@ class ServerCounters:
 
 @dataclass(frozen=True, slots=True)
 class TableCounters:
-    """A table and its target at one moment. ``rule``: a hash of the mapping. ``position``: the
-    stream's. Definitions and changes are hashes, of the source and of the target.
+    """A table and its target at a moment. ``rule``: a hash of the mapping. ``position``: the
+    position of the stream. Definitions and changes are hashes, of the source and of the target.
     """
 
     rule: str
@@ -120,8 +122,8 @@ class TableCounters:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCounters:
-    """All tables of a source at one moment, by name. ``is_settled``: no session may have changes
-    that the statistics do not count yet.
+    """All tables of a source at a moment, by name. ``is_settled``: no session can have changes that
+    the statistics do not count yet.
     """
 
     source: ServerCounters
@@ -152,7 +154,7 @@ def server_sql() -> str:
 def tables_sql(names: Sequence[RelationName]) -> str:
     """Return a query of number, definition, changes and files of tables. Pure. Numbers begin at 1.
 
-    A table that is not there has no row.
+    A missing table has no row.
     """
     listed = (quote_literal(quote_qualified(name.namespace, name.name)) for name in names)
     return _TABLES_SQL.format(names=", ".join(listed))
@@ -175,7 +177,7 @@ def table_counters(
 ) -> dict[str, TableCounters]:
     """Combine the answers of both servers to `tables_sql`. Pure.
 
-    A table that is missing on a side gets no mark.
+    A table that is missing on a side gets no counters.
     """
     sources = {number: facts for number, *facts in of_source}
     targets = {number: facts for number, *facts in of_target}
@@ -191,7 +193,7 @@ def table_counters(
 
 
 def extent_of(name: str, former: ChangeCounters, now: ChangeCounters) -> Extent:
-    """Return how much of a table may have changed between two marks. Pure."""
+    """Return the part of a table that may have changed between two marks. Pure."""
     pairs = ((former.source, now.source), (former.target, now.target))
     if any(old.started != new.started or old.types != new.types for old, new in pairs):
         return Extent.WHOLE

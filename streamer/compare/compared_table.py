@@ -25,9 +25,9 @@ from streamer.postgres.quoting import quote_literal
 
 
 class Pages(NamedTuple):
-    """Pages of a table from ``first`` to before ``end``; None for all that follow.
+    """Pages of a table from ``first`` to before ``end``; None for the end of the table.
 
-    ``lists_places``: the condition lists each place that a row can have. Before PostgreSQL 14 a
+    ``lists_places``: the condition lists each possible place of a row. Before PostgreSQL 14 a
     server reads the whole table for a range of places.
     """
 
@@ -42,8 +42,8 @@ ALL_PAGES: Final = Pages()
 def cut_pages(
     pages: int, size_bytes: int, version: int, rows: int, rate: float | None
 ) -> list[Pages]:
-    """Cut the *pages* of a table for statements of bounded time. The last part is open: the table
-    may grow meanwhile.
+    """Cut the *pages* of a table for statements of bounded time. The last part has no end, because
+    the table may grow meanwhile.
 
     *size_bytes*: the size, including values outside of the pages. *version*: the version of the
     server. *rows*: the approximate number of rows. *rate*: rows per second.
@@ -62,7 +62,7 @@ Sums = dict[int, tuple[int, int, int]]
 
 
 def add(sums: Sums, more: Sums) -> None:
-    """Add the sums of more rows to *sums*."""
+    """Add the sums of further rows to *sums*."""
     for bucket, (count, first, second) in more.items():
         n, n_first, n_second = sums.get(bucket, (0, 0, 0))
         sums[bucket] = n + count, n_first + first, n_second + second
@@ -71,9 +71,9 @@ def add(sums: Sums, more: Sums) -> None:
 def differing_buckets(
     source: Sums, target: Sums, *, keeps_more: bool
 ) -> dict[int, tuple[int, int]]:
-    """Return the rows of both sides of the buckets that differ.
+    """Return the numbers of rows on both sides of the buckets that differ.
 
-    *keeps_more*: a bucket that only the target has is no difference.
+    *keeps_more*: a bucket that only the target has does not differ.
     """
     none = (0, 0, 0)
     pairs = {n: (source.get(n, none), target.get(n, none)) for n in sorted(source.keys() | target)}
@@ -92,8 +92,8 @@ class Side:
     """The table of a server. ``values``: the SQL of the values to compare. ``where``: the SQL of
     the condition for rows, or empty. Both may call the table t.
 
-    ``since``: an earlier comparison has found the rows equal that only transactions below this xid
-    have written. The xid has 64 bits, with the epoch.
+    ``since``: an earlier comparison has found that rows of transactions below this xid are equal.
+    The xid has 64 bits, with the epoch.
     """
 
     table: str
@@ -102,10 +102,10 @@ class Side:
     since: int | None = None
 
     def rows(self, clause: str = "", *, pages: Pages = ALL_PAGES) -> str:
-        """Return a query of the rows, in parentheses, under the name that all queries use.
+        """Return a query of the rows, in parentheses and with the alias that all queries use.
 
-        The columns are the values v1, v2 …, and place, which differs after each change of a row.
-        *clause* comes after the table. With ``since`` the column known tells rows that were equal.
+        The columns are the values v1, v2 …, and place, which each change of a row alters. *clause*
+        comes after the table. With ``since``, the column known marks rows that were equal.
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))
         known_sql = "" if self.since is None else f"{_known_sql(self.since)} as known, "
@@ -148,12 +148,12 @@ def _known_sql(since: int) -> str:
 class ComparedTable:
     """A table to compare, free of secrets.
 
-    ``columns``: the target's columns that take part. ``texts``: for each column, whether the text
-    needs the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table
-    without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
-    empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key alike and
-    have an index of the key. Otherwise rows fall into ``buckets`` by a hash of the key.
-    ``has_sid``: the target's rows carry the sid. ``has_char``: a column of type ``"char"`` is
+    ``columns``: the target's columns to compare. ``texts``: for each column, whether the text needs
+    the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table without
+    a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys; empty if
+    only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same order
+    and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
+    ``has_sid``: the target's rows have the sid. ``has_char``: a column of type ``"char"`` is
     compared as a number.
     """
 
@@ -194,7 +194,9 @@ class ComparedTable:
         )
 
     def since(self, of_source: int | None = None, of_target: int | None = None) -> "ComparedTable":
-        """Return the table with the transactions from which on rows may have changed."""
+        """Return the table with the first transactions that may have changed rows since an earlier
+        comparison.
+        """
         return replace(
             self,
             source=replace(self.source, since=of_source),
@@ -207,17 +209,19 @@ class ComparedTable:
 
     @property
     def keeps_more(self) -> bool:
-        """Whether rows that only the target has are no difference."""
+        """Whether the comparison ignores rows that only the target has."""
         return self.type == "append"
 
     @property
     def is_named_by_hash(self) -> bool:
-        """Whether a hash of the text names a key: no index finds the text, which may be a row."""
+        """Whether a hash of the text names a key, because no index finds the text, which may be a
+        whole row.
+        """
         return not self.key_types
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """The columns that name a row: the key, or all columns."""
+        """The columns that identify a row: the key, or all columns."""
         return tuple(self.columns[i] for i in self.key) if self.key else self.columns
 
     # ---- expressions over the base -------------------------------------------------------------
@@ -257,8 +261,8 @@ class ComparedTable:
     def _digested(self, side: Side) -> str:
         """Return the text of a row that goes into a digest.
 
-        For a row that was equal, the text is the key. If both sides have different keys of such
-        rows, the digests differ. Then the rows are fetched as a whole.
+        For a row that was equal, the text is the key. If the sides have different keys of such
+        rows, the digests differ, and the comparison fetches the rows entirely.
         """
         if side.since is None or not self.key:
             return self._row
@@ -294,9 +298,9 @@ class ComparedTable:
         """Return a query of rows (bucket, count, sum of first hashes, sum of second hashes).
 
         An ordered table yields one row, with bucket 0; an unordered table a row per bucket in use.
-        Sums count equal rows, and do not depend on the order. *rows_per_second*: the server sleeps
-        after rows whose hash ends in zeros, about once a second. *pages*: the pages whose rows
-        count; None for all.
+        Sums count equal rows, and do not depend on their order. *rows_per_second*: the server
+        sleeps after rows whose hash ends in zeros, about once a second. *pages*: the pages to read;
+        None for all.
         """
         first, second = pair_sql(self.hash, "r.r")
         prepared = prepared_sql(self.hash, self._digested(side))
@@ -315,7 +319,7 @@ class ComparedTable:
     def size_sql(self, side: Side) -> str:
         """Return a query of a table's size: all pages, pages of the largest heap, and all bytes.
 
-        The other columns are the version of the server, and the files of the table.
+        Further columns are the version of the server, and the files of the table.
         """
         name = f"{quote_literal(side.table.removeprefix('only '))}::regclass"
         return f"""
@@ -366,7 +370,7 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
 
         The parameters are as in `read_parameters`.
         """
-        # A row of a single value distinguishes NULL from an empty string.
+        # The text of a row with a single value distinguishes NULL from an empty string.
         texts = [f"row(b.v{i + 1})::text" for i in range(len(self.columns))]
         hashes = ", ".join(value_sql(self.hash, text) for text in texts)
         return f"select k.n, b.place, array[{hashes}]::text[] from {self._found_sql(side)}"
@@ -378,7 +382,7 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         if not with_values:
             shown_sql = f"{self._key_text}, null::text[] from {self._found_sql(side)}"
             return f"select distinct on (k.n) k.n, {shown_sql} order by k.n"
-        # FORMAT calls the output function of every type.
+        # format() calls the output function of every type.
         names = [f"b.v{i + 1}" for i in range(len(self.columns))]
         shown = ", ".join(
             f"case when {n} is distinct from null then pg_catalog.format('%%s', {n}) end"
@@ -388,7 +392,7 @@ select coalesce(sum(p.pages), 0)::int8 as pages, coalesce(max(p.pages), 0)::int8
         return f"select k.n, {self._key_text}, {shown_sql} order by k.n"
 
     def _found_sql(self, side: Side) -> str:
-        """Return keys k, given as parameters, joined to the rows b."""
+        """Return the join of keys k, which are parameters, and rows b."""
         rows = side.rows()
         names = [f"k{j + 1}" for j in range(len(self.key_types))]
         if not self.is_named_by_hash:

@@ -1,10 +1,9 @@
-"""A comparison from plan to result: definitions, ranges, the job, the answer.
+"""Runs a comparison: reads definitions, plans ranges, runs the job, and returns the result.
 
-A comparison first reads the definitions of both sides. Then it cuts ranges at keys that a sample of
-the source yields, and stores the ranges in the target (``streamer.compared_range``). Tasks mark
-equal ranges. On request, a comparison continues with the unmarked ranges of an interrupted
-comparison. Both need the same tables: a copy, a repair, a rewrite or a new definition makes a
-different table.
+A comparison first reads the definitions of both sides. Then it cuts ranges at keys from a sample of
+the source, and stores the ranges in the target (``streamer.compared_range``). Tasks mark equal
+ranges. On request, a comparison of the same tables continues with the unmarked ranges of an
+interrupted comparison. A copy, a repair, a rewrite or a new definition makes a different table.
 """
 
 import hashlib
@@ -98,8 +97,8 @@ class ComparisonScope:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``seconds``: how long tasks read undecided keys again. ``continues``: omit the ranges that an
-    interrupted comparison found equal.
+    """``seconds``: the time for which tasks read undecided keys again. ``continues``: omit the
+    ranges that an interrupted comparison found equal.
     """
 
     jobs: int
@@ -181,7 +180,7 @@ class TableResult:
 
 @dataclass(slots=True)
 class _Found:
-    """A table of the scope, with the size and, in the end, the result."""
+    """A table of the scope, with its size and, finally, its result."""
 
     source: SourceMapping
     record: RelationRecord
@@ -194,14 +193,16 @@ class _Found:
 
     @property
     def identity(self) -> str:
-        """The facts that the finding about a range depends on, apart from later changes of rows."""
+        """The facts on which the finding about a range depends, apart from later changes of
+        rows.
+        """
         assert self.table is not None
         table = self.table.to_json() | {"buckets": 0}
         return json.dumps([table, self.record.attempt, self.storage], sort_keys=True)
 
 
 class Comparison:
-    """Compares tables once; see the module."""
+    """Compares tables once."""
 
     def __init__(
         self,
@@ -241,7 +242,7 @@ class Comparison:
             await self._bookkeeping.close()
 
     async def count_ranges(self) -> tuple[int, int] | None:
-        """Return how many ranges were found equal, and how many there are; None before the plan.
+        """Return the number of equal ranges and the number of all ranges; None before the plan.
 
         Raises TargetError.
         """
@@ -492,7 +493,7 @@ def make_job(
     rows_per_second: float | None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the job of a comparison, which `JobRunner` takes. Pure.
+    """Return the job of a comparison, for `JobRunner`. Pure.
 
     *rows_per_second*: the limit of a task. *options*: values that override the defaults below.
     """
@@ -504,11 +505,11 @@ def make_job(
         "jobs": jobs,
         "rows_per_second": rows_per_second,
         "size_bytes": 0,  # the size of all tables
-        "page_readers": jobs,  # statements at a time that read a table page by page
+        "page_readers": jobs,  # concurrent statements that read a table page by page
         "comparison_id": None,  # the id in the ledger of equal ranges
-        "finds_only": False,  # the result has the ranges that differ, and no row is judged
+        "finds_only": False,  # return the ranges that differ, and judge no rows
         "seconds": 0.0,  # the time to read keys again
-        "values": False,  # samples and files have the values of rows
+        "values": False,  # samples and files contain the values of rows
         "keys_max": 0,
         "report": None,  # paths of files
         "sql": None,
@@ -519,7 +520,7 @@ def make_job(
 async def _read_storage(
     items: Sequence[_Found], plain: Connection, target: TargetConnection
 ) -> None:
-    """Read which tables, columns and files the ranges of *items* are about to be read from."""
+    """Read the tables, columns and files from which tasks will read the ranges of *items*."""
     tables = [item.table for item in items if item.table is not None]
     source_sql = tables_sql([parse_name(table.source_name) for table in tables])
     target_sql = tables_sql([parse_name(table.target_name) for table in tables])
@@ -531,7 +532,7 @@ async def _read_storage(
 def _rules(
     source: SourceMapping, relations: dict[RelationName, SourceRelation], namespace: str
 ) -> dict[RelationName, RelationMapping]:
-    """Apply the rules of *source* to the tables that are there."""
+    """Apply the rules of *source* to its existing tables."""
     present = tuple(
         rule
         for rule in source.rules
@@ -559,7 +560,8 @@ async def estimate_rows(plain: Connection, relation: SourceRelation) -> int:
 async def estimate_bytes(plain: Connection, relation: SourceRelation) -> int:
     """Return the approximate size of a table in bytes at the source, with all partitions.
 
-    The statistics need no lock. A table without statistics was counted already, with that lock.
+    The statistics need no lock. For a table without statistics, the source has counted rows
+    already, with a lock.
     """
     if relation.row_count_estimate > 0:
         return relation.size_bytes
@@ -570,9 +572,9 @@ async def estimate_bytes(plain: Connection, relation: SourceRelation) -> int:
 async def cut_table(
     plain: Connection, table: ComparedTable, rows: int, rate: float | None
 ) -> list[KeyRange]:
-    """Cut a table of about *rows* into ranges, at keys that a sample of the source has.
+    """Cut a table of about *rows* into ranges, at keys of a sample of the source.
 
-    *rate*: the rows per second of a task. A table that is not ordered stays whole.
+    *rate*: the rows per second of a task. An unordered table stays whole.
     """
     count = count_ranges(rows, rate)
     if not table.is_ordered or count == 1:
@@ -606,7 +608,7 @@ async def choose_order(
 
 
 async def agree_on_hash(plain: Connection, target: TargetConnection) -> HashKind:
-    """Return the hash that both servers compute alike."""
+    """Return a hash that both servers compute equally."""
     row = await fetch_one(
         plain,
         f"select current_setting('server_encoding') as encoding, ({PROBE_SQL}) as probe".encode(),

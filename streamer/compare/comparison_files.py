@@ -24,7 +24,7 @@ ReportWriter = Callable[[Path, Tables, Iterable[KeyVerdict]], None]
 
 
 class VerdictFile(closing["VerdictFile"]):
-    """All verdicts for the files of a comparison, in a temporary file, which SQLite unlinks at
+    """The verdicts for the files of a comparison, in a temporary file that SQLite unlinks at
     once.
     """
 
@@ -45,7 +45,7 @@ class VerdictFile(closing["VerdictFile"]):
             self._database.execute(self._insert, row)
 
     def in_order(self, *, with_undecided: bool) -> Iterator[KeyVerdict]:
-        """Yield verdicts by relation and key; with those that are undecided, by kind before key."""
+        """Yield verdicts by relation and key; with undecided verdicts, by kind before key."""
         order = "relation, kind, key" if with_undecided else "relation, key"
         for row in self._database.execute(f"select * from verdict order by {order}"):
             verdict = KeyVerdict(*row)

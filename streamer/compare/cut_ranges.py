@@ -7,38 +7,42 @@ from typing import Final
 from streamer.postgres.key_ranges import Key, KeyRange
 
 RANGE_ROWS: Final = 50_000
-"""The size of a first range: some tenths of a second for a server."""
+"""The number of rows of a first range: some tenths of a second for a server."""
 RANGES_MAX: Final = 4096
 """The number of ranges of a table. Larger tables have larger ranges, so that the driver's memory
 does not grow.
 """
 FETCH_ROWS: Final = 2000
-"""Tasks split a differing range until neither side has more rows, and then fetch the rows."""
+"""Tasks split a differing range until each side has at most this number of rows, and then fetch the
+rows.
+"""
 SAMPLED_ROWS: Final = 50
 SAMPLED_PAGES: Final = 16
-"""The number of rows and pages in a sample of each range: sizes are right by a quarter."""
+"""The number of rows and pages in the sample for each range: sizes are accurate to a quarter."""
 TID_RANGES_MIN: Final = 14_00_00
-"""Since this version a server can read a range of pages only."""
+"""From this version on a server can read only a range of pages."""
 PAGES_BYTES: Final = 64 * 1024 * 1024
-"""The size of the pages that one statement reads: about a second for a server."""
+"""The size of the pages that a statement reads: about a second for a server."""
 LISTED_BYTES: Final = 16 * 1024 * 1024
 """The size of the pages for a statement that lists places of rows."""
 PARTS_MAX: Final = 64
-"""The number of parts of one split."""
+"""The maximum number of parts of a split."""
 SPLITS_MAX: Final = 8
-"""64 parts at a time: more than any table needs. A range of equal keys stays whole."""
+"""The maximum depth of splits: at 64 parts each, more than any table needs. A range of equal keys
+stays whole.
+"""
 BUCKET_ROWS: Final = 1000
 BUCKETS_MAX: Final = 65_536
 PACE_SECONDS: Final = 5.0
-"""The duration of reading a range under a limit on the rate, approximately."""
+"""The approximate time to read a range under a limit on the rate."""
 WHOLE_SECONDS_MAX: Final = 300.0
-"""How long a limit on the rate may draw out the statement that reads a table as a whole. The server
-keeps its snapshot meanwhile, so VACUUM removes no dead rows.
+"""The maximum time to which a limit on the rate may extend a statement that reads a whole table.
+The server keeps its snapshot meanwhile, so VACUUM removes no dead rows.
 """
 
 
 def split_range(unit: KeyRange, keys: Iterable[Key]) -> list[KeyRange]:
-    """Cut a range at *keys*, which are in order and inside of the range."""
+    """Cut a range at *keys*, which are in order and inside the range."""
     bounds = [unit.lower, *keys, unit.upper]
     cut = [bounds[0]]
     for bound in bounds[1:-1]:
@@ -62,7 +66,7 @@ def count_ranges(rows: int, rows_per_second: float | None) -> int:
 def sampled_percent(rows: int, pages: int, ranges: int) -> float:
     """Return the part of a table's pages to sample, so that *ranges* have about the same size.
 
-    Rows of a page mostly have neighbouring keys, so a page may show no more than a single row.
+    Rows of a page mostly have neighbouring keys, so a page may tell no more than a single row.
     """
     by_rows = SAMPLED_ROWS * ranges / max(1, rows)
     by_pages = SAMPLED_PAGES * ranges / max(1, pages)
@@ -84,8 +88,8 @@ def count_page_parts(
 
 
 def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]:
-    """Return how many statements at a time read a table page by page. The second number counts all
-    such statements beyond the first for each table.
+    """Return the number of concurrent statements that read a table page by page. The second number
+    counts all such statements beyond the first for each table.
 
     *sizes_bytes*: the sizes of the tables that are read page by page.
     """
@@ -100,7 +104,7 @@ def count_parts(rows: int) -> int:
 
 
 def whole_rate(rows_per_second: float | None, buckets: int) -> float | None:
-    """Return the rate for a table that is read as a whole, and has that many buckets."""
+    """Return the rate for a table that a statement reads entirely, with *buckets*."""
     if rows_per_second is None:
         return None
     return max(rows_per_second, buckets * BUCKET_ROWS / WHOLE_SECONDS_MAX)
@@ -113,7 +117,7 @@ def count_buckets(rows: int) -> int:
 
 
 def join_buckets(count: int, numbers: Iterable[int], numbers_max: int) -> tuple[int, list[int]]:
-    """Return at most *numbers_max* larger buckets, which contain all rows of buckets *numbers*.
+    """Return at most *numbers_max* larger buckets that contain all rows of the buckets *numbers*.
 
     *count*: the number of all buckets, a power of two. A bucket is the last bits of a hash.
     """

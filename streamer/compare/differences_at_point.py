@@ -1,16 +1,16 @@
-"""Which rows differ at the point of a copy, by ranges or buckets of keys.
+"""Finds the rows that differ at the point of a copy, by ranges or buckets of keys.
 
-The lane of the table has applied every change before the point and none behind it, and a snapshot
-shows the source at the point. So each range is read once on each side, and equal sums mean equal
-rows: no row is read twice. The readings are as in every comparison
-(`streamer.compare.unit_reader`), but without a judgement of keys.
+The lane of the table has applied exactly the changes before the point, and a snapshot shows the
+source at the point. So a single reading of each range suffices, and equal sums mean equal rows. The
+readings are as in every comparison (`streamer.compare.unit_reader`), but without a judgement of
+keys.
 
-Where both sides do not sort keys alike, statements read ranges of pages. Rows fall into buckets by
-a hash of the key's text; without a key, by a hash of the whole row's. Rows outside the differing
-buckets have equal texts on both sides, in equal numbers. So a swap of the differing buckets
-makes the tables equal, even if a type calls two texts of a key equal.
+If the sides do not sort keys in the same order, statements read ranges of pages. A hash of the
+key's text, or of the whole row's text without a key, assigns rows to buckets. Rows outside the
+differing buckets have equal texts on both sides, in equal numbers. So a swap of the differing
+buckets makes the tables equal, even if a type calls two texts of a key equal.
 
-A session of another program that writes to the target meanwhile can hide a difference.
+A foreign session that writes to the target meanwhile can hide a difference.
 """
 
 import time
@@ -51,9 +51,11 @@ log = structlog.get_logger()
 
 APPLICATION_NAME: Final = "streamer compare"
 RANGES_MAX: Final = 1000
-"""The number of differing ranges or buckets. More are joined, because statements name each."""
+"""The maximum number of differing ranges or buckets, because statements name each. Further ranges
+are joined.
+"""
 BUCKETS_MAX: Final = 16_384
-"""A process holds the sums of all buckets of a table."""
+"""The maximum number of buckets, because a process holds the sums of all buckets of a table."""
 
 
 async def find_differences(
@@ -61,7 +63,7 @@ async def find_differences(
 ) -> FoundRows | None:
     """Return the rows in which the target differs from the snapshot of *ends*.
 
-    The target has the table at the snapshot's position. None if the copy has to read all rows.
+    The target has the table at the snapshot's position. Return None if the copy must read all rows.
     Raises SourceError, TargetError; SyncAgainError if a reading has failed for now.
     """
     began = time.monotonic()
@@ -110,7 +112,7 @@ async def _plan(
                 table = build_table(facts, kind, min(count_buckets(rows), BUCKETS_MAX))
                 table = await choose_order(source, target, facts, table)
             except (MappingError, TargetSchemaError):
-                return None  # the copy compares all rows in the target; the stream reports the rest
+                return None  # the copy compares all rows; the stream reports faults
             return table, await cut_table(source, table, rows, ends.rows_per_second)
 
 
@@ -139,7 +141,9 @@ async def _find_parts(
 def _of_ranges(
     table: ComparedTable, ranges: Sequence[KeyRange], parts: Iterable[Unit]
 ) -> FoundRows:
-    """Return the rows in the differing ranges; whole ranges replace parts if these are too many."""
+    """Return the rows in the differing ranges; whole ranges replace parts if there are too many
+    parts.
+    """
     joined = join_ranges(part.range for part in parts)
     if len(joined) > RANGES_MAX:
         joined = join_ranges(ranges[number] for number in {part.number for part in parts})
@@ -151,7 +155,7 @@ def _of_ranges(
 
 
 def _of_buckets(table: ComparedTable, differing: set[int]) -> FoundRows | None:
-    """Return the rows in the buckets that differ; None if these are all of several."""
+    """Return the rows in the buckets that differ; None if all of several buckets differ."""
     count, numbers = join_buckets(table.buckets, differing, RANGES_MAX)
     if numbers and len(numbers) == count:
         return None

@@ -1,12 +1,11 @@
 """Decides which keys differ, from readings of both sides that change meanwhile. Pure.
 
 A *round* is a reading of the source and then a reading of the target, each of all keys in question.
-A source reading S comes with the position L: the source had flushed every commit that S sees by
-then. A target reading T comes with the position P: T holds all commits of the table up to P, and no
-later change.
+A source reading S has a position L: the source had flushed up to L every commit that S sees. A
+target reading T has a position P: T contains all commits of the table up to P, and no later change.
 
 *Equal.* The target's content of a key equals the source's content in the newest S with L ≤ P, or in
-a later S. An older S does not count, because T holds the changes that followed it.
+a later S. An older S does not count, because T contains later changes.
 
 *Different.* From round i on, the key has the same row versions (table, place and transaction) on
 each side, and both sides differ. Then three more facts make a real difference certain:
@@ -35,12 +34,14 @@ Rows = Mapping[int, Sequence[Row]]
 """The rows of keys, by the number of the key. A key without rows has no entry."""
 
 UNKNOWN_COMMIT: Final = "*"
-"""Stands for a transaction that may be committing and cannot be named."""
+"""Stands for a transaction that may be committing, but whose xid is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose rows differ: how many are missing, extra and different, and in which columns."""
+    """A key whose rows differ: the numbers of missing, extra and different rows, and the differing
+    columns.
+    """
 
     missing: int
     extra: int
@@ -59,7 +60,7 @@ def find_difference(
 ) -> Difference | None:
     """Compare the rows of a key as multisets; None if equal.
 
-    *keeps_more*: rows that only the target has are no difference.
+    *keeps_more*: ignore rows that only the target has.
     """
     source_counts, target_counts = Counter(v for _, v in source), Counter(v for _, v in target)
     lacking = list((source_counts - target_counts).elements())
@@ -95,7 +96,9 @@ class TargetReading:
 
 @dataclass(slots=True)
 class _Round:
-    """Positions of a round. The target's is None before the reading, or without a position."""
+    """Positions of a round. The target's position is None before its reading, or if it has no
+    position.
+    """
 
     source_lsn: Lsn
     committing: frozenset[str]
@@ -110,7 +113,7 @@ class _Pending:
     target_places: tuple[str, ...] = ()
     since: int = 0
     contents: list[tuple[Lsn, bytes]] = field(default_factory=list)
-    """The contents of the key in readings of the source that count, with positions."""
+    """The contents of the key in the relevant readings of the source, with positions."""
 
     def add(self, lsn: Lsn, content: bytes) -> None:
         """Record a reading, unless equal to the last reading."""
@@ -119,7 +122,7 @@ class _Pending:
 
     def may_be(self, content: bytes, target_lsn: Lsn) -> bool:
         """Return whether the source had *content* in the newest reading up to *target_lsn* or
-        later, and forget older readings.
+        later, and drop older readings.
         """
         numbers = [n for n, (lsn, _) in enumerate(self.contents) if lsn <= target_lsn]
         del self.contents[: numbers[-1] if numbers else 0]
@@ -135,7 +138,9 @@ class Judge:
         self._rounds: list[_Round] = []
         self._source: Rows = {}
         self._is_broken = False
-        """The last target reading had no position, so no earlier reading counts."""
+        """Whether the last target reading had no position, so that earlier readings do not
+        count.
+        """
         self.different: dict[int, Difference] = {}
 
     @property
@@ -154,7 +159,7 @@ class Judge:
         return self._reaches(0, self._rounds[0].source_lsn) is not None
 
     def read_source(self, reading: SourceReading) -> None:
-        """Begin a round."""
+        """Begin a round with *reading* of the source."""
         self._rounds.append(_Round(reading.lsn, reading.committing))
         self._source = reading.rows
         number = len(self._rounds) - 1
@@ -195,7 +200,7 @@ class Judge:
         return find_difference(self._source.get(key, ()), target, keeps_more=self._keeps_more)
 
     def _certain_round(self) -> int:
-        """Return the last round from which on the judgement of an unchanged key is certain."""
+        """Return the last round such that a key unchanged since then has a certain judgement."""
         return max(
             (first for first in range(len(self._rounds)) if self._is_certain(first)), default=-1
         )
@@ -213,7 +218,9 @@ class Judge:
         return False
 
     def _reaches(self, first: int, lsn: Lsn) -> int | None:
-        """Return the first round from *first* on whose target reading holds all up to *lsn*."""
+        """Return the first round from *first* on whose target reading contains all changes up to
+        *lsn*.
+        """
         for number in range(first, len(self._rounds)):
             reached = self._rounds[number].target_lsn
             if reached is not None and reached >= lsn:

@@ -1,7 +1,7 @@
 """Runs `streamer.compare.local_program` in a separate process of about 50 MB.
 
-In `run`, a thread would share the interpreter with the streams, and could not be ended in the
-middle of a statement. Spark's JVM takes 330 MB and seconds to start.
+In `run`, a thread would share the interpreter with the streams, and no call could end it in the
+middle of a statement. Spark's JVM needs 330 MB, and seconds to start.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ STOP_SECONDS: Final = 2.0
 
 
 class LocalProcess:
-    """Takes the jobs of comparisons, like `streamer.copy.spark.launcher.SparkLauncher`.
+    """Runs the jobs of comparisons, like `streamer.copy.spark.launcher.SparkLauncher`.
 
     *is_background*: jobs have a low priority, and end at a number of differing rows.
     """
@@ -57,7 +57,7 @@ class LocalProcess:
         finally:
             await _end(process)
         answer: dict[str, Any] = {"error": "its process ended"}
-        with contextlib.suppress(ValueError):  # a killed process writes no answer, or half
+        with contextlib.suppress(ValueError):  # a killed process writes no whole answer
             answer = json.loads(line)
         if "error" in answer:
             if (frames := answer.get("traceback")) is not None:
@@ -68,7 +68,7 @@ class LocalProcess:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the process: with a cancellation of statements, and if that takes long, at once."""
+    """End the process: first by a cancellation of statements, and after a while by a kill."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
             return

@@ -1,12 +1,12 @@
-"""A comparison without Spark: threads of a process read range by range.
+"""A comparison without Spark, in which threads of a process read range by range.
 
-Each thread has a `streamer.compare.unit_reader.UnitReader`, so two connections, and memory for the
-rows of a small range. A thread reads the next range to the end. The results of a job that only
-finds ranges (``finds_only``) have these as ``parts``.
+Each thread has a `streamer.compare.unit_reader.UnitReader`, with two connections and memory for the
+rows of a small range. A thread takes the next range and reads it to the end. The results of a job
+that only finds ranges (``finds_only``) contain these as ``parts``.
 
 `streamer.compare.local_launcher` writes the job to standard input, as a line of JSON. The answer is
-a line of JSON on standard output. The process ends with that input, so it never outlives the
-parent. SIGTERM cancels the statements that run.
+a line of JSON on standard output. The process ends when standard input is closed, so it never
+outlives the parent. SIGTERM cancels the statements that run.
 """
 
 import json
@@ -28,14 +28,16 @@ from streamer.compare.verdicts import Findings, TableFinding
 from streamer.copy.parts.part_copier import PassingError
 
 DIFFERING_MAX: Final = 10_000
-"""The number of differing rows after which a verification stops reading a table: the table needs a
+"""The number of differing rows after which a verification stops reading a table, which needs a
 repair anyway.
 """
 ATTEMPTS: Final = 4
-"""How often a reading is made before its failure ends the comparison, as with Spark's tasks."""
+"""The number of attempts of a reading before its failure ends the comparison, as for Spark's
+tasks.
+"""
 END_SECONDS: Final = 3.0
 CANCEL_SECONDS: Final = 1.0
-"""How long ending statements may take. The parent kills this process after two seconds."""
+"""The time to cancel statements. The parent kills this process after two seconds."""
 
 
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -79,7 +81,7 @@ def _read(
     parts: list[Unit],
     verdicts: VerdictFile,
 ) -> None:
-    """Read all ranges: the work of a thread."""
+    """Read ranges until none remains, in a thread."""
     is_background, findings = bool(job.get("is_background")), reader.findings
     open_units = (
         u for u in units if not (is_background and _is_enough(findings.get(u.relation_id)))
@@ -95,7 +97,7 @@ def _read(
 
 
 def _is_enough(finding: TableFinding) -> bool:
-    """Return whether a verification need not read the rest of a table."""
+    """Return whether a verification may stop reading a table."""
     differing = finding.missing + finding.extra + finding.different
     return finding.error is not None or differing >= DIFFERING_MAX
 
@@ -137,7 +139,7 @@ def main() -> int:
         job = json.loads(sys.stdin.readline())
         threading.Thread(target=_end_with_input, daemon=True).start()
         if job.get("is_background"):
-            os.nice(10)  # the streams come first
+            os.nice(10)  # the streams have priority
         _answer({"result": run(job)})
     except KeyboardInterrupt:
         return 1
@@ -148,7 +150,8 @@ def main() -> int:
 
 
 def failure(exc: Exception) -> dict[str, Any]:
-    """Return the answer about an error; only errors of a server or a file are no defect. Pure.
+    """Return the answer about an error. An error that is not from a server or a file is a defect.
+    Pure.
 
     The traceback has lines of code, and no values of rows.
     """

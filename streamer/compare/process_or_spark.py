@@ -1,7 +1,7 @@
-"""Runs a comparison in a process of Python, or with Spark.
+"""Runs a comparison in a Python process or with Spark.
 
 A JVM costs about ten seconds of processor time before the first row. A Python process reads a
-gigabyte in that time. Both write the same ledger of ranges, so each can continue an interrupted
+gigabyte in that time. Both write the same ledger of ranges, so either can continue an interrupted
 comparison.
 """
 
@@ -15,12 +15,12 @@ from streamer.copy.spark.security import is_local
 
 
 def always_needs_spark(settings: SyncSection) -> bool:
-    """Return whether Spark makes every comparison. Pure."""
+    """Return whether Spark runs every comparison. Pure."""
     return not is_local(settings.spark_master) or not settings.compare_on_spark_above
 
 
 def needs_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
-    """Return whether Spark makes the comparison *job*. Pure. Only Spark writes Parquet."""
+    """Return whether Spark runs the comparison *job*, because only Spark writes Parquet. Pure."""
     return (
         always_needs_spark(settings)
         or job["size_bytes"] > settings.compare_on_spark_above
@@ -35,7 +35,7 @@ class ComparisonRunner:
         self._settings = settings
         self._launcher = launcher
         if always_needs_spark(settings):
-            launcher.prepare()  # Spark starts while the definitions are read
+            launcher.prepare()  # Spark starts while this process reads the definitions
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run *job* to the end. A cancellation cancels the job.

@@ -33,7 +33,7 @@ async def read_differences(
     is_shared: bool = False,
 ) -> list[DefinitionDifference]:
     """Return the differences of a table. *others*: the tables of the source, for foreign keys.
-    *is_shared*: other sources write to the target table, too.
+    *is_shared*: several sources write to the target table.
 
     Raises SourceError, TargetError.
     """

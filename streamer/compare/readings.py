@@ -1,12 +1,12 @@
 """Reads ranges and keys on both sides, blocking, with psycopg.
 
 No reading holds a snapshot or a lock for longer than its statements. Each server computes the
-digests of a range, so only sums travel. Of small differing ranges, hashes of rows travel, and the
-text of differing rows, row by row.
+digests of a range, so only sums travel. For small differing ranges, servers send hashes of rows,
+and the text of differing rows, row by row.
 
-A reading of the target takes the table's ACCESS SHARE lock before the snapshot. TRUNCATE is not
-MVCC-safe: an earlier snapshot would show an empty table at a position that had rows. The same
-snapshot shows position and rows.
+A reading of the target takes the table's ACCESS SHARE lock before its snapshot, which shows both
+position and rows. TRUNCATE is not MVCC-safe: an earlier snapshot would show an empty table at a
+position that had rows.
 """
 
 import heapq
@@ -71,19 +71,21 @@ Connection = psycopg.Connection[Any]
 T = TypeVar("T")
 
 BATCH_KEYS: Final = 2000
-"""How many keys a task judges at a time."""
+"""The number of keys that a task judges at a time."""
 BATCH_BYTES: Final = 4 * 1024 * 1024
 HASHED_BYTES: Final = 64
-"""A value of a key, as a task holds it."""
+"""The bytes of a value of a key in a task's memory."""
 ROUND_SECONDS: Final = 0.05
 ROUND_SECONDS_MAX: Final = 0.5
 NOTIFY_SECONDS: Final = 0.5
 SAMPLE_AFTER_ROUNDS: Final = 3
 SAMPLE_SECONDS: Final = 1.0
-"""Keys that remain after some rounds change often: a task reads the source all this time."""
+"""The time for which a task repeatedly reads the source for keys that remain after some rounds,
+because such keys change often.
+"""
 SAMPLED_KEYS_MAX: Final = 200
 LATE_SECONDS: Final = 5.0
-"""How long a task waits for a source's changes after an earlier wait without success."""
+"""The time for which a task waits for a source's changes after an unsuccessful wait."""
 
 SOURCE, TARGET = 0, 1
 
@@ -92,8 +94,8 @@ Tables = dict[int, ComparedTable]
 
 @dataclass(frozen=True, slots=True)
 class ComparisonEnds:
-    """Where tasks read. Secrets: kept out of ``repr``. ``sources``: url and place by source id.
-    ``copy``: read the source by the snapshot of this copy.
+    """The servers that tasks read. ``repr`` shows no secret. ``sources``: url and place by source
+    id. ``copy``: read the source with the snapshot of this copy.
     """
 
     target_url: str
@@ -120,7 +122,7 @@ class ComparisonEnds:
 
 
 class TableError(Exception):
-    """Why a table has no answer: a line without values of rows."""
+    """The reason why a table has no result: a line without values of rows."""
 
 
 class Servers:
@@ -144,7 +146,7 @@ class Servers:
         self._stack.close()
 
     def more(self, count: int) -> "list[Servers]":
-        """Return *count* more sets of connections, which end with this set."""
+        """Return *count* further sets of connections, which close with this set."""
         while len(self._more) < count:
             self._more.append(self._stack.enter_context(Servers(self._ends, self._name)))
         return self._more[:count]
@@ -178,7 +180,7 @@ class Servers:
         join_copy: Callable[[Connection, CopyEnds], None],
         place: Place | None = None,
     ) -> Connection:
-        """Connect; *place*: the server to reach, empty if never reached before."""
+        """Connect. *place*: the expected server; empty before the first connection."""
         opened: AbstractContextManager[Connection] = connect(url, self._name)
         connection = self._stack.enter_context(opened)
         try:
@@ -246,10 +248,11 @@ def _read_size(table: ComparedTable, side: int, connection: Connection) -> tuple
 def _page_parts(
     table: ComparedTable, side: int, connection: Connection, rate: float | None
 ) -> Iterator[Pages]:
-    """Cut the pages of a table that is not read by ranges of its key: no statement takes long.
+    """Cut the pages of a table that tasks do not read by ranges of keys, so that no statement takes
+    long.
 
-    A row that moves meanwhile may count twice, or not at all. Such a row differs, and a task reads
-    the key again. A row that stays counts once.
+    A row that moves meanwhile may be counted twice or not at all. Such a row differs, and a task
+    reads the key again.
     """
     if table.is_ordered:
         yield ALL_PAGES
@@ -275,7 +278,7 @@ class SharedItems(Iterator[T]):
             return next(self._items)
 
     def stop(self) -> None:
-        """Leave the remaining items alone."""
+        """Return no further items."""
         with self._lock:
             self._items = iter(())
 
@@ -291,8 +294,8 @@ class RangeReader:
         comparison_id: int | None,
         page_readers: int = 1,
     ) -> None:
-        """*page_readers*: how many statements read a table page by page at a time. *comparison_id*:
-        the id of the comparison; None without a ledger.
+        """*page_readers*: the number of concurrent statements that read a table page by page.
+        *comparison_id*: the id of the comparison; None without a ledger.
         """
         self._tables = tables
         self._servers = servers
@@ -356,7 +359,7 @@ class RangeReader:
             began = time.monotonic()
             sql = table.digest_sql(table.side(side), unit.range, rate, pages=pages)
             with connection.transaction():
-                if rate is not None:  # each parallel worker would get the whole rate
+                if rate is not None:  # each parallel worker would apply the whole rate
                     connection.execute("set local max_parallel_workers_per_gather = 0")
                 rows = connection.execute(sql.encode()).fetchall()
             add(sums, {b: (n, int(first), int(second)) for b, n, first, second in rows})
@@ -375,13 +378,13 @@ class RangeReader:
         failpoint("compare.range_done")
 
     def split(self, unit: Unit, side: int, rows: int) -> list[Unit]:
-        """Cut a range at keys of *side*, which has more *rows*; keep a range of equal keys. Raises
-        PassingError.
+        """Cut a range at keys of *side*, which has more *rows*. A range of equal keys stays whole.
+        Raises PassingError.
         """
         table = self._tables[unit.relation_id]
         sql = table.cut_sql(table.side(side), unit.range, count_parts(rows))
         keys: list[Key] = []
-        with suppress(TableError), reading():  # the fetch of the whole range reports the error
+        with suppress(TableError), reading():  # a later fetch of the whole range reports the error
             keys = [
                 tuple(row[0]) for row in self._servers.session(table, side).execute(sql.encode())
             ]
@@ -418,9 +421,10 @@ where (a.backend_xid is not null or a.wait_event = 'SyncRep')
        or a.state not like 'idle in transaction%' and a.state_change > pg_catalog.clock_timestamp()
                                                       - interval '10 seconds')
 """
-"""The transactions that may be in the middle of their commit. The state of some is hidden from the
-role, some wait for a synchronous standby, and some have a statement of the last ten seconds.
-A longer statement is no commit, unless it waits for a standby."""
+"""The transactions that may be committing. Their state is hidden from the role, they wait for a
+synchronous standby, or their statement began in the last ten seconds. A longer statement is not a
+commit, unless it waits for a standby.
+"""
 
 
 def read_source_lsn(connection: Connection) -> Lsn:
@@ -446,7 +450,7 @@ def _read_lsn(connection: Connection, expression: str) -> Lsn:
 @dataclass(slots=True)
 class Judged:
     """Keys of a table, and the judge. ``keys``: names (`ComparedTable.is_named_by_hash`).
-    ``shown``: the numbers of keys whose verdict has been given.
+    ``shown``: the numbers of keys whose verdicts were returned already.
     """
 
     table: ComparedTable
@@ -464,17 +468,17 @@ class Judged:
 
 
 class KeyJudging:
-    """Reads keys on both sides until each has a judgement, or time is up."""
+    """Reads keys on both sides until each key has a judgement, or the time is up."""
 
     def __init__(self, servers: Servers, *, seconds: float, with_values: bool) -> None:
         self._servers = servers
         self._seconds = seconds
         self._with_values = with_values
         self._is_late = False
-        """The changes of a source did not reach the target in time."""
+        """Whether the changes of a source did not reach the target in time."""
 
     def judge(self, tables: Tables, keys: dict[int, list[str]]) -> list[Judged]:
-        """Read the keys of tables until each is judged, or time is up.
+        """Read the keys of tables until each key has a judgement, or the time is up.
 
         The rounds of all tables run at the same time, because rounds mostly wait.
         """
@@ -539,7 +543,8 @@ class KeyJudging:
 
     def _read_source(self, batch: Judged) -> None:
         connection = self._servers.source(batch.table.source_id)
-        # Before the rows: a transaction that the rows do not show is still running now.
+        # Read the transactions before the rows: a transaction that the rows do not show still runs
+        # now.
         row = connection.execute(_COMMITTING_SQL).fetchone()
         assert row is not None
         rows = self._read(batch.table, SOURCE, batch.wanted)
@@ -547,7 +552,7 @@ class KeyJudging:
         batch.judge.read_source(SourceReading(lsn, frozenset(row[0]), rows))
 
     def _sample(self, batches: list[Judged]) -> None:
-        """Read keys at the source again and again for a while."""
+        """Read keys at the source repeatedly for a while."""
         until = time.monotonic() + SAMPLE_SECONDS
         while batches and time.monotonic() < until:
             for batch in batches:
@@ -583,10 +588,10 @@ class KeyJudging:
     def _shown(
         self, table: ComparedTable, keys: dict[int, str]
     ) -> Iterator[tuple[int, str, tuple[str | None, str | None]]]:
-        """Yield number, text and, if wanted, rows of both sides as JSON, key by key.
+        """Yield number, text and, if requested, rows of both sides as JSON, key by key.
 
-        A key that a hash names has no text any more if both sides lack the rows by now. Both sides
-        are equal then.
+        If a hash names a key whose rows both sides lack by now, the key has no text. Then both
+        sides are equal.
         """
         named = [] if table.is_named_by_hash else [(n, -1, text, None) for n, text in keys.items()]
         sides = (SOURCE, TARGET) if table.is_named_by_hash or self._with_values else ()

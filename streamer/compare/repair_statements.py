@@ -1,4 +1,4 @@
-"""SQL that would make the target's rows equal to the source's rows, for an operator to run. Pure.
+"""Renders the SQL that makes the target's rows equal to the source's rows, for an operator. Pure.
 
 Each statement names a row by all values that the comparison found in the target. So a statement
 does not affect a row that has changed since.
@@ -16,7 +16,7 @@ Values = dict[str, str | None]
 def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
     """Yield the statements for a key that differs; *entry* is a line of a report with values.
 
-    A history has no such statements: versions need the times of the changes.
+    A history table has no such statements, because versions need the times of the changes.
     """
     source_rows: list[Values] = list(entry.get("source") or [])
     target_rows: list[Values] = list(entry.get("target") or [])
@@ -46,7 +46,7 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
 
 
 def _one(table: ComparedTable, quoted: str, values: Values) -> str:
-    """Return the condition for a single row with *values*, of several equal rows."""
+    """Return the condition for a single row among several rows with *values*."""
     row = ({"sid": table.sid} if table.has_sid else {}) | values
     condition = " and ".join(
         f"{quote_identifier(column)} is null"

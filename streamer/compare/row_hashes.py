@@ -1,9 +1,9 @@
-"""SQL that hashes a text to two independent 64-bit numbers, the same on both servers. Pure.
+"""SQL that hashes a text to two independent 64-bit numbers, which are equal on both servers. Pure.
 
-``hashtextextended`` takes a seventh of the time of md5. PostgreSQL keeps the function's values
-stable for hash partitions, but not between two machines. The function hashes bytes in the encoding
-of the server. So a comparison uses it only if both servers give the same answers for `PROBE_SQL`.
-Otherwise the comparison uses md5 of the text in UTF-8.
+``hashtextextended`` takes a seventh of the time of md5. PostgreSQL keeps its values stable for hash
+partitions, but not between two machines, and the function hashes bytes in the server's encoding. So
+a comparison uses the function only if both servers give the same answers for `PROBE_SQL`. Otherwise
+the comparison uses md5 of the text in UTF-8.
 """
 
 import enum
@@ -19,7 +19,7 @@ from (select n, s.seed, pg_catalog.hashtextextended(
       from pg_catalog.generate_series(0, 9) n,
            (values (0), ({_SECOND_SEED}), ({_BUCKET_SEED})) s (seed)) p
 """
-"""Answers of one server; two servers with the same answers hash alike."""
+"""Test values of the hash. Two servers with the same values compute the same hashes."""
 
 
 class HashKind(enum.StrEnum):
@@ -32,7 +32,7 @@ class HashKind(enum.StrEnum):
 def choose_hash(
     encodings: tuple[str, str], probes: tuple[list[str] | None, list[str] | None]
 ) -> HashKind:
-    """Return the fastest function that both servers compute alike.
+    """Return the fastest function for which both servers compute the same values.
 
     *encodings*: the encodings of both servers. Text of a server with SQL_ASCII is UTF-8, or could
     not be in the target.
@@ -75,7 +75,9 @@ def value_sql(kind: HashKind, text: str) -> str:
 
 
 def bucket_sql(kind: HashKind, text: str, count: int) -> str:
-    """Return which of *count* buckets *text* belongs to; *count* is a power of two."""
+    """Return the number of the bucket of *text* among *count* buckets; *count* is a power of
+    two.
+    """
     if kind is HashKind.LOOKUP:
         number = f'pg_catalog.hashtextextended({text} collate "C", {_BUCKET_SEED})'
     else:

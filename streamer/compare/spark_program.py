@@ -7,8 +7,8 @@ has two stages:
 2. *keys*: new tasks judge the rows, because differences are often together in a few ranges.
 
 The driver merges the findings of tasks. Verdicts for a report or for statements wait in the
-driver's `VerdictFile`. All other data stays with the executors, which get connection strings from
-`streamer.copy.spark.job`.
+driver's `VerdictFile`. All remaining data stays with the executors, which get connection strings
+from `streamer.copy.spark.job`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,7 +44,7 @@ def run(
     stages: list[RDD[Any]] = []
 
     def run_stage(name: str, rows: "RDD[Any]", task: Task) -> "RDD[Any]":
-        """Run *task* once: a stage that is computed again would read the servers again."""
+        """Run *task* once, because a repeated stage would read the servers again."""
         context.setJobDescription(f"streamer compare: {name}")
         work = partial(task, tables=tables, ends=ends, job=settings)
         stages.append(rows.mapPartitions(work).persist(StorageLevel.DISK_ONLY))
@@ -56,7 +56,7 @@ def run(
         parts = run_stage("ranges", _spread(context, job["units"], jobs), find_parts)
         with VerdictFile() as verdicts:
             if count := parts.count():
-                # The number of a part chooses the task: a hash would leave some tasks without work.
+                # Distribute parts by number, because a hash would leave some tasks without work.
                 spread = parts.partitionBy(min(count, jobs), int).values()
                 for row in run_stage("keys", spread, judge_parts).toLocalIterator():
                     verdicts.add(row)

@@ -1,14 +1,16 @@
 """The engine of every comparison: from a range of keys to the differing keys.
 
 1. *Digests.* Both servers add up the hashes of the rows of a range.
-2. *Split.* A large range that differs is cut at keys, and the parts go through 1 again.
-3. *Fetch.* Hashes of rows travel, of small ranges and of buckets that differ.
-4. *Judge.* The keys whose rows differ are read on both sides until each has a judgement
+2. *Split.* The reader cuts a large differing range at keys, and repeats step 1 for the parts.
+3. *Fetch.* The reader fetches the hashes of rows of small differing ranges and of differing
+   buckets.
+4. *Judge.* The reader reads differing keys on both sides until each key has a judgement
    (`streamer.compare.judge_keys`).
 
-`UnitReader.find` does 1 and 2, `UnitReader.judge` 3 and 4. Tasks of Spark (`find_parts`,
-`judge_parts`) and the threads of a process run both (`streamer.compare.local_program`). A
-comparison at the point of a copy needs only `find` (`streamer.compare.differences_at_point`).
+`UnitReader.find` takes steps 1 and 2, `UnitReader.judge` steps 3 and 4. Tasks of Spark
+(`find_parts`, `judge_parts`) and the threads of a process run both
+(`streamer.compare.local_program`). A comparison at the point of a copy needs only `find`
+(`streamer.compare.differences_at_point`).
 
 An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
 which `streamer.copy.spark.job` ships.
@@ -45,7 +47,9 @@ from streamer.compare.verdicts import Findings, KeyVerdict
 from streamer.copy.parts.part_copier import PassingError
 
 BUCKETS_ROWS: Final = 200_000
-"""The rows of buckets that one query fetches, because each such query reads the whole table."""
+"""The number of rows of buckets that a query fetches, because each such query reads the whole
+table.
+"""
 
 T = TypeVar("T")
 
@@ -92,7 +96,7 @@ class UnitReader:
         self._servers.cancel()
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Return the answer of *work*, which uses new connections after each failure.
+        """Return the result of *work*, which uses new connections after each failure.
 
         Raises PassingError after all attempts, and TableError.
         """

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, Self
 from streamer.compare.compared_table import ComparedTable
 
 SAMPLE_ROWS: Final = 10
-"""How many keys of a table the result shows."""
+"""The number of keys of a table that the result shows."""
 ERROR: Final = "error"
 """The kind of a verdict about a failed reading of a table; its key is the message."""
 UNDECIDED: Final = "undecided"
@@ -50,7 +50,7 @@ def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TableFinding:
-    """The numbers of a table. ``keys``: the keys of all rows that differ; None if too many, or not
+    """The numbers of a table. ``keys``: the keys of all differing rows; None if too many or not
     needed.
     """
 
@@ -98,7 +98,7 @@ class Findings:
         self._tables = tables
         self._keys_max = keys_max
         self.by_table: dict[int, TableFinding] = {}
-        """Without the tables that have no finding yet."""
+        """The findings of tables; tables without a finding are missing."""
 
     def get(self, relation_id: int) -> TableFinding:
         if relation_id not in self.by_table:

@@ -20,9 +20,11 @@ _SOURCE: Final = Path(__file__).with_name("_compiled.pyx")
 compiled: ModuleType | None
 """The extension module, or None in a process that uses pure Python."""
 reason: str
-"""Why `compiled` is None, for a person; empty if it is not."""
+"""The reason why `compiled` is None, for operators; otherwise empty."""
 error: SettingsError | None
-"""The variable demands an unavailable implementation: a command reports the error and ends."""
+"""The error of a variable that demands an unavailable implementation. Each command reports the
+error and ends.
+"""
 
 
 def choose(setting: str) -> tuple[ModuleType | None, str]:
@@ -52,7 +54,7 @@ def choose(setting: str) -> tuple[ModuleType | None, str]:
 
 
 def missing_tools() -> str | None:
-    """Name the tool that building the extension module lacks on this machine, if there is one."""
+    """Name the tool that this machine lacks for building the extension module, if any."""
     compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None and shutil.which("cc") is None:
         return f"no C compiler ({compiler})"

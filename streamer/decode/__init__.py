@@ -1,1 +1,1 @@
-"""Bytes of pgoutput to changes, grouped by transaction. Pure."""
+"""Decodes the bytes of pgoutput to changes, grouped by transaction. Pure."""

@@ -2,8 +2,8 @@
 
 ALTER TYPE … RENAME VALUE locks no table. So a transaction may write rows, wait, and commit after
 the rename. PostgreSQL decodes each change by the catalogs of its position in the WAL (snapbuild.c,
-SnapBuildDistributeSnapshotAndInval). So such a row comes behind the rename with the former label.
-The type has no such label any more, and no further change can have this label. Pure.
+SnapBuildDistributeSnapshotAndInval). So such a row comes behind the rename with the former label,
+which the type no longer has. Pure.
 """
 
 import re

@@ -1,12 +1,13 @@
-"""Large messages and values: passed on in pieces, never copied as a whole.
+"""Passes large messages and values on in pieces, without a copy of the whole.
 
 PostgreSQL allows a value of nearly 1 GB, and each copy costs as much memory again. A message of
 more than `LARGE_BYTES` is therefore a memoryview of the frame from libpq, or of the mapped spool
-file. Slices of a memoryview share these bytes. Code that handles messages sees no difference: both
-types have the operations that decoding needs.
+file. Slices of a memoryview share these bytes. Code that handles messages need not distinguish
+them, because both types have the operations that decoding needs.
 
 A column value of more than `LARGE_VALUE_BYTES` in such a message is a `LargeValue`. A `LargeValue`
-is deliberately no buffer: ``bytes.join`` refuses the value, so no code copies it by accident. Pure.
+is deliberately not a buffer: ``bytes.join`` refuses it, so no code copies the value by accident.
+Pure.
 """
 
 import mmap
@@ -26,7 +27,7 @@ def as_message(view: memoryview) -> bytes:
 
 
 def slices(data: bytes, bounds: Sequence[int]) -> list[bytes]:
-    """Cut messages out of *data*, which may be a memoryview, at *bounds*."""
+    """Cut *data*, which may be a memoryview, into messages at *bounds*."""
     if isinstance(data, memoryview):
         return [as_message(data[a:b]) for a, b in pairwise(bounds)]
     return [data[a:b] for a, b in pairwise(bounds)]
@@ -35,8 +36,8 @@ def slices(data: bytes, bounds: Sequence[int]) -> list[bytes]:
 def pieces(data: bytes) -> Iterator[bytes]:
     """Yield *data* in pieces of at most `PIECE_BYTES`.
 
-    Read pages of a mapped file count as memory of the process until it releases the pages. So each
-    page is released when the caller requests the next piece.
+    Pages of a mapped file count as memory of the process until it releases them. So the function
+    releases the pages of a piece when the caller requests the next piece.
     """
     view = memoryview(data)
     file = view.obj
@@ -47,7 +48,7 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 class LargeValue:
-    """A large item of a row, which is equal to, and hashed like, bytes of that content."""
+    """A large item of a row. It equals bytes with the same content, and has their hash."""
 
     __slots__ = ("view",)
 

@@ -40,7 +40,7 @@ OLD_TUPLE: Final = ord("O")
 NEW_TUPLE: Final = ord("N")
 
 OWN_PREFIX: Final = "streamer."
-"""Begins the prefix of every logical message that is an instruction to streamer."""
+"""The prefix of a logical message that is an instruction to streamer begins with this text."""
 DDL_PREFIX: Final = f"{OWN_PREFIX}ddl"
 EXECUTE_PREFIX: Final = f"{OWN_PREFIX}execute"
 
@@ -48,12 +48,12 @@ EPOCH: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def to_datetime(microseconds: int) -> datetime:
-    """Turn a protocol time into a datetime in UTC."""
+    """Convert a protocol time to a datetime in UTC."""
     return EPOCH + timedelta(microseconds=microseconds)
 
 
 def from_datetime(moment: datetime) -> int:
-    """Turn a datetime into a protocol time."""
+    """Convert a datetime to a protocol time."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
@@ -109,12 +109,12 @@ class Relation:
     replica_identity: str
     columns: tuple[Column, ...]
     number: int = field(default_factory=next_number, compare=False, repr=False)
-    """Higher than the numbers of all messages that came before, from any source."""
+    """A number above the numbers of all earlier messages from any source."""
 
 
 @dataclass(frozen=True, slots=True)
 class Redefinition(Relation):
-    """Takes the place of a RELATION message for messages about the definition of a relation."""
+    """Replaces a RELATION message for messages about the definition of a relation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class _Cursor:
             raise self.error("undecodable text in") from None
 
     def prefix(self) -> str:
-        """The prefix of a message of any program: the source does not check the encoding."""
+        """The prefix of a message of any program, whose encoding the source does not check."""
         return self._terminated().decode(errors="replace")
 
     def content(self) -> bytes:
@@ -294,7 +294,9 @@ _commit_fields: Final = struct.Struct(">xBQQq")
 
 
 def parse_begin(data: bytes) -> Begin:
-    """Parse BEGIN. Separate and fast, like `parse_commit`: every transaction has both messages."""
+    """Parse BEGIN. This function and `parse_commit` are separate and fast, because every
+    transaction has both messages.
+    """
     if len(data) != _begin_fields.size:
         raise ProtocolError(f"malformed pgoutput message 'B' of {len(data)} bytes")
     final_lsn, commit_time, xid = _begin_fields.unpack(data)
@@ -425,8 +427,9 @@ def new_row(payload: bytes) -> list[bytes]:
 def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
     """Return the changes that lead to the row of a message, also where the target has that row.
 
-    An INSERT becomes an UPDATE: both have the new row behind the OID. An UPDATE of a key becomes a
-    DELETE of the old key, and an UPDATE of the row with the new key. All other messages stay.
+    An INSERT becomes an UPDATE, because both have the new row behind the OID. An UPDATE of a key
+    becomes a DELETE of the old key, and an UPDATE of the row with the new key. Any different
+    message stays.
     """
     if payload[0] == INSERT:
         return [b"U" + payload[1:]]
@@ -440,7 +443,7 @@ def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
         raise cursor.error("another number of columns in")
     keys = [number for number, column in enumerate(relation.columns) if column.is_key]
     for number in keys:
-        # The source sends the old key also where a large value of the key stays.
+        # The source sends the old key even if a large value of the key is unchanged.
         if new[number] == b"u":
             new[number] = old[number]
     if all(new[number] == old[number] for number in keys):

@@ -1,9 +1,9 @@
 """Converts rows of the capture's table to logical messages. Pure.
 
 pgoutput sends logical messages from PostgreSQL 14 on. On older servers the capture inserts messages
-into a small published table (`streamer.source.capture.ddl_capture`). An INSERT there has the place
-and the subtransaction of the command, like a logical message. So the stream converts each INSERT to
-a logical message first, and all later code handles both alike.
+into a small published table (`streamer.source.capture.ddl_capture`). Like a logical message, an
+INSERT into this table has the position and the subtransaction of the command. So the stream first
+converts each INSERT to a logical message, and later code handles only logical messages.
 
 The table has a single column, of type bytea. Layouts: "Logical Replication Message Formats" in
 PostgreSQL's documentation.
@@ -23,7 +23,7 @@ _TRANSACTIONAL: Final = b"\x01" + bytes(8)
 
 
 class TableMessages:
-    """Finds the table in a replication stream, and replaces the rows."""
+    """Finds the table in a replication stream, and replaces its rows."""
 
     def __init__(self, namespace: str, name: str, prefix: str) -> None:
         """*prefix*: the prefix of the logical messages."""
@@ -33,7 +33,7 @@ class TableMessages:
         self._in_stream = False
 
     def reset(self) -> None:
-        """Forget the stream: a new connection describes all relations again."""
+        """Reset the state for a new connection, which describes all relations again."""
         self._relids.clear()
         self._in_stream = False
 
@@ -44,7 +44,7 @@ class TableMessages:
         """
         for payload in payloads:
             kind = payload[0] if payload else 0
-            start = 5 if self._in_stream else 1  # behind the xid that a streamed message has
+            start = 5 if self._in_stream else 1  # behind the xid of a streamed message
             if kind == pgoutput.INSERT and bytes(payload[start : start + 4]) in self._relids:
                 yield self._message(bytes(payload), start)
                 continue

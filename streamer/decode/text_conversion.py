@@ -31,11 +31,11 @@ _PATTERNS: Final = {
     "EUC_JIS_2004": rf"{_TRIPLE}|(?!\x8f){_PAIR}",
     "EUC_TW": rf"\x8e[\x80-\xff]{{3}}|{_TRIPLE}|(?![\x8e\x8f]){_PAIR}",
 }
-"""Lead bytes of multi-byte characters (pg_wchar.c, pg_euc*_mblen). Other server encodings have
-none.
+"""Lead bytes of multi-byte characters (pg_wchar.c, pg_euc*_mblen). The remaining server encodings
+have no multi-byte characters.
 """
 _NOT_UTF8: Final = b"\xff"
-"""Marks a character without an equivalent in every output of a value's bytes."""
+"""In the bytes of a value, marks a character without an equivalent."""
 
 
 def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -56,7 +56,9 @@ def character_ranges(encoding: str) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 
 class TextConversion:
-    """Converts text of an encoding; *characters*: all outside ASCII, with the UTF-8 bytes."""
+    """Converts text of an encoding. *characters*: all characters outside ASCII, with their UTF-8
+    bytes.
+    """
 
     def __init__(self, encoding: str, characters: Mapping[bytes, bytes]) -> None:
         self.encoding = encoding
@@ -120,7 +122,9 @@ class TextConversion:
         return self._characters.get(match[0]) or _NOT_UTF8 + match[0]
 
     def _end_of_characters(self, data: bytes) -> int:
-        """Return where the last whole character of *data* ends; the rest is in the next piece."""
+        """Return the end of the last whole character of *data*; the remaining bytes belong to the
+        next piece.
+        """
         if not self._is_multibyte:
             return len(data)
         start = len(data)
@@ -144,7 +148,7 @@ class UnconvertedText(LargeValue):
     """Text as the source stores it: large, or with a character that UTF-8 lacks.
 
     The bytes are UTF-8 with an invalid byte before each such character. So neither a target nor a
-    retry from quarantine can mistake the value for another text.
+    retry from quarantine can mistake the value for a valid text.
     """
 
     __slots__ = ("conversion",)
@@ -179,6 +183,6 @@ class UnconvertedText(LargeValue):
 
 
 def _single_byte_table(characters: Mapping[bytes, bytes]) -> str:
-    """Return the table that `codecs.charmap_decode` takes."""
+    """Return the table for `codecs.charmap_decode`."""
     above = (characters.get(bytes([byte]), b"").decode() for byte in range(0x80, 0x100))
     return "".join(map(chr, range(0x80))) + "".join(text or "\ufffe" for text in above)

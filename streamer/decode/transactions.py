@@ -1,8 +1,8 @@
-"""Messages to transactions: the changes of a commit, in order.
+"""Assembles messages to transactions: the changes of each commit, in order.
 
-The assembler takes the payloads of replication frames and returns *blocks* and *pieces*. A block
-holds the whole transactions of a burst, with a list of changes for each relation. A transaction
-larger than ``piece_bytes_max`` makes several pieces, so that memory stays bounded. Only the last
+The assembler reads the payloads of replication frames and returns *blocks* and *pieces*. A block
+contains the whole transactions of a burst, with a list of changes for each relation. A transaction
+larger than ``piece_bytes_max`` becomes several pieces, so that memory stays bounded. Only the last
 piece has an ``end_lsn``; until then a lost connection can still undo the transaction (`reset`).
 
 Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before the commit. A
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 _ROW_KINDS: Final = bytes(sorted(pgoutput.ROW_KINDS))
 _ROW_SET: Final = frozenset(_ROW_KINDS)
 _KEPT_KINDS: Final = _ROW_KINDS + bytes([pgoutput.RELATION, pgoutput.TRUNCATE])
-"""Kinds of messages that the spool keeps of a streamed transaction."""
+"""The kinds of messages of a streamed transaction that the spool keeps."""
 
 
 @dataclass(slots=True)
 class Changes:
     """Consecutive changes of a relation, all made with the same definition.
 
-    In a block, ``numbers`` are the transactions that made the changes, and ``stops`` where the
-    changes of each end. Both are empty for the changes of one transaction.
+    In a block, ``numbers`` are the transactions that made the changes, and ``stops`` the ends of
+    each transaction's changes. Both are empty for the changes of a single transaction.
     """
 
     relation: Relation
@@ -98,7 +98,7 @@ class TransactionPiece:
 
 @dataclass(slots=True)
 class TransactionBlock:
-    """Consecutive whole transactions, each of which begins the commit behind the last.
+    """Consecutive whole transactions, in commit order.
 
     The lists have an item for each transaction; the index is the transaction's number.
     """
@@ -126,7 +126,7 @@ class TransactionBlock:
 
 
 class _Nowhere(list[bytes]):
-    """Takes the payloads of a relation that is not mapped, or of a foreign transaction."""
+    """Drops the payloads of a relation that is not mapped, or of a foreign transaction."""
 
     def append(self, _: bytes) -> None:
         pass
@@ -160,7 +160,7 @@ class _Streamed:
         self.spool = spool
         self.aborted: set[bytes] = set()
         self.arrivals: deque[int] = deque()
-        """The numbers in the stream of the RELATION messages in the spool."""
+        """The stream positions of the RELATION messages in the spool, as message numbers."""
         self.has_origin = False
 
 
@@ -191,11 +191,11 @@ class TransactionAssembler:
         self._relations: dict[bytes, Relation] = {}
         self._relation_count = 0
         self._arrivals: dict[bytes, int] = {}
-        """The number of each relation's newest RELATION message that counts."""
+        """The number of each relation's newest valid RELATION message."""
         self._transaction: Transaction | None = None
         self._is_foreign = False
         self._in_pieces = False
-        """A piece of the transaction was returned already."""
+        """Whether the assembler has already returned a piece of the transaction."""
         self._start_block()
         self._size = 0
         self._streamed: dict[int, _Streamed] = {}
@@ -204,10 +204,10 @@ class TransactionAssembler:
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether no transaction is incomplete, apart from streamed ones.
+        """Whether no transaction is incomplete, except streamed transactions.
 
-        Streamed transactions do not count: these commit after any position that the slot can
-        confirm now, so the source sends them again from the start.
+        Streamed transactions commit after any position that the slot can confirm now, so the source
+        sends them again from the start.
         """
         return self._transaction is None and self._in_stream is None
 
@@ -229,8 +229,8 @@ class TransactionAssembler:
     def feed(self, payloads: list[bytes]) -> Iterator[TransactionPiece | TransactionBlock]:
         """Read a burst of messages in order; yield the completed transactions.
 
-        A burst bounds a block, and how far a piece may exceed ``piece_bytes_max``. Raises
-        ProtocolError for an unknown, truncated or misplaced message.
+        A block does not extend beyond a burst, and a piece exceeds ``piece_bytes_max`` by at most a
+        burst. Raises ProtocolError for an unknown, truncated or misplaced message.
         """
         if self._messages is not None:
             payloads = list(self._messages.replace(payloads))
@@ -242,7 +242,7 @@ class TransactionAssembler:
                 number = self._gather(compiled, payloads, number)
                 if number == count:
                     break
-            # The hot path of pure Python: ordinary transactions, and messages of streamed
+            # The hot path in pure Python: ordinary transactions, and messages of streamed
             # transactions.
             payload = payloads[number]
             kind = payload[0] if payload else 0
@@ -355,7 +355,7 @@ class TransactionAssembler:
             case LogicalMessage():
                 if message.is_instruction:
                     self._expect_transaction(kind)
-                    yield from self._pop_block()  # the piece then has this transaction alone
+                    yield from self._pop_block()  # so that the piece has only this transaction
                     self._add_instruction(message)
             case pgoutput.StreamStart():
                 self._expect_no_transaction(kind)
@@ -381,8 +381,9 @@ class TransactionAssembler:
 
     def _start_block(self) -> None:
         self._block = TransactionBlock()
-        # The relations of the block by relid, with the present definitions; and the relations with
-        # changes of the present transaction. Unmapped relations are in both, and not in the block.
+        # The relations of the block by relid, with their present definitions. The second dictionary
+        # has the relations with changes of the present transaction. Unmapped relations are in both,
+        # but not in the block.
         self._opened: dict[bytes, Changes] = {}
         self._touched: dict[bytes, Changes] = {}
         self._former: list[Changes] = []
@@ -390,7 +391,9 @@ class TransactionAssembler:
         instruction ended them.
         """
         self._instructions: list[Instruction] = []
-        """Logical messages of the present transaction, which then gets its own block."""
+        """Logical messages of the present transaction, which makes the transaction a separate
+        piece.
+        """
 
     def _pop_block(self) -> Iterator[TransactionBlock]:
         """Yield a non-empty block; changes of the present transaction stay behind."""
@@ -408,7 +411,7 @@ class TransactionAssembler:
         yield block
 
     def _forget_unwanted(self) -> None:
-        """Check the mapping again in the next burst: a table may join before that."""
+        """Check the mapping again in the next burst, because a table may have joined by then."""
         for relid, changes in list(self._opened.items()):
             if isinstance(changes.payloads, _Nowhere):
                 del self._opened[relid]
@@ -421,7 +424,7 @@ class TransactionAssembler:
             yield self._block.changes[-1]
 
     def _finish_piece(self, end_lsn: Lsn | None) -> TransactionPiece:
-        """Return the changes of the present transaction, which is the only one of the block."""
+        """Return the changes of the present transaction, the only transaction of the block."""
         assert self._transaction is not None
         piece = TransactionPiece(
             self._transaction, self._block.changes, end_lsn, self._instructions
@@ -432,8 +435,8 @@ class TransactionAssembler:
         return piece
 
     def _touch(self, relid: bytes) -> Changes:
-        """Return where changes of a relation go that the present transaction makes."""
-        relid = bytes(relid)  # a slice of a large message would keep that in memory
+        """Return the list for the present transaction's changes of a relation."""
+        relid = bytes(relid)  # a slice would keep a large message in memory
         if self._transaction is None:
             raise ProtocolError("row message outside a transaction")
         relation = self._relations.get(relid)
@@ -520,8 +523,8 @@ class TransactionAssembler:
         if run:
             assert self._in_stream is not None
             spool = self._in_stream.spool
-            # Most streamed changes come in runs of one relation. The assembler unpacks a run here,
-            # while the source is slower than streamer; later the run passes as a whole.
+            # Most streamed changes come in runs of a single relation. The assembler unpacks a run
+            # now, while it waits for the source anyway; later it passes the run on as a whole.
             if len({message[1:9] for message in run}) == 1 and {m[0] for m in run} <= _ROW_SET:
                 spool.append(run[0][1:5], [message[:1] + message[5:] for message in run])
             else:
@@ -534,8 +537,8 @@ class TransactionAssembler:
     def _handle_stream_abort(self, message: pgoutput.StreamAbort) -> None:
         streamed = self._streamed.get(message.xid)
         if streamed is None:
-            # PostgreSQL 18 also sends this for an aborted transaction of which it has sent no part.
-            # There is no message to remove.
+            # PostgreSQL 18 also sends STREAM ABORT for an aborted transaction of which it has sent
+            # no part. Then there is no message to remove.
             return
         if message.subxid == message.xid:
             streamed.spool.close()

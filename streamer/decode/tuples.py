@@ -3,7 +3,7 @@
 PostgreSQL documentation, "Logical Replication Message Formats", TupleData: an int16 column count,
 then a kind byte for each column. After kinds ``t`` (text) and ``b`` (binary), an int32 length and
 that many bytes follow. Kind ``n`` is NULL, kind ``u`` an unchanged TOAST value that was not sent.
-Binary transport has texts too: of types without a send function.
+In binary transport, values of types without a send function come as text.
 
 A row is a list with an item per column, and no item is a Python value. In text transport an item
 holds the column's text. In binary transport an item holds length *and* bytes, as a row of ``COPY …
@@ -30,9 +30,9 @@ Value = bytes
 
 
 class _Sentinel(array):  # type: ignore[type-arg]
-    """Can be joined into COPY data like any value, but is equal only to itself.
+    """Can be joined into COPY data as any value, but is equal only to itself.
 
-    So a text value of a backslash and N is not NULL.
+    So a text that consists of a backslash and N differs from NULL.
     """
 
     __slots__ = ()
@@ -44,17 +44,17 @@ NULL: Final[Value] = _Sentinel("B", b"\\N")  # type: ignore[assignment]
 NULL_BINARY: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xff")  # type: ignore[assignment]
 UNCHANGED: Final[Value] = _Sentinel("B", b"\\U")  # type: ignore[assignment]
 AS_TEXT: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xfe")  # type: ignore[assignment]
-"""A text in binary transport. Only columns that the target does not get may contain this: as COPY
-data it is a length of -2, which the target refuses.
+"""Stands for a text in binary transport. Only columns that the target does not get may contain it:
+in COPY data it is a length of -2, which the target refuses.
 """
 
 Row = list[Value]
 PendingRow = Row | bytes
-"""A row that waits to be written: its items, or its row message."""
+"""A row to write: its items, or its row message."""
 
 
 class MixedRow(Row):
-    """A row with NULLs or unchanged values; rows of values only are plain lists."""
+    """A row with NULLs or unchanged values. A row without them is a plain list."""
 
     __slots__ = ("null_count", "unchanged_count")
 
@@ -180,12 +180,12 @@ def is_partial(row: PendingRow) -> bool:
 
 
 def unchanged_positions(row: PendingRow) -> frozenset[int]:
-    """Return where *row* has unchanged TOAST values."""
+    """Return the positions of the unchanged TOAST values in *row*."""
     return frozenset(n for n, value in enumerate(row) if value is UNCHANGED)
 
 
 def merge(newer: Row, older: Row) -> Row:
-    """Fill the unchanged values of *newer* from *older*, which may be partial, too."""
+    """Fill the unchanged values of *newer* from *older*, which may also lack values."""
     merged = MixedRow()
     for new, old in zip(newer, older, strict=True):
         value = old if new is UNCHANGED else new

@@ -1,6 +1,7 @@
 """Command lines for hints and messages. Pure.
 
-Any word can be the name of a database, sid or table, so every word is quoted for a POSIX shell.
+The name of a database, sid or table can be any text, so the functions quote each word for a POSIX
+shell.
 """
 
 import shlex

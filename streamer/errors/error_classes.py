@@ -44,11 +44,11 @@ class StreamerError(Exception):
         self.remedy = Remedy.given(hint)
         """The operator's next step, if known."""
         self.change_number: int | None = None
-        """Number of the change at fault among those written together, if known."""
+        """Number of the change at fault among the changes of a statement, if known."""
         self.transaction_number: int | None = None
         """Number of the source transaction at fault, if known."""
         self.key: str | None = None
-        """Key of the row at fault, as ``Key (id)=(5)``, if the change has it."""
+        """Key of the row at fault, as ``Key (id)=(5)``, if the change contains the key."""
         self.staged_column: int | None = None
         """Number of the staged value at fault, if COPY reports it."""
         self.column: str | None = None
@@ -64,7 +64,7 @@ class StreamerError(Exception):
 
     @property
     def hint(self) -> str | None:
-        """The remedy in words."""
+        """The remedy as text."""
         return None if self.remedy is None else str(self.remedy)
 
     def __str__(self) -> str:
@@ -167,7 +167,8 @@ class SourceElsewhereError(SourceConnectionError):
 class SourceOldPrimaryError(SourceConnectionError):
     """The server is the old primary of a source that has failed over, or a copy of that.
 
-    A copy from that server would lose the commits of the new primary, so no hint offers a resync.
+    A copy from the old primary would lose the commits of the new primary, so no hint offers a
+    resync.
     """
 
     code = "old_primary"
@@ -178,7 +179,7 @@ class SourceOldPrimaryError(SourceConnectionError):
 class SourceDatabaseError(SourceError):
     """The url of a source leads to the wrong database of the server.
 
-    Neither a copy nor a new slot helps, so the hint names the url alone.
+    Neither a copy nor a new slot helps, so the hint names only the url.
     """
 
     code = "source_database"
@@ -190,7 +191,8 @@ class SourceDatabaseError(SourceError):
 class SourcePasswordError(SourceConnectionError):
     """The password of a source cannot be read from its file or command, or the source rejects it.
 
-    The next attempt reads the password again, so a change on both sides is no final error.
+    The next attempt reads the password again, so the error ends once both sides have the new
+    password.
     """
 
     code = "source_password"
@@ -392,7 +394,7 @@ class TargetMovedError(TargetConnectionError):
     """A connection reached a server that does not hold the source's lock, as during a failover of
     the target.
 
-    ``fences``: the fencing tokens that are invalid there, if known.
+    ``fences``: the fencing tokens that are invalid on that server, if known.
     """
 
     code = "target_moved"
@@ -468,7 +470,9 @@ class TargetFencedError(TargetError):
 
 
 RIGHT_LOST: Final = (TargetMovedError, TargetFencedError)
-"""The attempt has lost the right to the source. Only a new attempt can get a new right."""
+"""Errors of an attempt that has lost the right to the source. Only a new attempt can acquire the
+right again.
+"""
 
 
 class TargetSchemaError(TargetError):

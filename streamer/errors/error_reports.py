@@ -14,7 +14,7 @@ from streamer.errors.remedies import Remedy
 class ErrorReport:
     """An error in the bookkeeping, status, page, API and readiness.
 
-    ``remedy``: the part of ``text`` with the operator's next step, if known, without values of
+    ``remedy``: the operator's next step, if known, which is a part of ``text`` without values of
     rows.
     """
 
@@ -28,7 +28,7 @@ class ErrorReport:
 
     @property
     def message(self) -> str:
-        """The text without the remedy."""
+        """``text`` without the remedy."""
         message, separator, notes = self.text.rpartition(f"; {self.hint}")
         return message + notes if self.remedy is not None and separator else self.text
 
@@ -51,7 +51,9 @@ class ErrorReport:
 
     @classmethod
     def with_notes(cls, error: StreamerError) -> Self:
-        """Return the report of *error*: message, the places that callers added, and remedy."""
+        """Return the report of *error*: its message, the places that callers added, and the
+        remedy.
+        """
         parts = [error.message, *getattr(error, "__notes__", [])]
         if error.hint:
             parts.append(error.hint)
@@ -69,7 +71,7 @@ class ErrorReport:
 @final
 @dataclass(frozen=True, slots=True)
 class TableWait:
-    """The reason why a table waits. ``is_turn``: the copy begins without an operator."""
+    """The reason why a table waits. ``is_turn``: a copy waits that begins without an operator."""
 
     text: str
     remedy: Remedy | None = None
@@ -113,7 +115,7 @@ def runbook_address(code: str | None) -> str | None:
 
 
 def error_fields(report: ErrorReport | None) -> dict[str, Any]:
-    """Return an error as a part of a JSON object: text, code, runbook and remedy."""
+    """Return the fields of an error in a JSON object: text, code, runbook and remedy."""
     if report is None:
         return {"error": None, "error_code": None, "runbook": None, "remedy": None}
     return {

@@ -1,6 +1,6 @@
-"""Remedies as data: words for an operator, with commands and SQL as parts. Pure.
+"""Remedies as data: text for an operator, with commands and SQL as parts. Pure.
 
-A remedy is typed where an error is raised. Views render the steps as lines to paste, and never
+The code that raises an error builds the remedy. Views render the steps as lines to paste, and never
 parse a sentence.
 """
 
@@ -19,7 +19,7 @@ class Command:
     """A command line to run beside streamer.
 
     ``action``, ``table``: the parts of a streamer command about a table; the page has forms for
-    some.
+    some commands.
     """
 
     line: str
@@ -36,7 +36,7 @@ class Command:
 @final
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """Statements to run at one side. ``is_choice``: the statements end or remove an object that may
+    """Statements to run at a side. ``is_choice``: the statements end or remove an object that may
     still be in use.
     """
 
@@ -57,7 +57,7 @@ Step = Command | Sql
 @final
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Words and steps, in the order in which an operator reads them."""
+    """Text and steps, in reading order."""
 
     parts: tuple[str | Step, ...]
 
@@ -101,7 +101,7 @@ class Remedy:
 
     @classmethod
     def from_json(cls, stored: Any) -> "Remedy | None":
-        """Return the remedy of the bookkeeping or the API; None for none."""
+        """Return the remedy that the bookkeeping or the API has as JSON, if any."""
         return None if not stored else cls(tuple(map(_part, stored)))
 
 

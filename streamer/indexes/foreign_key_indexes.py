@@ -1,17 +1,16 @@
-"""Indexes under foreign keys, created at the target where they are missing.
+"""Creates missing indexes for foreign keys at the target.
 
-PostgreSQL creates no index for the referencing columns of a foreign key, and readers of the target
-join along these columns. Two kinds of foreign keys count: foreign keys of target tables, and of
-mapped source tables, with target names. A target table that streamer created has no such
-constraints. Rows of many sources lie in a table by ``sid``, so ``sid`` is the first column of an
-index for a source's foreign key.
+PostgreSQL creates no index on the referencing columns of a foreign key, but readers of the target
+join on these columns. streamer considers foreign keys of target tables, and foreign keys of mapped
+source tables under target names. A target table that streamer created may lack these constraints.
+In a table of several sources, ``sid`` is the first column of an index for a source's foreign key.
 
 A partitioned table accepts no index concurrently. The partitions get indexes first; then the table
 gets an index, which attaches the indexes of the partitions.
 
-Builds are CONCURRENTLY, in turn, on tables whose sources are all ready and do not lag. A build that
-fails or dies leaves an invalid index. The index's name marks streamer's indexes, and the next build
-drops an invalid one. A session lock of the building backend marks a build in progress.
+streamer builds indexes CONCURRENTLY, one by one, on tables whose sources are all ready and do not
+lag. A build that fails or dies leaves an invalid index, which the next build recognizes by its name
+and drops. A session lock of the backend marks a build in progress.
 
 The choice of indexes and their SQL are pure; `find_missing_indexes` and `build` access the
 databases.
@@ -47,9 +46,11 @@ from streamer.util.failpoints import failpoint
 
 PREFIX: Final = "streamer_fk_"
 LAG_BYTES_MAX: Final = 16 * 1024 * 1024
-"""A source with more lag gets no index builds at the target."""
+"""If a source lags more, streamer builds no indexes on its tables."""
 LOCK_SECONDS: Final = 30
-"""A build waits this long for transactions that use its table; then streamer postpones it."""
+"""The time for which a build waits for transactions that use its table, before streamer postpones
+the build.
+"""
 QUEUED_SECONDS: Final = 2
 ATTEMPTS: Final = 3
 
@@ -59,7 +60,7 @@ _BUILD_LOCK: Final = 0x666B5F696478  # "fk_idx"
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """The referencing side of a foreign key, by target names. ``label``: the name for people."""
+    """The referencing side of a foreign key, by target names. ``label``: the name for operators."""
 
     target: RelationName
     columns: tuple[str, ...]
@@ -71,7 +72,8 @@ class ForeignKey:
 class MissingIndex:
     """An index to create, and the state of its creation.
 
-    ``state``: missing (can be built now), waiting (cannot, for ``reason``), built, failed.
+    ``state``: missing (streamer can build the index now), waiting (because of ``reason``), built or
+    failed.
     """
 
     target: RelationName
@@ -138,7 +140,9 @@ def serves(index: IndexDefinition, columns: tuple[str, ...]) -> bool:
 def find_missing(
     foreign_keys: Iterable[ForeignKey], indexes: dict[RelationName, list[IndexDefinition]]
 ) -> list[MissingIndex]:
-    """Return the fewest indexes that serve all *foreign_keys*; long ones serve short keys, too."""
+    """Return the smallest set of indexes that serves all *foreign_keys*; a long index may serve
+    short keys, too.
+    """
     present = {target: list(existing) for target, existing in indexes.items()}
     labels: dict[tuple[RelationName, tuple[str, ...]], list[str]] = {}
     for key in sorted(foreign_keys, key=lambda k: (k.target, -len(k.columns), k.columns, k.label)):
@@ -215,7 +219,9 @@ async def read_foreign_key_facts(
 async def find_missing_indexes(
     address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[ForeignKeyFacts]
 ) -> list[MissingIndex]:
-    """Return the missing indexes of the target, and for each whether its build can begin now."""
+    """Return the missing indexes of the target, with states that tell whether a build can begin
+    now.
+    """
     sources = list(sources)
     async with target_connection(address, "streamer indexes") as target:
         tables: dict[RelationName, TargetRelation] = {}
@@ -276,7 +282,7 @@ async def _target_keys(target: TargetConnection, names: list[RelationName]) -> l
 def _source_keys(
     source: ForeignKeyFacts, tables: dict[RelationName, TargetRelation]
 ) -> list[ForeignKey]:
-    """Return a source's foreign keys in target names, as far as the target has the columns."""
+    """Return a source's foreign keys under target names, if the target has the columns."""
     by_name = {mapping.source: mapping for mapping in source.mappings}
     keys = []
     for name, constraint, source_columns in source.foreign_keys:
@@ -343,7 +349,7 @@ where not (i.indisvalid and i.indisready) and pg_catalog.starts_with(x.relname, 
 
 
 async def build(address: TargetAddress, missing: MissingIndex) -> None:
-    """Create an index. Raises TargetError; the next attempt drops the rest of a failed attempt.
+    """Create an index. Raises TargetError; the next attempt drops the remains of a failed attempt.
 
     A lock that is not available, or a deadlock with a session that waits for the build, leads to a
     few retries.
@@ -372,7 +378,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
             is_concurrent = table != missing.target or missing.partitions is None
             if is_concurrent and await _has_index(target, table, missing.columns):
                 continue  # an earlier attempt created this index
-            # Sessions queue behind a session that waits for a stronger lock.
+            # While this session waits for a strong lock, later sessions queue behind it.
             seconds = LOCK_SECONDS if is_concurrent else QUEUED_SECONDS
             await target.execute(f"set lock_timeout = '{seconds}s'")
             await target.execute(sql)
@@ -387,7 +393,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
 
 
 async def _begin(target: TargetConnection) -> None:
-    # A session lock, so the backend of a client that died during a build still holds the lock.
+    # A session lock, because the backend may continue the build after its client has died.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
         raise TargetContentionError("target: another process builds indexes")
     await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")

@@ -28,13 +28,13 @@ from streamer.util.backoff import Backoff
 log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 30.0
-"""How long to wait for tables that are not ready, or for the next attempt."""
+"""The time to wait for tables that are not ready, or until the next attempt."""
 CONTENT_SECONDS: Final = 300.0
-"""How long to wait when no index was missing."""
+"""The time to wait when no index is missing."""
 
 
 class IndexBuilder:
-    """Checks from time to time for missing indexes under foreign keys. `run` until cancelled."""
+    """Checks periodically for missing indexes on foreign keys. The owner calls `run`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class IndexBuilder:
                 sources.append(
                     await read_foreign_key_facts(source, self._bookkeeping, self._target_namespace)
                 )
-            # the tables of other sources do not depend on this source
+            # the tables of the remaining sources do not depend on this source
             except StreamerError as exc:
                 self._report(exc)
         return await find_missing_indexes(self._address, self._bookkeeping, sources)

@@ -1,9 +1,9 @@
 """Restores deferred indexes that no copy will restore.
 
-A copy restores the indexes of its target at the end, unless another source still fills that
-table. If streamer gives up the copy of that source, because the source table is gone or unmapped,
-no copy restores the indexes. The stream of the remaining sources would find each row by reading the
-whole table.
+A copy restores the indexes of its target at its end, unless a second source still fills that table.
+If streamer then gives up the copy of the second source, because its table was dropped or unmapped,
+no copy restores the indexes. Without indexes, the stream of the first source would read the whole
+table for each row.
 """
 
 import asyncio
@@ -22,18 +22,20 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 30.0
 LOCK_SECONDS: Final = 5
-"""How long the restorer waits for a lock at the target: statements on the table queue behind it."""
+"""The time for which the restorer waits for a lock at the target, while statements on the table
+queue behind it.
+"""
 
 
 class IndexRestorer:
-    """Checks from time to time for such indexes. `run` until cancelled."""
+    """Checks periodically for such indexes. The owner calls `run`."""
 
     def __init__(self, address: TargetAddress, metrics: Metrics) -> None:
         self._address = address
         self._metrics = metrics
         self._backoff = Backoff()
         self._refused: set[str] = set()
-        """The targets for which the server refused an index: until the next start or copy."""
+        """The targets for which the server refused an index, until the next start or copy."""
 
     async def run(self) -> None:
         """Check and restore abandoned indexes, repeatedly."""

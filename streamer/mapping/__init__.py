@@ -1,1 +1,1 @@
-"""Which table goes where: names, rules, options, expressions of `filter` and `set`. Pure."""
+"""The mapping of tables: names, rules, options, expressions of `filter` and `set`. Pure."""

@@ -1,15 +1,15 @@
 """SQL expressions of rules: ``filter`` and ``set``.
 
 The source runs the text of an expression in the SELECT of a copy, and the target runs the text on
-staged rows. So the text must be exactly one expression, with the same meaning in both places. Two
-readers check the text here. A lexer follows PostgreSQL's (``scan.l``) for the allowed tokens, and
-rejects comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text that passes
-cannot end the parentheses around it. sqlglot then checks that the text is a single expression, and
-finds its columns. The servers check the expression again when a table starts.
+staged rows. So the text must be exactly one expression, with the same meaning in both places. This
+module checks the text twice. A lexer follows PostgreSQL's lexer (``scan.l``) for the allowed
+tokens, and rejects comments, dollar quotes, backslashes, semicolons and unbalanced brackets. A text
+that passes cannot end the parentheses around it. sqlglot then checks that the text is a single
+expression, and finds its columns. The servers check the expression again when a table starts.
 
-The allow list `functions` names the functions. An expression that depends on the clock, the session
-or other tables would give two different values. This module rejects such an expression by name,
-and the source's catalogs do when a table starts (`functions_sql`). Pure.
+The allow list `allowed_functions` names the functions. An expression that depends on the clock, the
+session or further tables would give two different values. This module rejects such an expression by
+name. When a table starts, a check of the source's catalogs follows (`functions_sql`). Pure.
 """
 
 import re
@@ -49,8 +49,8 @@ class Conjunct:
 class Expression:
     """The text of an expression in the configuration.
 
-    ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; the
-    expression may use those that a relation has. ``is_plain``: the expression consists of columns,
+    ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; only
+    words that name a column of the relation are. ``is_plain``: the expression consists of columns,
     constants and comparisons, which never fail on a row. ``may_follow_locale``: the expression can
     sort text or change its case, and names no collation.
     """
@@ -91,8 +91,8 @@ class ExpressionFacts:
 
 
 def over_columns(expression: Expression, available: Mapping[str, str], table: str) -> str:
-    """Return *expression* over columns of *table*. *available*: the table's column names, by the
-    names in the expression.
+    """Return *expression* over columns of *table*. *available*: the table's column names, by name
+    in the expression.
     """
     used = sorted(available.keys() & expression.names)
     columns = ", ".join(
@@ -150,7 +150,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _fold(name: str) -> str:
-    """Fold as PostgreSQL does with UTF-8: only the letters of ASCII."""
+    """Fold a name to lower case as PostgreSQL does in UTF-8 databases: only ASCII letters."""
     return "".join(chr(ord(c) + 32) if "A" <= c <= "Z" else c for c in name)
 
 
@@ -192,7 +192,7 @@ _MOMENT_FUNCTIONS: Final = frozenset(
         *("current_setting", "current_database", "current_schemas", "version"),
     }
 )
-"""The best known functions that `check_functions` rejects, so that the error comes at once."""
+"""Well-known functions that `check_functions` would reject, for an immediate error."""
 
 _AFTER_CALL: Final = {"over": "a window", "filter": "an aggregate", "within": "an aggregate"}
 _SYNTAX: Final = frozenset(
@@ -204,7 +204,7 @@ _SYNTAX: Final = frozenset(
         *("both", "leading", "trailing", "placing", "isnull", "notnull", "only", "at"),
     }
 )
-"""Words that a parenthesis may follow without a function call."""
+"""Words before a parenthesis that is not a function call."""
 
 _TYPE_WORDS: Final = frozenset(
     {
@@ -217,7 +217,7 @@ _TIME_WORDS: Final = frozenset({"allballs", "am", "pm", "utc", "gmt", "z", "t"})
 
 
 def _is_moment(literal: str) -> bool:
-    """Whether PostgreSQL reads a string as a date or time that depends on the moment."""
+    """Whether PostgreSQL reads a string as a date or time that depends on the present time."""
     words = re.findall(r"[a-z]+", literal.lower())
     return bool(_MOMENT_WORDS.intersection(words)) and all(
         word in _MOMENT_WORDS or word in _TIME_WORDS for word in words
@@ -312,7 +312,7 @@ def parse_expression(text: str) -> Expression:
 
 def _parse(text: str) -> frozenset[str]:
     """Parse *text* by sqlglot; return its columns."""
-    # Loading takes a third of a second, and most configurations have no expression.
+    # The import takes a third of a second, and most configurations have no expressions.
     from sqlglot import ErrorLevel, exp, parse
     from sqlglot.errors import SqlglotError
 
@@ -409,7 +409,7 @@ def _argument_count(tokens: Sequence[Token], opening: int) -> int:
 
 
 def _conjuncts(tokens: list[Token]) -> list[list[Token]]:
-    """Split at the ANDs that join whole conditions; return a single part in doubtful cases."""
+    """Split at each AND that joins whole conditions; return a single part in doubtful cases."""
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
@@ -463,7 +463,8 @@ def _may_follow_locale(tokens: Sequence[Token]) -> bool:
     )
 
 
-# ---- asking a server ---------------------------------------------------------------------------
+# ---- checks by a server
+# ---------------------------------------------------------------------------
 
 
 def functions_sql(expressions: Iterable[Expression]) -> str | None:
@@ -484,7 +485,7 @@ def functions_sql(expressions: Iterable[Expression]) -> str | None:
 
 
 def check_functions(expression: Expression, rows: Iterable[Any]) -> None:
-    """Refuse functions whose result differs from call to call. Raises ExpressionError."""
+    """Refuse functions whose result can differ from call to call. Raises ExpressionError."""
     facts = {row["name"]: row for row in rows}
     for name in sorted(expression.functions):
         row = facts.get(name)

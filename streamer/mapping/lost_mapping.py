@@ -1,4 +1,4 @@
-"""A mapping that is empty although the target's bookkeeping holds sources: a lost mapping. Pure."""
+"""Detects a lost mapping: an empty mapping although the bookkeeping has sources. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,8 @@ class MappingProblem:
 def find_lost_mapping(
     mapped: int, labels: Sequence[str], missing: Path | None = None
 ) -> MappingProblem | None:
-    """Judge a mapping of *mapped* sources by the *labels* of the sources that the target holds.
+    """Return the problem if *mapped* sources are missing although the bookkeeping has sources with
+    *labels*.
 
     *missing*: the mapping database, if the file does not exist.
     """

@@ -17,9 +17,9 @@ LENGTH: Final = 12
 def fingerprint(mapping: Mapping) -> str:
     """Return the fingerprint of *mapping*, 12 hexadecimal digits.
 
-    Passwords are no part of the fingerprint: every reader of the bookkeeping could try candidates.
-    Nor are settings with their default, so that a version with more settings agrees with an older
-    version.
+    The fingerprint leaves out passwords, because each reader of the bookkeeping could try
+    candidates. It also leaves out settings with their defaults, so that a version with further
+    settings agrees with an older version.
     """
     text = json.dumps(_plain(mapping), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]
@@ -28,7 +28,7 @@ def fingerprint(mapping: Mapping) -> str:
 def _plain(value: Any) -> Any:
     if isinstance(value, Secret):
         return _without_passwords(value.reveal())
-    # the fault's text names a file, at a different path in each process
+    # leave out the fault's text, because it may name a file, whose path differs between processes
     if isinstance(value, MappingFault):
         return "fault"
     if is_dataclass(value):

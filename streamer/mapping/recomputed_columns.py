@@ -1,4 +1,4 @@
-"""The columns whose values in existing rows a changed `set` makes wrong. Pure."""
+"""Finds the columns whose values in existing rows become wrong with a changed `set`. Pure."""
 
 import json
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ def recomputed(
     """Return the columns that the rule of *mapping* computes differently than *former* says.
 
     *former*: `TableRule.expressions_fingerprint` of the rule that filled the rows. *names*: the
-    source's columns. None if the filters differ: then different rows belong to the target. None if
-    the hashes differ, too: no server can compute a hash.
+    source's columns. Return None if the filters differ, because different rows then belong to the
+    target. Return None also if the hashes differ, because no server can compute a hash.
     """
     old, new = _read(former), _read(mapping.rule.expressions_fingerprint)
     if old["filter"] != new["filter"] or old.get("hash") != new.get("hash"):
@@ -40,7 +40,7 @@ def recomputed(
         name
         for name, expression in new["set"].items()
         # For a value that the source does not send, the stream reads the target's column. While
-        # that column holds the result of the old expression, all expressions may read the result.
+        # that column has the result of the old expression, all expressions may read that result.
         if plain or old["set"].get(name) != expression
     ]
     return Recomputed((*changed, *plain), tuple(plain.values()))

@@ -20,7 +20,7 @@ _STAR: Final = re.compile(r"\*")
 
 @dataclass(frozen=True, slots=True, order=True)
 class RelationName:
-    """A schema-qualified relation name, as PostgreSQL stores the name."""
+    """A schema-qualified relation name, in PostgreSQL's stored form."""
 
     namespace: str
     name: str
@@ -38,7 +38,7 @@ def _written(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RelationPattern:
-    """A relation name of a rule: each part exact, or with ``*`` standing for any characters."""
+    """A relation name of a rule. Each part is exact, or contains ``*`` for any characters."""
 
     namespace: str
     name: str
@@ -85,8 +85,8 @@ def parse_relation(
     """Read ``table``, ``schema.table`` or a name with ``*``.
 
     A part with a dot or a literal ``*``, or with a double quote at its beginning, needs double
-    quotes, and doubled double quotes inside. Raises MappingError for a text of a different form.
-    Half a quote is an error, too: as a pattern, it would silently match no table.
+    quotes, and doubled double quotes inside. Raises MappingError for a text of a different form. An
+    unbalanced quote is an error, too: as a pattern, it would silently match no table.
     """
     parts: list[tuple[str, bool]] = []
     position = 0
@@ -143,9 +143,10 @@ def parse_name(text: str) -> RelationName:
 
 
 def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the steps that give all objects of *renames* their new names, each to a free name.
+    """Return steps that give all objects of *renames* their new names. The new name of each step is
+    free.
 
-    An object of a circle has a temporary name on the way.
+    To break a circle, an object gets a temporary name first.
     """
     pending = dict(renames)
     steps = []

@@ -1,16 +1,16 @@
-"""Which relations follow renamed tables of the source, and by which SQL. Pure.
+"""Decides which relations follow renamed tables of the source, and renders the SQL. Pure.
 
-The publication and the stream know a table by its OID, so a rename breaks neither. The rules know
-the table by its name. A relation follows where a rule gives the new name a target without a
+The publication and the stream identify a table by OID, so a rename breaks neither. The rules
+identify the table by name. A relation follows where a rule gives the new name a target without a
 decision:
 
 - the rule for the new name has the same target as before;
 - that rule has a new target, or a pattern derives a new target, and `on_ddl` applies
   `rename_table`. The target table then gets its new name, too.
 
-Tables may swap names, in a cycle or a row. Their relations follow together, or none of them. A
-relation without rows in the target leaves its target table alone if the new name is taken, or if
-peer sources write the table.
+Tables may swap names, in a cycle or in sequence. Their relations follow together, or not at all. If
+the new name is taken, or if peer sources write to the table, a relation without rows does not
+rename its target table.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ from streamer.postgres.quoting import quote_identifier, quote_qualified
 
 @dataclass(frozen=True, slots=True)
 class Renamed:
-    """A relation whose table was called *former*, and is called *now*."""
+    """A relation whose table was called *former* and is now called *now*."""
 
     relation_id: int
     former: RelationName
@@ -49,7 +49,7 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A relation follows its table. ``renames_target``: its target gets a new name as well."""
+    """A relation that follows its table. ``renames_target``: its target gets a new name, too."""
 
     mapping: RelationMapping
     renames_target: bool = True
@@ -71,8 +71,8 @@ class RenameTargets:
     is_bare: bool
     """The former table has no rows of the relation."""
     has_bare_successor: bool
-    """A pattern has already added the new name as a relation of this table, before the guard found
-    the renaming. That relation has no rows yet.
+    """Before the guard found the rename, a pattern already added the new name as a relation of this
+    table. The added relation has no rows yet.
     """
 
 
@@ -98,12 +98,12 @@ def follow(
 
 
 def rule_hint(now: RelationName, target: RelationName) -> str:
-    """Return the advice to write table *now* to *target*, where its rows are."""
+    """Return the advice to map table *now* to *target*, which has its rows."""
     return f"write the new name with the target in `tables`: {{'{now}': {{target: '{target}'}}}}"
 
 
 def rename_error(move: Renamed, obstacle: Obstacle) -> TableRenamedError:
-    """Return the error that stops a table which cannot follow."""
+    """Return the error that stops a table that cannot follow."""
     return TableRenamedError(
         f'table "{move.former}" was renamed to "{move.now}" at the source: {obstacle.problem}',
         hint=f"{obstacle.hint}; no change is lost meanwhile",
@@ -115,7 +115,7 @@ def judge(
     targets: Mapping[Renamed, RenameTargets],
     names: Collection[RelationName],
 ) -> Verdicts:
-    """Return how each relation follows, or the obstacle.
+    """Return, for each relation, how it follows or the obstacle.
 
     *ruled*: see `follow`. *targets*: the targets of relations with a mapping. *names*: the names of
     all relations.
@@ -140,8 +140,8 @@ def _judge_alone(
     targets: RenameTargets,
     leaving: Collection[RelationName],
 ) -> Following | Obstacle:
-    """Return how a relation follows, if only its own targets count. *leaving*: targets whose
-    relations may move away.
+    """Return how a relation follows, judged by its own targets. *leaving*: targets whose relations
+    may move away.
     """
     target = mapping.target
     if target == move.target:
@@ -222,7 +222,7 @@ def rename_all_sql(pairs: Sequence[tuple[RelationName, RelationName]]) -> list[s
     formers = {former for former, _ in pairs}
     first, last = [], []
     for number, (former, now) in enumerate(pairs):
-        if now in formers:  # its new name becomes free only when its present table moves
+        if now in formers:  # the new name becomes free only when the table that has it moves
             aside = RelationName(former.namespace, f"streamer renames {number}")
             first += rename_sql(former, aside)
             last += rename_sql(aside, now)

@@ -22,7 +22,7 @@ class OnError(enum.StrEnum):
 
 
 class Initial(enum.StrEnum):
-    """How a table begins."""
+    """The way to fill a table at its start."""
 
     COPY = "copy"
     KEEP = "keep"
@@ -46,7 +46,7 @@ class OnTableDropped(enum.StrEnum):
 
 
 class Create(enum.StrEnum):
-    """How much of a source table's definition a target table gets that streamer creates."""
+    """The parts of a source table's definition that a created target table gets."""
 
     COLUMNS = "columns"
     KEYS = "keys"
@@ -54,7 +54,7 @@ class Create(enum.StrEnum):
 
 
 class Transport(enum.StrEnum):
-    """How the stream sends values."""
+    """The format in which the stream sends values."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -62,7 +62,7 @@ class Transport(enum.StrEnum):
 
 
 class OnDelete(enum.StrEnum):
-    """The effect of a DELETE or TRUNCATE of the source."""
+    """The effect of a DELETE or TRUNCATE at the source."""
 
     APPLY = "apply"
     MARK = "mark"
@@ -87,7 +87,7 @@ METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
         MetadataKind.DELETED_AT: "timestamp with time zone",
     }
 )
-"""The types of these columns, by PostgreSQL's names."""
+"""The types of metadata columns, by PostgreSQL's names."""
 
 
 class DdlKind(enum.StrEnum):
@@ -150,20 +150,22 @@ ON_DDL_DEFAULT: Final[AnyMapping[DdlKind, OnDdl]] = MappingProxyType(
         OnDdl.STOP,
     )
 )
-"""A change that loses values stops the table by default, so that an operator decides. An index or a
-constraint holds no values.
+"""By default, a change that loses values stops the table, so that an operator decides. An index or
+a constraint has no values.
 """
 
 
 def on_ddl_by_kind(reactions: OnDdl | AnyMapping[DdlKind, OnDdl]) -> AnyMapping[DdlKind, OnDdl]:
-    """Return the reaction to each kind: a word counts for all, and a missing kind is default."""
+    """Return the reaction to each kind. A single word applies to all kinds; a missing kind gets the
+    default.
+    """
     if isinstance(reactions, OnDdl):
         return dict.fromkeys(DdlKind, reactions)
     return {**ON_DDL_DEFAULT, **reactions}
 
 
 class OnMaxRetainedWal(enum.StrEnum):
-    """The reaction when a source retains more WAL than its limit."""
+    """The reaction when a source retains more WAL than the limit."""
 
     WARN = "warn"
     SPOOL = "spool"

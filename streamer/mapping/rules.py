@@ -1,8 +1,8 @@
-"""The mapping: which relations of which sources go to which relations of the target, and how.
+"""The mapping: the relations of sources, their target relations, and the rules.
 
-Immutable and pure. Static configuration and the admin store both produce a `Mapping`; later layers
-do not know its origin. Rules name relations or patterns; `resolve` applies the rules to the
-relations that a source really has.
+Immutable and pure. Both the static configuration and the admin store produce a `Mapping`; later
+layers do not know its origin. Rules name relations or patterns; `resolve` applies the rules to the
+existing relations of a source.
 """
 
 import hashlib
@@ -105,16 +105,17 @@ class TableRule:
 
     @property
     def deleted_at(self) -> str | None:
-        """The column that marks deleted rows; None if the target deletes these rows."""
+        """The column that marks deleted rows; None if the target deletes rows."""
         if self.on_delete is not OnDelete.MARK:
             return None
         return dict(self.metadata)[MetadataKind.DELETED_AT]
 
     @property
     def keeps_history(self) -> bool:
-        """Whether rows of the target show earlier changes, so that no copy replaces a change.
+        """Whether rows of the target record earlier changes, so that a copy cannot replace a
+        change.
 
-        A clone without marks shows the present rows of the source alone.
+        A clone without marks has only the present rows of the source.
         """
         return self.type is not TableType.CLONE or self.on_delete is OnDelete.MARK
 
@@ -131,7 +132,9 @@ class TableRule:
 
     @property
     def expressions_fingerprint(self) -> str | None:
-        """Changes when `filter`, `set` or a hash key changes; rows then need a new copy."""
+        """A text that changes when `filter`, `set` or a hash key changes; then rows need a new
+        copy.
+        """
         if not self.expressions and not self.hashes:
             return None
         condition = None if self.filter is None else self.filter.text
@@ -158,8 +161,8 @@ class RelationMapping:
         """Return the target's name for a source *column*; None if the target does not get the
         column.
 
-        The rule may exclude the column, or `columns` may give its name to another column
-        without listing it. A hash gives its column a name, too.
+        The rule may exclude the column, or `columns` may omit it and give its name to a different
+        column. A hash gives its column a name, too.
         """
         rule = self.rule
         hashed = {entry.column: entry.target for entry in rule.hashes}
@@ -176,7 +179,7 @@ class RelationMapping:
     def own_column(
         self, column: str, existing: Collection[str] = (), *, key: Collection[str] = ()
     ) -> str | None:
-        """Return the name of the column that the target has to have for a source's *column*.
+        """Return the name of the target column that a source's *column* requires.
 
         None if `set` computes the value, or the column is optional. Columns of *key*, and columns
         that the target already has (*existing*), are never optional.
@@ -190,7 +193,7 @@ class RelationMapping:
     def columns_from(self, names: frozenset[str]) -> list[str] | None:
         """Return the target's columns that need the source's columns *names*.
 
-        None if *names* decide which rows the target has.
+        Return None if *names* decide which rows the target has.
         """
         rule = self.rule
         if rule.filter is not None and not names.isdisjoint(rule.filter.names):
@@ -236,7 +239,7 @@ class RelationMapping:
     def is_optional(self, column: str) -> bool:
         """Whether *column* may be missing at the target, because `columns` does not list it.
 
-        A hashed column may not.
+        A hashed column is never optional.
         """
         columns = self.rule.columns
         if columns is None or any(entry.column == column for entry in self.rule.hashes):
@@ -257,7 +260,7 @@ class SourceLabel(str):
 
 
 class Named(Protocol):
-    """A source in any form: its rules, its record, its status."""
+    """An object with the names of a source: its rules, its record or its status."""
 
     @property
     def database(self) -> str: ...
@@ -270,7 +273,9 @@ N = TypeVar("N", bound=Named)
 
 
 def find_source(sources: Iterable[N], database: str, sid: str | None) -> N | None:
-    """Return the source with these two names. A label is ambiguous: ``a:b`` can be two sources."""
+    """Return the source with these two names. A label does not suffice, because ``a:b`` can mean
+    two sources.
+    """
     for source in sources:
         if (source.database, source.sid) == (database, sid):
             return source
@@ -299,18 +304,20 @@ class SourceMapping:
     failover: bool = False
     """Standbys synchronize the slot."""
     sequences: bool = False
-    """Sequences of the target are kept ahead of its sequences."""
+    """streamer keeps the target's sequences ahead of the source's sequences."""
     ddl: DdlCapture = DdlCapture.OFF
     on_ddl: AnyMapping[DdlKind, OnDdl] = field(default_factory=lambda: ON_DDL_DEFAULT)
     """The reaction to each kind of change of a definition."""
     heartbeat_interval: float | None = None
-    """Seconds; None: as for all sources. 0: none."""
+    """Seconds; None for the interval of all sources, 0 for no heartbeats."""
     priority: int = 0
     """Sources with a higher priority copy first."""
     max_retained_wal_bytes: int | None = None
     on_max_retained_wal: OnMaxRetainedWal = OnMaxRetainedWal.WARN
     fault: MappingFault | None = None
-    """The source stays in the mapping: streamer tears down a source that leaves it."""
+    """A source with a fault stays in the mapping, because streamer tears down a source that
+    leaves.
+    """
     url_place: str = field(default="", compare=False)
     """The setting that holds the url, and the environment variables in it."""
     written_url: str | None = field(default=None, compare=False)
@@ -358,7 +365,7 @@ class Mapping:
 
 
 def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
-    """Return the name of our slot and publication on a source.
+    """Return the name of streamer's slot and publication at a source.
 
     ``streamer_<database>_<sid>`` in lower case, with ``_`` for every character that is no letter
     and no digit, as a slot's name needs (ReplicationSlotValidateName in slot.c). A name of more
@@ -411,7 +418,7 @@ def resolve(
 def former_names(
     source: SourceMapping, present: Iterable[RelationName], target_namespace: str
 ) -> set[RelationName]:
-    """Return the tables of exact rules that *source* lacks, and whose target a *present* table has.
+    """Return the tables of exact rules that *source* lacks, but whose target a *present* table has.
 
     A session has renamed such a table, and some tenants may still have the former name.
     """
@@ -463,7 +470,7 @@ def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRul
 def target_of(
     source: SourceMapping, rule: TableRule, relation: RelationName, default_namespace: str
 ) -> RelationName:
-    """Return where *rule* writes *relation*.
+    """Return the target to which *rule* writes *relation*.
 
     ``*`` stands for the schema or the table of the relation, by its place. Raises MappingError for
     ``{sid}`` of a source without a sid, and for a name that is too long.

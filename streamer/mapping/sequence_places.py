@@ -1,7 +1,7 @@
 """The target sequence that follows a source sequence, and its value.
 
-A target sequence is kept ahead of its source's by a margin. A program that begins to write at the
-target therefore draws no value that the source has given to a row. Pure.
+streamer keeps a target sequence ahead of the source's sequence by a margin. So a program that
+begins to write at the target draws no value that the source has used. Pure.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,13 +13,13 @@ from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
 
 MARGIN_STEPS: Final = 1000
-"""The minimum margin: streamer sets a target sequence at least this many values ahead."""
+"""The minimum margin: streamer sets a target sequence ahead by at least this number of values."""
 MARGIN_LOOKS: Final = 10
 """The margin lasts for at least this many checks, at the source's rate of drawing values."""
 
 
 class Followed(Protocol):
-    """A sequence of a source, as far as its place at the target depends on the sequence."""
+    """The facts about a source's sequence on which its place at the target depends."""
 
     @property
     def name(self) -> RelationName: ...
@@ -33,7 +33,7 @@ class SequencePlace:
 
     name: RelationName
     column: str | None = None
-    """The column of the table ``name``, whose sequence it is."""
+    """The column of table ``name`` that owns the sequence."""
 
     def __str__(self) -> str:
         return str(self.name) if self.column is None else f"{self.name}.{self.column}"
@@ -41,7 +41,7 @@ class SequencePlace:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that the target's sequence can give, and the last given value."""
+    """The range of the target's sequence, and its last value."""
 
     increment: int
     minimum: int
@@ -71,7 +71,7 @@ def place_of(
 def places(
     sequences: Iterable[Followed], mappings: Iterable[RelationMapping], target_namespace: str
 ) -> dict[RelationName, SequencePlace]:
-    """Return the places of *sequences*, without those that have no place, by sequence name."""
+    """Return the places of *sequences* by sequence name; omit sequences without a place."""
     by_source = {mapping.source: mapping for mapping in mappings}
     by_name = {s.name: place_of(s, by_source, target_namespace) for s in sequences}
     return {name: place for name, place in by_name.items() if place is not None}
@@ -80,9 +80,10 @@ def places(
 def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> int | None:
     """Return the value for the target's sequence, or None if the sequence is far enough ahead.
 
-    *value* and *increment* are the source's; *drawn_steps*: the values that the source drew since
-    the last check. A sequence moves when half of its margin is used up, so an idle or slow sequence
-    costs no write. Raises ValueError if the target's sequence cannot follow.
+    *value* and *increment* belong to the source; *drawn_steps*: the number of values that the
+    source drew since the last check. The sequence moves only when half of its margin is used up, so
+    an idle or slow sequence costs no write. Raises ValueError if the target's sequence cannot
+    follow.
     """
     if (increment > 0) != (target.increment > 0):
         raise ValueError("its increment has the opposite sign")

@@ -1,7 +1,7 @@
-"""Whether sources would write the same rows of a target table: the common judge of rules, `check`
-and `run`. Pure.
+"""Finds sources that would write the same rows of a target table, for rules, `check` and `run`.
+Pure.
 
-Rows of several sources are told apart by the column ``sid`` of their table.
+The column ``sid`` of a table distinguishes rows of several sources.
 """
 
 from collections import defaultdict

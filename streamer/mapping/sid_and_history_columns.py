@@ -1,7 +1,7 @@
-"""Names and values that target tables have by convention, and PostgreSQL's limits for them. Pure.
+"""Names and values of target tables by convention, and PostgreSQL's limits. Pure.
 
-``sid`` distinguishes the sources of a target table. The ``kvsz_`` columns hold the validity of a
-row's version in a history table, as kuvasz-streamer defines them.
+``sid`` distinguishes the sources of a target table. In a history table, the ``kvsz_`` columns
+contain the validity of a row version, as kuvasz-streamer defines it.
 """
 
 from typing import Final
@@ -19,7 +19,7 @@ HISTORY_TYPES: Final = {
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
 """``kvsz_start`` of a version that existed before the first change."""
 HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"
-"""``kvsz_end`` of the version that is valid now."""
+"""``kvsz_end`` of the currently valid version."""
 TABLE_COLUMNS_MAX: Final = 1600
 """PostgreSQL's own limit, MaxHeapAttributeNumber."""
 STABLE_OIDS_END: Final = 10_000

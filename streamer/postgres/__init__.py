@@ -1,1 +1,1 @@
-"""Facts about PostgreSQL that both sides share: quoting, sessions, SQLSTATE, connection strings."""
+"""PostgreSQL code for both sides: quoting, sessions, SQLSTATE, connection strings."""

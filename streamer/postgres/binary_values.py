@@ -1,4 +1,6 @@
-"""Values in PostgreSQL's binary format as text, for messages. psycopg knows the formats. Pure."""
+"""Converts values in PostgreSQL's binary format to text, for messages. psycopg reads the formats.
+Pure.
+"""
 
 from typing import Final
 
@@ -27,7 +29,7 @@ _NUMERIC: Final = 1700
 
 
 def binary_text(data: bytes, type_oid: int) -> str:
-    """Return a value as people write it; in hexadecimal if its type or size is unknown here."""
+    """Return a value in text form, or in hexadecimal if its type or size is unknown."""
     if _has_its_size(data, type_oid):
         try:
             value = Transformer().get_loader(type_oid, Format.BINARY).load(data)

@@ -1,4 +1,4 @@
-"""The sessions that block a session, in a common query and common words for both servers.
+"""The sessions that block a session, with a query and texts for both servers.
 
 The SQL has no percent sign, so that both drivers accept it.
 """
@@ -19,13 +19,14 @@ END_OWN_SQL: Final = """
 select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity
 where pid = $1 and usename = current_user and application_name = pg_catalog.left($2, 63)
 """
-"""Ends a session of ours by its pid, unless the pid now belongs to another session."""
+"""Ends a session of streamer by its pid, unless the pid now belongs to a different session."""
 
 
 def session_sql(pid: str = "a.pid") -> str:
-    """Return the expression that names session a of pg_stat_activity, or *pid* without it. Pure.
+    """Return the expression that names session a of pg_stat_activity, or *pid* if there is none.
+    Pure.
 
-    The server hides ages of another role's session from a role without pg_read_all_stats.
+    From a role without pg_read_all_stats, the server hides ages of foreign sessions.
     """
     return f"""pg_catalog.concat('pid ', {pid}, case when a.pid is not null then pg_catalog.concat(
 ' (', coalesce('role "' || a.usename || '", application "' || a.application_name || '"',

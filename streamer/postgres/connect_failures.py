@@ -11,7 +11,7 @@ from typing import Final
 from streamer.postgres.conninfo import TLS_HINT, TLS_WORDS
 
 _OF_HOST: Final = re.compile(r"^- host: ", re.MULTILINE)
-"""Begins the error of one host in psycopg's message about several hosts."""
+"""Begins the error of a host in psycopg's message about several hosts."""
 _REFUSALS: Final = (
     "authentication failed",
     "no pg_hba.conf entry",
@@ -25,7 +25,7 @@ _MAY_NOT_REPLICATE: Final = (
     "must be superuser or replication role to start walsender",
 )
 _LOST: Final = ("SSL SYSCALL error", "SSL connection has been closed", "unexpected eof")
-"""A lost encrypted connection: the encryption is not the cause."""
+"""Texts about a lost encrypted connection, whose cause is not the encryption."""
 _IS_STANDBY: Final = (
     "session is read-only",
     "server is in hot standby mode",
@@ -59,7 +59,7 @@ def _has(text: str, words: tuple[str, ...]) -> bool:
 def is_refused(text: str) -> bool:
     """Return whether every host has refused the role.
 
-    A host that is down, or a standby, may soon be the right host again.
+    A host that is down, or a standby, may soon be the right host.
     """
     return all(_has(message, (*_REFUSALS, *_MAY_NOT_REPLICATE)) for message in _host_errors(text))
 
@@ -97,11 +97,11 @@ def first_line(error: BaseException) -> str:
 
 
 _CALL_FAILED: Final = re.compile(r"Connect call failed \('([^']+)', (\d+)(?:, \d+)*\)")
-"""asyncio's words for a connection that a server refuses."""
+"""asyncio's text for a connection that a server refuses."""
 
 
 def _as_libpq(error: OSError) -> str | None:
-    """Return the message of a failed connection in libpq's words; None for any other error."""
+    """Return the message of a failed connection in libpq's form; None for any different error."""
     match = _CALL_FAILED.fullmatch(error.strerror or "")
     if match is None or error.errno is None:
         return None

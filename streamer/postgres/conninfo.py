@@ -19,17 +19,19 @@ _PORTS: Final = re.compile(r"\d*(,\d*)*")
 _NO_FILE: Final = "/dev/null/passfile"
 """libpq ignores a password file that cannot exist."""
 _KEPT: Final = 1024
-"""How many strings are cached with their parameters: enough for a large fleet's sources."""
+"""The number of cached connection strings: enough for the sources of a large fleet."""
 
 
 def parse_conninfo(text: str) -> dict[str, str]:
-    """Return the parameters of a URL or key=value string. Raises ValueError, quoting no part."""
+    """Return the parameters of a URL or key=value string. Raises a ValueError that quotes no
+    part.
+    """
     return dict(_parse(text))
 
 
 @lru_cache(maxsize=_KEPT)
 def _parse(text: str) -> dict[str, str]:
-    # Every connection reads its password's state, which belongs to these parameters.
+    # Each connection reads the state of its password, which belongs to these parameters.
     try:
         parameters = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
     except UnicodeDecodeError:
@@ -39,8 +41,7 @@ def _parse(text: str) -> dict[str, str]:
         if not message.startswith("invalid URI query parameter"):
             message = _QUOTED.sub("…", message)
         raise ValueError(message) from None
-    # A password that contains a special character ends too early, and its end would look like a
-    # host.
+    # A password with an unescaped special character ends too early, and its rest looks like a host.
     if "@" in parameters.get("host", "").lstrip("@") or not _PORTS.fullmatch(
         parameters.get("port", "")
     ):
@@ -71,12 +72,13 @@ def add_password(url: str, password: str) -> str:
 def without_stored_passwords(url: str) -> str:
     """Return *url* so that libpq takes no password from this machine.
 
-    Otherwise a url without a password gets that of PGPASSWORD, PGPASSFILE, ~/.pgpass or PGSERVICE,
-    and the url's author chooses the server. A `passfile` in *url* stays.
+    Otherwise a url without a password would get a password from PGPASSWORD, PGPASSFILE, ~/.pgpass
+    or PGSERVICE. The url's author could send this password to any server. A `passfile` in *url*
+    stays.
     """
     try:
         parameters = parse_conninfo(url)
-    except ValueError:  # the connection reports the fault
+    except ValueError:  # a later connection reports the fault
         return url
     if parameters.get("password"):
         return url
@@ -133,7 +135,7 @@ def has_several_hosts(url: str) -> bool:
 
 
 def with_host_first(url: str, first: tuple[str, str]) -> str:
-    """Return a connection string that names *first*, one of its hosts and ports, first."""
+    """Return a connection string whose first host and port are *first*."""
     hosts = hosts_of(url)
     if first not in hosts:
         return url
@@ -164,7 +166,8 @@ TLS_HINT: Final = (
 def probe_command(url: str) -> str:
     """Return the command that tests whether a server accepts connections.
 
-    Like streamer, `pg_isready` reads parameters that *url* leaves out from PGPORT and the like.
+    Like streamer, `pg_isready` reads parameters that are missing in *url* from PGPORT and similar
+    variables.
     """
     try:
         parameters = parse_conninfo(url)

@@ -1,8 +1,8 @@
-"""The current passwords of connection strings, when a connection begins.
+"""Reads the current password of a connection string when a connection begins.
 
 PostgreSQL checks a password only when a session begins, so a new password does not affect existing
-sessions. Each new connection asks this module. After SIGHUP, `renew_password` reports the passwords
-that have changed, and the owners of their connections reconnect.
+sessions. Each new connection calls this module. After SIGHUP, `renew_password` reports changed
+passwords, and the owners of the connections reconnect.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _ABANDONED_SECONDS: Final = 1.0
 
 
 class _Reading:
-    """The reading of one login's password. Connections that begin during a run await its end."""
+    """The reading of a login's password. Connections that begin meanwhile await its end."""
 
     def __init__(self, url: Secret, source: PasswordSource, turn: asyncio.Semaphore) -> None:
         self._url = url
@@ -79,8 +79,8 @@ def _retrieve(ended: asyncio.Future[str]) -> None:
 class _Readings:
     """The readings of an event loop, by login.
 
-    A command that hangs makes only its own login wait. Files, the target, and commands whose last
-    run hung have separate turns.
+    A command that hangs delays only its own login. Files, the target, and commands whose last run
+    hung are read independently.
     """
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class _Readings:
         if (reading := self._by_login.get(id(state))) is None:
             reading = self._by_login[id(state)] = _Reading(url, source, self._turn(source, state))
             reading.task.add_done_callback(lambda _: self._by_login.pop(id(state)))
-            reading.task.add_done_callback(_retrieve)  # its connections may all be cancelled
+            reading.task.add_done_callback(_retrieve)  # all its connections may be cancelled
         return reading
 
     def _turn(self, source: PasswordSource, state: KnownPassword) -> asyncio.Semaphore:
@@ -153,7 +153,8 @@ def has_password_source(url: Secret) -> bool:
 async def current_password(url: Secret, *, goes_first: bool = False) -> str | None:
     """Return the current password; None if *url* itself or libpq has it.
 
-    *goes_first*: this login waits for no other login, from now on. Raises PasswordUnavailableError.
+    *goes_first*: from now on, this login waits for no second login. Raises
+    PasswordUnavailableError.
     """
     source, state = _source(url), _known_password(url)
     if source is None:
@@ -166,7 +167,9 @@ async def current_password(url: Secret, *, goes_first: bool = False) -> str | No
 
 
 def awaited_password(url: Secret) -> str | None:
-    """Return the reason why a connection by *url* still waits for its password; None if not."""
+    """Return the reason why a connection by *url* still waits for its password; None without a
+    wait.
+    """
     source, reading = _source(url), _readings_here().current(url)
     if source is None or reading is None:
         return None
@@ -187,7 +190,8 @@ def forget_password(url: Secret) -> bool:
 async def renew_password(url: Secret) -> bool:
     """Read the password again; return whether connections use a different password.
 
-    Their `password_generation` is outdated then. Raises PasswordUnavailableError.
+    Then the `password_generation` of these connections is outdated. Raises
+    PasswordUnavailableError.
     """
     if not has_password_source(url):
         return False
@@ -204,7 +208,7 @@ async def renew_password(url: Secret) -> bool:
 
 
 def is_same_login(former: Secret, now: Secret) -> bool:
-    """Whether two urls differ at most in their passwords, and both or neither have a password."""
+    """Whether two urls differ only in their passwords, and both or neither have a password."""
     if has_password_source(former) or has_password_source(now):
         return former == now
     try:
@@ -218,7 +222,7 @@ def is_same_login(former: Secret, now: Secret) -> bool:
 def replace_password(former: Secret, now: Secret) -> None:
     """Use the password of *now* for new connections by *former*, if the rest of both urls is equal.
 
-    The `password_generation` of older connections is outdated then.
+    Then the `password_generation` of older connections is outdated.
     """
     if has_password_source(former) or not is_same_login(former, now):
         return
@@ -231,12 +235,12 @@ def replace_password(former: Secret, now: Secret) -> None:
 
 
 def password_state(url: Secret) -> KnownPassword:
-    """Return the state of the password: a single object for the life of the process."""
+    """Return the state of the password, which is a single object for the life of the process."""
     return _known_password(url)
 
 
 def password_generation(url: Secret) -> int:
-    """Return a number that grows when an operator has applied a changed password."""
+    """Return a number that increases when an operator has applied a changed password."""
     return _known_password(url).generation
 
 
@@ -285,6 +289,6 @@ async def _renew(url: Secret, source: PasswordSource) -> None:
     while True:
         remaining = state.expires_at - time.monotonic() if state.expires_at else source.seconds
         await asyncio.sleep(max(remaining, min(_RETRY_SECONDS, source.seconds)))
-        # The next round runs the command again; until then tasks have the last output.
+        # The next pass runs the command again; until then tasks use the last output.
         with contextlib.suppress(PasswordUnavailableError):
             await current_password(url)

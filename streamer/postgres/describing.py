@@ -1,18 +1,18 @@
 """SQL that describes a table: scalar subqueries that return JSON, for a query over ``pg_class c``.
 
-Both drivers run these queries on both sides, and so does the capture of definitions at a source. An
-empty search_path makes names include their schemas. `USED_TYPES`, `PARTITIONS` and objects without
-texts are free of deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which lock the
-table.
-Pure.
+Both drivers run these queries on both sides, and the capture of definitions runs them at a source.
+An empty search_path makes names include their schemas. `USED_TYPES`, `PARTITIONS` and objects
+without texts call no deparsers over tables (``pg_get_expr``, ``pg_get_constraintdef``), which would
+lock the table. Pure.
 """
 
 from typing import Final
 
 
-# Each subquery of a plan costs a new session a third of a millisecond; a function costs a tenth.
+# In a new session, each subquery of a plan costs a third of a millisecond; a function costs a
+# tenth.
 def _name(catalog: str, oid: str, field: str = "identity") -> str:
-    """Return the SQL of an object's name, with quotes and its schema."""
+    """Return the SQL of an object's name, quoted and with its schema."""
     return f"(pg_catalog.pg_identify_object('pg_catalog.{catalog}'::regclass, {oid}, 0)).{field}"
 
 
@@ -24,7 +24,7 @@ def _table(oid: str) -> str:
 COLLATION: Final = f"""
 case when a.attcollation <> t.typcollation then {_name("pg_collation", "a.attcollation")} end
 """.strip()
-"""The collation of column a, if it differs from that of its type t."""
+"""The collation of column a, if different from the collation of its type t."""
 
 SEQUENCE_OPTIONS: Final = """
 pg_catalog.format(
@@ -59,7 +59,7 @@ NOT_NULL: Final = """
      where v.conrelid = a.attrelid and v.contype = 'n' and v.conkey[1] = a.attnum
        and not v.convalidated))
 """.strip()
-"""Whether column a has no nulls: a constraint that is not valid (PostgreSQL 18) proves nothing."""
+"""Whether column a has no nulls. A constraint that is not valid (PostgreSQL 18) is no proof."""
 
 COLUMN: Final = {
     "number": "a.attnum",
@@ -89,13 +89,13 @@ where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 """  # noqa: S608
 
 _DEFAULT_COLLATION: Final = 100
-"""PostgreSQL's DEFAULT_COLLATION_OID: expressions name any different collation."""
+"""PostgreSQL's DEFAULT_COLLATION_OID. Expressions name any different collation."""
 
 _WITHOUT_TYPES: Final = '^(?:(?:"[^"]*")+|[^".]+)[.][^(]+'
 """The schema and the name in the identity of an operator."""
 
-# Columns have their numbers here. An index keeps the mark when ALTER TYPE rebuilds the index:
-# default operator classes and the collations of columns go with the types.
+# The result has the numbers of columns. An index keeps the mark when ALTER TYPE rebuilds the index,
+# because default operator classes and collations of columns follow the types.
 _INDEX: Final = """
     'oid', i.indexrelid::int8, 'name', i.relname, 'is_unique', i.indisunique,
     'is_valid', i.indisvalid and i.indisready, 'is_immediate', i.indimmediate,
@@ -122,8 +122,8 @@ _CONSTRAINT: Final = """
         k.conexclop, k.conbin, pg_catalog.to_jsonb(k) ->> 'confdelsetcols',
         pg_catalog.to_jsonb(k) ->> 'conenforced', pg_catalog.to_jsonb(k) ->> 'conperiod'))"""
 
-# Key columns have a dependency, too, unless a constraint has the dependency for them: `uses` may
-# have columns that no expression has.
+# Key columns also have a dependency, unless a constraint has it for them. So `uses` may list
+# columns outside expressions.
 _INDEX_TEXTS: Final = f"""
     'nulls_not_distinct', coalesce(pg_catalog.to_json(i) ->> 'indnullsnotdistinct', 'false')::bool,
     'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),
@@ -215,7 +215,7 @@ from pg_catalog.pg_statistic_ext s where s.stxrelid = c.oid
 """
 """Extended statistics; PostgreSQL 13 and later have a statistics target."""
 
-# A bound has no columns, so pg_get_expr needs no table, which it would lock.
+# A bound has no columns, so pg_get_expr opens and locks no table.
 PARTITIONS: Final = """
 with recursive tree (oid, parent, depth) as (
     select c.oid, 0::oid, 0 where c.relkind = 'p'
@@ -236,7 +236,7 @@ select coalesce(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
 """A partitioned table and its partitions, parents first."""
 
 USER_OIDS_BEGIN: Final = 16384
-"""PostgreSQL's FirstNormalObjectId: every server has the types below."""
+"""PostgreSQL's FirstNormalObjectId. Every server has the types with lower OIDs."""
 
 _EXTENSION: Final = """(
     select e.extname from pg_catalog.pg_depend d
@@ -250,14 +250,14 @@ t.typtype in ('e', 'd', 'c', 'r') and (t.typtype <> 'c' or r.relkind = 'c')
 """.strip()
 
 
-# typdefault is the text that the session which made a domain has printed: not the value.
+# typdefault is a text that depends on the session that created the domain, so do not compare it.
 def _types(
     selected: str, *, fields: str = "", more: str = "", but: str = "", kinds: str = _OWN_KINDS
 ) -> str:
     """Return the query for the types of *selected* and their parts.
 
-    *fields*: more fields of each type. *more*: SQL for more parts of type t. *but*: a condition for
-    the parts of type t. *kinds*: a condition for the types to return.
+    *fields*: further fields of each type. *more*: SQL for further parts of type t. *but*: a
+    condition for the parts of type t. *kinds*: a condition for the types to return.
     """
     return f"""
 with recursive used (oid, depth) as (
@@ -330,4 +330,4 @@ _NEEDED: Final = _types(
     kinds="(t.typtype in ('e', 'd', 'c', 'r') or t.typtype = 'b' and t.typcategory <> 'A')",
 )
 TYPES_SQL: Final = f"select ({_NEEDED}) as types"
-"""A query for types by the OIDs of ``{oids}``, also of types that belong to an extension."""
+"""A query for types by the OIDs of ``{oids}``, including types of extensions."""

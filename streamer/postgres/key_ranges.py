@@ -10,7 +10,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys from ``lower`` on and before ``upper``; None is no bound."""
+    """Keys from ``lower`` on and before ``upper``; None for no bound."""
 
     lower: Key | None = None
     upper: Key | None = None

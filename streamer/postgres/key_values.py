@@ -1,4 +1,4 @@
-"""Values of keys that compare in Python as they compare in PostgreSQL. Pure.
+"""Values of keys that have the same order in Python as in PostgreSQL. Pure.
 
 Their types have the same order on all servers: no collation, time zone or version changes the
 order. Text has that order where its collation sorts by bytes
@@ -50,7 +50,7 @@ def without_modifier(kind: str) -> str:
 
 
 def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
-    """Return a value of the type *kind* that compares in Python as on the server.
+    """Return a value of the type *kind* that has the same order in Python as on the server.
 
     *data*: the bytes that the server sends, in text or binary. Raises ValueError.
     """
@@ -88,7 +88,7 @@ def _read_binary(data: bytes, kind: str) -> KeyValue:
 
 
 def _float(value: float) -> tuple[bool, float]:
-    """Return *value* so that NaN is above all others, and equal to itself."""
+    """Return *value* in a form in which NaN is greater than all numbers, and equal to itself."""
     return (True, 0.0) if value != value else (False, value)
 
 

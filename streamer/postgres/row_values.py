@@ -1,17 +1,17 @@
-"""Errors for readers without the right to see the values of rows. Pure.
+"""Hides the values of rows in errors, for readers who may not see these values. Pure.
 
-PostgreSQL puts values into its messages, and a value may hold any character. No pattern can tell
-where a value ends and further text begins. Therefore hints, which contain only names of the
-catalog, travel apart from messages. A message loses the text from its first value to the last
-character that can end a value.
+PostgreSQL's messages contain values, and a value may contain any character. No pattern can find
+where a value ends and further text begins. Therefore hints, which contain only catalog names,
+travel apart from messages. In a message, the text from the first value to the last character that
+can end a value is hidden.
 
-A message that this program does not recognize (from a trigger, or not in English) may hold values
-anywhere. `quote_unrecognized` puts such a message between quotation marks. `hide_values` then
-hides the whole quotation as a value.
+A message that this program does not recognize (from a trigger, or not in English) may contain
+values anywhere. `quote_unrecognized` puts such a message between quotation marks. `hide_values`
+then hides the whole quotation as a value.
 
 An SQLSTATE alone is no proof. Functions raise any SQLSTATE, and the input of some types reports
-values as syntax errors (tsquery, jsonpath) or as missing objects (regclass). The server names its
-place in both cases, as context.
+values as syntax errors (tsquery, jsonpath) or as missing objects (regclass). In both cases the
+server reports a context.
 """
 
 import re
@@ -61,13 +61,13 @@ _KNOWN: Final = tuple(
             r"the (?:filter|expression of .+) needs an unchanged value that was not sent; run at"
             r" the source: alter table .+ replica identity full, and then resync the table"
         ),
-        # The value comes last, or only words of PostgreSQL follow the value.
+        # The value comes last, or only fixed text of PostgreSQL follows the value.
         rf'invalid input syntax for type {_TYPE}: ".*"',
         r'(?:date/time|interval) field value out of range: ".*"',
         rf'invalid input value for enum {_TYPE}: ".*"',
         r'malformed (?:array|record|range|multirange) literal: ".*"',
         rf'value ".*" is out of range for type {_TYPE}',
-        # The state of the server, for any row.
+        # Messages about the state of the server, which depend on no row.
         r"deadlock detected",
         r"canceling statement due to [a-z ]+",
         r"terminating connection due to [a-z ]+",
@@ -92,8 +92,8 @@ def _may_hold_values(state: str) -> bool:
 def quote_unrecognized(message: str, state: str | None, context: str | None) -> str:
     """Return a server's *message* with SQLSTATE *state* unchanged, or as a single quotation.
 
-    *context*: the server's description of the place. Only a statement that begins, or that waits,
-    has none.
+    *context*: the server's description of the place. Only a statement that begins or waits has no
+    context.
     """
     if state is None or not (context or _may_hold_values(state)):
         return message
@@ -102,7 +102,7 @@ def quote_unrecognized(message: str, state: str | None, context: str | None) -> 
     return f'the server says: "{message}"'
 
 
-# The values of a key, rows in quotes of PostgreSQL, and bytes that are not text.
+# The values of a key, rows that PostgreSQL quotes, and bytes that are not text.
 _OPENING: Final = re.compile(r'\)=\(|(?::|\bvalue|\bstring|\btoken|\bzone) "| 0x')
 _ENDINGS: Final = {"(": ")", '"': '"'}
 
@@ -110,15 +110,15 @@ _ENDINGS: Final = {"(": ")", '"': '"'}
 def hide_values(message: str) -> str:
     """Return *message* without the values of rows. A hint must not be part of *message*.
 
-    A value without an end, because a driver reports the first line only, extends to the last
-    character.
+    A value without an end extends to the last character, because a driver reports only the first
+    line.
     """
     match = _OPENING.search(message)
     if match is None:
         return message
     opening = message[: match.end()]
     end = message.rfind(_ENDINGS.get(opening[-1], ""), match.end())
-    # The values of a key can follow a quotation, and then end behind it.
+    # The values of a key can follow a quotation, and end behind the quotation.
     key = message.rfind(")")
     if opening[-1] == '"' and ")=(" in message[match.end() :]:
         end = max(end, key)

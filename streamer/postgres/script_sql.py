@@ -14,7 +14,7 @@ from streamer.postgres.session_settings import APPLY, TEXT_FORMAT
 _KEPT: Final = ("client_encoding", "lc_messages")
 _SETTINGS: Final = (*TEXT_FORMAT, *APPLY, "row_security", "jit", "session_replication_role")
 
-# streamer's sessions pin settings; a script expects those of its role and database.
+# streamer's sessions pin settings, but a script expects the settings of its role and database.
 _OWN_SETTINGS_SQL: Final = """
 select pg_catalog.set_config(s.name, s.reset_val, true) from pg_catalog.pg_settings s
 where pg_catalog.lower(s.name) = any (array[{names}]) and s.setting <> s.reset_val
@@ -43,5 +43,5 @@ def _quoted(block: str) -> str:
 
 
 def line_of(script: str, position: int) -> int:
-    """Return the line of a *script* that has the character number *position*, from 1."""
+    """Return the line of a *script* with the character at *position*, counted from 1."""
     return script.count("\n", 0, max(position - 1, 0)) + 1

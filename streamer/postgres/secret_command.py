@@ -1,4 +1,4 @@
-"""Runs a command that prints a secret: for a limited time, and with all of its processes.
+"""Runs a command that prints a secret, with a time limit for the command and all its processes.
 
 Tasks of Spark import this module too.
 """
@@ -16,7 +16,7 @@ from typing import Final
 
 COMMAND_SECONDS: Final = 10.0
 OUTPUT_BYTES_MAX: Final = 65536
-"""A token of a cloud has up to 2 kB; a longer output is no secret."""
+"""A cloud token has up to 2 kB, so longer output is not a secret."""
 _LOOK_MILLISECONDS: Final = 20
 
 
@@ -49,7 +49,7 @@ def run_secret_command(
             output = _read_output(process, abandoned)
         finally:
             # A child can hold the output open, or wait at a prompt. The process is not reaped yet,
-            # so no different group can have the number.
+            # so no second group can have this number.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
     if len(output) <= OUTPUT_BYTES_MAX and process.returncode != 0:
@@ -58,7 +58,7 @@ def run_secret_command(
 
 
 def _read_output(process: "subprocess.Popen[bytes]", abandoned: threading.Event | None) -> bytes:
-    """Read until the process ends, or prints more than a secret has."""
+    """Read until the process ends, or has printed too much for a secret."""
     assert process.stdout is not None
     output, source = b"", process.stdout.fileno()
     os.set_blocking(source, False)

@@ -1,4 +1,4 @@
-"""Advice for SQLSTATE 53400: a setting of the server limits what a session may use. Pure."""
+"""Advice for SQLSTATE 53400: a setting of the server limits a resource. Pure."""
 
 import re
 from typing import Final

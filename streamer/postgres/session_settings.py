@@ -1,9 +1,9 @@
-"""Session settings that are the same on every connection, on both sides.
+"""The session settings of every connection, on both sides.
 
-A value must read the same under any setting of server, database or role. Two sides that print
-dates, intervals, floats or bytes differently would write different data. A role's timeouts must not
-end a long copy or a held transaction. Connections leave out settings that an older server lacks.
-Pure.
+The text of a value must not depend on settings of server, database or role. If the sides printed
+dates, intervals, floats or bytes differently, the target would get different data. A role's
+timeouts must not end a long copy or a held transaction. Connections leave out settings that an
+older server lacks. Pure.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ TRANSACTION: Final[dict[str, str]] = {
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    # A copy that row level security would filter fails instead.
+    # A copy must fail where row level security would filter rows.
     "row_security": "off",
     "client_min_messages": "warning",
     "jit": "off",
@@ -53,14 +53,14 @@ KEEPALIVES: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""TCP settings of our ends of connections, by libpq's names: in seconds, except
+"""TCP settings of streamer's side of connections, by libpq's names: in seconds, except
 ``tcp_user_timeout``.
 
 The settings detect a peer that vanished within about a minute. Connection strings have priority.
 """
 
-# The settings of the server's end. By default a server keeps the session of a client that vanished,
-# and its locks, for two hours.
+# The settings of the server's side. By default a server keeps the session of a vanished client,
+# with its locks, for two hours.
 LIVENESS: Final[dict[str, str]] = {
     name if name.startswith("tcp_") else f"tcp_{name}": str(value)
     for name, value in KEEPALIVES.items()
@@ -80,12 +80,12 @@ from pg_catalog.current_setting('{setting}') as m (setting)
 
 
 SUPERUSER: Final = frozenset({"lc_messages"})
-"""Pinned settings that only a superuser may set; every other role keeps the server's value."""
+"""Pinned settings that only a superuser may set; ordinary roles keep the server's value."""
 
 PINNED: Final = TEXT_FORMAT | TRANSACTION | LIVENESS
 
-# SET searches neither a function nor an operator. So no function of a foreign user in the role's
-# search_path runs as this role. Every later statement finds names in pg_catalog only.
+# SET calls neither functions nor operators, so no function of a foreign user in the role's
+# search_path can run as this role. Later statements find names only in pg_catalog.
 HIDE_SCHEMAS_SQL: Final = "set search_path to ''"
 
 _SINCE: Final = {
@@ -96,8 +96,8 @@ _SINCE: Final = {
 }
 """The server_version_num that introduced a pinned setting."""
 
-# Pins settings on an unknown server, for an unknown role. The view pg_settings also has this
-# information, but it computes some 400 settings, which takes longer than the rest of a login.
+# Pins settings on an unknown server, for an unknown role. The view pg_settings would give the same
+# information, but computing its 400 settings takes longer than the rest of a login.
 _PIN_IF_POSSIBLE_SQL: Final = """
 select pg_catalog.set_config(p.name, p.value, false)
 from unnest(array[{names}], array[{values}]) as p (name, value)
@@ -119,10 +119,11 @@ def pin_sql(
     version: int | None = None,
     is_superuser: str | None = None,
 ) -> str:
-    """Return statements without parameters that pin *settings*: the first of every connection.
+    """Return statements without parameters that pin *settings*: the first statements of every
+    connection.
 
-    The statements are a single simple query, and PostgreSQL analyses each statement after the
-    former has run. A walsender accepts them, too. The values are constants of this module.
+    The statements are a single simple query, of which PostgreSQL analyses each statement after it
+    has run the former. A walsender accepts them, too. The values are constants of this module.
 
     *version*: server_version_num. *is_superuser*: the parameter that the server reports at the
     start of a session; a pooler may leave it out. Without these arguments the server checks the

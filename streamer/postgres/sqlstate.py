@@ -16,15 +16,15 @@ class Meaning(enum.Enum):
     LOST = "lost"
     """The session has ended, or could not begin: connect again."""
     BUSY = "busy"
-    """The statement may succeed unchanged later."""
+    """The same statement may succeed later."""
     REJECTED = "rejected"
-    """Role, password, database or a privilege."""
+    """The server refuses the role, password or database, or a privilege is missing."""
     SCHEMA = "schema"
     """A relation, column, type or function is missing or has changed."""
     VALUE = "value"
-    """A value that the type cannot hold."""
+    """The type cannot hold a value."""
     CONFLICT = "conflict"
-    """A constraint, or an exception from a trigger or from a block of ours."""
+    """A constraint, a trigger or a block of streamer raised the error."""
     OTHER = "other"
 
 
@@ -50,23 +50,23 @@ _MEANINGS: Final[dict[str, Meaning]] = {
 }
 
 PRIVILEGE_HINT: Final = "grant the role the missing privilege, or make it the owner"
-"""The remedy of 42501 for an unknown statement."""
+"""The remedy for 42501 if the statement is unknown."""
 
 _CATALOG_RACE: Final = re.compile(
     r"could not map filen(umber|ode) |could not open relation with OID |cache lookup failed for "
     r"|could not find .* for relation |tuple concurrently (updated|deleted)$"
 )
 """Internal errors (XX000) of a session that reads an object while a concurrent session changes,
-drops or rolls back the object. A walsender raises the first for a table that a transaction in
-progress rewrote before it rolled back. PostgreSQL does not translate internal errors.
+drops or rolls back the object. A walsender raises the first error for a table that a transaction in
+progress rewrote and then rolled back. PostgreSQL does not translate internal errors.
 """
 
 NOT_ROW_SPECIFIC: Final = (
     *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
     *("53", "55", "57", "58", "XX"),
 )
-"""Classes that do not depend on a row's values. The next row would fail in the same way, or the
-same row would succeed the next time.
+"""Classes that do not depend on a row's values. The next row would fail in the same way, or a retry
+of this row would succeed.
 """
 
 
@@ -90,13 +90,13 @@ def meaning(state: str, severity: str | None = None, message: str = "") -> Meani
     if is_catalog_race(state, message):
         return Meaning.BUSY
     if state == "08P01" and severity == "ERROR":
-        # The connection stands: a value in binary is shorter or longer than its type requires.
+        # The connection is intact, but a binary value is shorter or longer than its type requires.
         return Meaning.VALUE
     return _MEANINGS.get(state) or _MEANINGS.get(state[:2], Meaning.OTHER)
 
 
 def is_catalog_race(state: str, message: str) -> bool:
-    """Return whether a change of definitions by another session caused an internal error."""
+    """Return whether a concurrent change of definitions caused an internal error."""
     return state == "XX000" and _CATALOG_RACE.search(message) is not None
 
 

@@ -1,6 +1,6 @@
 """Finds the passwords in a connection string, so that callers can mask or replace them.
 
-The text around the passwords stays as written, with its ``${NAME}`` references. A value that
+The text around the passwords stays unchanged, with its ``${NAME}`` references. A value that
 consists of references is no secret. `streamer.observability.logs` redacts log lines. Pure.
 """
 
@@ -104,7 +104,7 @@ def replace_secrets(text: str, replacement: Callable[[Span], str]) -> str:
 def mask(text: str) -> str:
     """Return *text* with ``***`` for each password.
 
-    A text that libpq reads differently from us stays hidden as a whole.
+    A text that libpq parses differently than this module is hidden entirely.
     """
     masked = replace_secrets(text, lambda span: MASK)
     try:
@@ -126,8 +126,8 @@ def has_mask(text: str) -> bool:
 def fill_masks(text: str, stored: str) -> str:
     """Return *text* with the passwords of *stored* in place of ``***``.
 
-    Raises ValueError without such a password, or if *text* names another server. An editor of a
-    url must not learn its password by sending it to another server.
+    Raises ValueError if a password is missing, or if *text* names a different server. An editor of
+    a url must not learn the password by sending it to a different server.
     """
     if text == mask(stored):
         return stored
@@ -140,7 +140,7 @@ def fill_masks(text: str, stored: str) -> str:
             return span.value_in(text)
         if span.parameter not in passwords:
             raise ValueError(f"*** stands for a stored {span.parameter}, and there is none")
-        # each form has its own escapes
+        # the two forms have different escapes
         if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):
             raise ValueError("the form of the url changes, so enter the password again")
         return passwords[span.parameter]
@@ -197,7 +197,7 @@ def names_outside_secrets(text: str) -> list[str]:
 
 
 def _place(text: str) -> dict[str, str]:
-    # References stay distinct: two variables may be two hosts.
+    # References must stay distinct, because two variables may be two hosts.
     numbered = _REFERENCE.sub(lambda match: str(int.from_bytes(match[1].encode())), text)
     try:
         parameters = parse_conninfo(numbered)

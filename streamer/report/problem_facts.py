@@ -1,7 +1,7 @@
 """The facts from which `streamer.report.problems` finds problems. Pure.
 
-A running process holds these facts in memory, and `status --json` prints them as fields. Both
-become the same objects, so every view reports the same problems.
+A running process has these facts in memory, and `status --json` prints them as fields. Both become
+objects of this module, so every view reports the same problems.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ class ReportedTarget:
 
 @dataclass(frozen=True, slots=True)
 class LackingDefinition:
-    """A definition that the target lacks. ``reason``: why streamer stopped trying, or None.
+    """A definition that the target lacks. ``reason``: the reason why streamer gave up, or None.
 
-    ``statements``: the statements that create the definition. Where an operator has to write
-    different SQL, ``sql`` is the model.
+    ``statements``: the statements that create the definition. If an operator must write different
+    SQL, ``sql`` is a model.
     """
 
     label: str
@@ -40,7 +40,7 @@ class LackingDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ReportedSequence:
-    """A sequence of a source. ``error``: why that of the target cannot follow."""
+    """A sequence of a source. ``error``: the reason why the target's sequence cannot follow."""
 
     source: str
     target: str
@@ -71,8 +71,8 @@ class ReportedTable:
 class ReportedBacklog:
     """The WAL that a source retains, by the level of its limit.
 
-    ``obstacle``: why streamer leaves the slot alone at the limit; ``journal``: why streamer cannot
-    write the journal.
+    ``obstacle``: the reason why streamer does not drop the slot at the limit; ``journal``: the
+    reason why streamer cannot write the journal.
     """
 
     level: str = "ok"
@@ -86,8 +86,8 @@ class ReportedBacklog:
 class ReportedSource:
     """A source with tables.
 
-    ``own``: state and error in the reporting process, where the bookkeeping holds those of another
-    process.
+    ``own``: state and error in the reporting process, if the bookkeeping has state and error of a
+    different process.
     """
 
     database: str

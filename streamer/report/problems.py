@@ -1,4 +1,4 @@
-"""The list of problems, with the only rules about severity and remedy. Pure.
+"""Finds the problems, and defines their severity and remedy. Pure.
 
 `streamer status`, `doctor`, `wait`, the page, `/readyz`, the log and the metrics render this list.
 A problem has the same words, severity and remedy in every view.
@@ -19,11 +19,11 @@ from streamer.report.problem_facts import ReportedSource, ReportedTable, Reporte
 from streamer.util.quantities import format_bytes, format_latency
 
 OVERDUE_SECONDS: Final = 5.0
-"""A heartbeat without arrival for longer is a problem."""
+"""A heartbeat that takes longer is a problem."""
 
 
 class Severity(enum.StrEnum):
-    """How bad a problem is, the worst first."""
+    """The severity of a problem, the worst first."""
 
     ERROR = "error"  # changes do not arrive, or the target lacks or has wrong rows
     WARNING = "warning"  # an operator should act; changes arrive, or wait for a reason
@@ -85,7 +85,7 @@ RUNBOOK_OF: Final = {
     ProblemKind.PENDING_DEFINITION: "table-in-error",
     ProblemKind.SEQUENCE: "table-in-error",
 }
-"""Runbooks of problems without an error, whose code decides otherwise."""
+"""Runbooks of problems without an error. The code of an error determines the runbook otherwise."""
 
 BLOCKING: Final = frozenset(
     {
@@ -104,7 +104,7 @@ BLOCKING: Final = frozenset(
         ProblemKind.WAIT,
     }
 )
-"""Kinds because of which not every source streams, or not every table is ready: `/readyz`."""
+"""Kinds of problems that make `/readyz` fail: a source does not stream, or a table is not ready."""
 
 
 class Action(enum.StrEnum):
@@ -119,7 +119,7 @@ class Action(enum.StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The place of a problem. ``other``: the target or the mapping, in place of a source."""
+    """The place of a problem. ``other``: the target or the mapping, instead of a source."""
 
     database: str | None = None
     sid: str | None = None
@@ -157,7 +157,7 @@ class Problem:
 
     @property
     def sentence(self) -> str:
-        """Text and remedy in a line."""
+        """Text and remedy in one line."""
         return self.text if self.remedy is None else f"{self.text}; {self.remedy}"
 
     @property
@@ -167,7 +167,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[ProblemKind, Subject]:
-        """An identity that stays while the problem lasts, also if figures change."""
+        """An identity that does not change while the problem lasts, even if figures change."""
         return self.kind, self.subject
 
     def to_json(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def of_target(target: ReportedTarget) -> Iterator[Problem]:
 
 
 def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
-    """Return the problem that the mapping as a whole has a fault."""
+    """Return the problem of a fault in the mapping as a whole."""
     subject = Subject(other="mapping")
     return _problem(
         ProblemKind.MAPPING, subject, Severity.ERROR, error.message, error.remedy,
@@ -233,7 +233,7 @@ def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
 
 
 def of_source(source: ReportedSource) -> list[Problem]:
-    """Return the problems of a source, then of the tables, tables in need first."""
+    """Return the problems of a source and then of its tables, tables in error first."""
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
     listed = [*_state_problems(source), *_wal_problems(source)]
     for table in tables:
@@ -325,7 +325,7 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
                 kind, subject, Severity.ERROR, error.message, error.remedy,
                 error=error, state=state,
             )  # fmt: skip
-    # Without a stream no commit becomes visible. The heartbeat is then not a separate problem.
+    # Without a stream no commit becomes visible, so the heartbeat is not a separate problem.
     seconds = source.heartbeat_seconds if source.state == "streaming" else None
     if seconds is not None and seconds > OVERDUE_SECONDS:
         text = f"no commit has become visible at the target for {format_latency(seconds)}"
@@ -336,7 +336,9 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
 
 
 def _accepts_gap(remedy: Remedy | None) -> bool:
-    """Whether a command of the remedy accepts a gap in the past. No button does so."""
+    """Whether a command of the remedy accepts a gap in the history, for which the page has no
+    button.
+    """
     return remedy is not None and any(SKIP_CHANGES in command.line for command in remedy.commands)
 
 

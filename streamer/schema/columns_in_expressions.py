@@ -2,8 +2,7 @@
 
 ``ruleutils.c`` writes a column of the only relation without a prefix, and keywords in upper case.
 The deparser quotes all remaining words that are not in lower case. So an unquoted word in lower
-case is a column, a function, a type, a schema, a collation or a field. The adjacent words tell
-which.
+case is a column, a function, a type, a schema, a collation or a field. The adjacent words decide.
 """
 
 import re
@@ -46,7 +45,7 @@ class _Token:
 
     @property
     def name(self) -> str | None:
-        """The identifier; None if the token is none."""
+        """The identifier; None if the token is not an identifier."""
         if self.kind == "quoted":
             return self.text[1:-1].replace('""', '"')
         if self.kind == "word" and self.text == self.text.lower():
@@ -82,7 +81,7 @@ def rename_columns(text: str, names: Mapping[str, str]) -> str:
 
 
 def uses_column(text: str, column: str) -> bool:
-    """Whether an expression uses a column: a different name for *column* changes the text.
+    """Whether an expression uses a column, because a different name for *column* changes the text.
 
     Raises UnclearExpressionError for a reference to a whole row.
     """
@@ -105,7 +104,7 @@ _QUOTED: Final = re.compile(r'"([a-z_][a-z0-9_]*)"')
 
 
 def without_needless_quotes(text: str) -> str:
-    """Return comparable SQL, without the quotes around renamed columns."""
+    """Return comparable SQL: remove quotes around renamed columns that do not need quotes."""
     return _QUOTED.sub(r"\1", text)
 
 

@@ -1,4 +1,4 @@
-"""The numbers of attributes of composite values in texts: evidence about types.
+"""Counts the attributes of composite values in texts, as evidence about types.
 
 PostgreSQL documentation, "Composite Type Input and Output Syntax" and "Array Input and Output
 Syntax". Pure.

@@ -6,7 +6,7 @@ from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qua
 from streamer.schema.indexes_constraints_types import DefinedType
 
 NOT_VALID: Final = " NOT VALID"
-"""CREATE DOMAIN takes no such check."""
+"""CREATE DOMAIN does not accept this clause."""
 
 
 def create_type_sql(type_: DefinedType) -> list[str]:

@@ -3,11 +3,11 @@
 A message contains the state of a table, and names the columns, objects and types that the
 transaction changed. A second kind of message names the objects that a command dropped. The
 remaining parts of a state are a snapshot: a concurrent session may commit before or after. So the
-stored definition has priority, and the absence of an object proves nothing.
+stored definition has priority, and the absence of an object is no evidence.
 
-Where stored and described state differ in such a part, a message may also have been lost. The
-definition is in doubt then: streamer requests a state that counts as a whole, at a later place of
-the stream. Until that place, `explaining` finds the parts that a row of the stream needs. Pure.
+If stored and described state differ in such a part, a message may also have been lost. Then the
+definition is in doubt, and streamer requests a complete state, which arrives at a later place in
+the stream. Until then, `explaining` finds the parts that a row of the stream needs. Pure.
 """
 
 import json
@@ -27,7 +27,8 @@ ALTER_TABLE: Final = "ALTER TABLE"
 UNPUBLISHED: Final = "unpublished"
 """The whole message of a command on a table that streamer does not publish.
 
-Every role may write such a message. It has no names, and streamer only checks for new tables.
+Any role may write such a message. The message has no names, and only makes streamer check for new
+tables.
 """
 K = TypeVar("K")
 V = TypeVar("V")
@@ -55,7 +56,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The parts that a command dropped, of any table; ``partitions``: or detached.
+    """The parts of any tables that a command dropped; ``partitions``: dropped or detached.
 
     ``columns`` and ``defaults``: the table's OID and the column's number. ``indexes``: schema and
     name, because REINDEX CONCURRENTLY fires no event trigger on PostgreSQL 16 and older.
@@ -104,8 +105,8 @@ class DefinitionMessage:
     """The state of a table after a command at the source, or the objects that a command dropped.
 
     ``relid``: None if the message names no table. ``tag``: the command tag; `BASELINE` for a state
-    that no command preceded. ``query``: the text of the statement. ``own``: None if the state
-    counts as a whole. ``known``: the OIDs and numbers that streamer knew at its request.
+    that no command preceded. ``query``: the text of the statement. ``own``: None for a complete
+    state. ``known``: the OIDs and numbers that streamer knew when it requested the state.
     """
 
     relid: int | None
@@ -118,13 +119,14 @@ class DefinitionMessage:
     dropped: Dropped = Dropped()
     known: Mapping[str, Sequence[int]] | None = None
     is_made: bool = False
-    """The target already has the definition: a script for both sides made the change."""
+    """The target already has the definition, because a script for both sides made the change."""
 
     @classmethod
     def parse(cls, content: bytes, token: str | None = None) -> "DefinitionMessage | None":
         """Read a message: the subtransaction, the token and the JSON, with a space between them.
 
-        None unless the message has *token*; without *token*, an earlier call compared it.
+        Return None unless the message has *token*. Without *token*, an earlier call has checked the
+        message.
         """
         _, _, payload = content.partition(b" ")
         message_token, _, text = payload.partition(b" ")
@@ -165,7 +167,7 @@ class DefinitionMessage:
 
 def with_dropped(content: bytes, dropped: bytes) -> bytes:
     """Return message *content* with the dropped parts of message *dropped* added."""
-    start = content.index(b"{")  # no token has a brace
+    start = content.index(b"{")  # the token has no brace
     fields, more = json.loads(content[start:]), json.loads(dropped[dropped.index(b"{") :])
     fields["dropped"] = {**(fields.get("dropped") or {}), **more["dropped"]}
     return content[:start] + json.dumps(fields).encode()
@@ -192,7 +194,7 @@ def parts_of(definition: SourceDefinition, namespace: str) -> set[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The definition after a message; None if not known. ``is_doubtful``: see the module."""
+    """The definition after a message; None if unknown. ``is_doubtful``: see the module."""
 
     definition: SourceDefinition | None
     is_doubtful: bool = False
@@ -221,7 +223,7 @@ def definition_after(
 def _whole(
     stored: SourceDefinition, reported: SourceDefinition, seen: Mapping[str, Sequence[int]] | None
 ) -> SourceDefinition:
-    """Return a state that counts as a whole, with the parts that were added since the request."""
+    """Return a complete state, with the parts that were added since the request."""
     seen = seen or {}
     columns, objects = seen.get("columns", ()), seen.get("objects", ())
     partitions = seen.get("partitions", ())
@@ -297,7 +299,7 @@ def _staying(partitions: Sequence[Partition], oids: Collection[int]) -> tuple[Pa
 def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) -> Outcome:
     types, doubts = _types(stored.types or (), reported.types or (), changed)
     renames = type_difference(stored.types or (), types)
-    # A column loses the sequence that another column gets, without evidence in the message.
+    # A column loses the sequence that a second column gets, without evidence in the message.
     serials = [
         part.sequence.oid
         for part in reported.columns
@@ -345,7 +347,9 @@ def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) 
 def _chosen(
     stored: Mapping[K, V], reported: Mapping[K, V], changed: Collection[K]
 ) -> tuple[dict[K, V], bool]:
-    """Return own parts from the message and other stored parts, and whether these differ."""
+    """Return own parts from the message with the remaining parts as stored, and whether the result
+    differs from *reported*.
+    """
     chosen = {**stored, **{key: part for key, part in reported.items() if key in changed}}
     return chosen, chosen != dict(reported)
 
@@ -378,7 +382,9 @@ def _with_former(
 
 
 def _united(was: DefinedType, reported: DefinedType) -> DefinedType:
-    """Return a type with the labels and parts that concurrent sessions added since its snapshot."""
+    """Return a type with the labels and parts that concurrent sessions have added since its
+    snapshot.
+    """
     labels = list(reported.labels)
     present = {oid for oid, _ in labels}
     for position, label in enumerate(was.labels):
@@ -406,8 +412,8 @@ class Shown:
 
     ``relations``: the columns of each RELATION message of the rows, in order, with their types as
     far as known. ``may_have``: whether a row may contain a label of an enum. ``eases``: the kinds
-    of changes that may be made early, because they only let more rows in. ``attribute_counts``: the
-    numbers of attributes that composite values have, by type.
+    of changes that streamer may make early, because they only let more rows in.
+    ``attribute_counts``: the numbers of attributes that composite values have, by type.
     """
 
     relations: Sequence[Mapping[str, str | None]]
@@ -424,7 +430,7 @@ class Shown:
         return all(relation.get(column.name) == column.type for relation in self.relations)
 
     def follows(self, definition: SourceDefinition) -> bool:
-        """Whether the order of the names is that of their numbers in *definition*."""
+        """Whether the names are in the order of their numbers in *definition*."""
         numbers = definition.numbers
         return all(
             places == sorted(places)
@@ -438,8 +444,8 @@ def explaining(
 ) -> SourceDefinition:
     """Return the stored definition with the parts of the present definition that refused rows need.
 
-    The present definition *reported* may be ahead of the rows. So it counts only where *shown*
-    agrees, or where a change lets more rows in and refuses none.
+    The present definition *reported* may be ahead of the rows. So use it only where *shown* agrees,
+    or where a change only lets more rows in.
     """
     columns = _explaining_columns(stored, reported, shown)
     if len({column.name for column in columns}) < len(columns):
@@ -480,7 +486,7 @@ def _explaining_columns(
 def _easing_objects(
     stored: Sequence[DefinedObject], reported: Sequence[DefinedObject], shown: Shown
 ) -> tuple[DefinedObject, ...]:
-    """Return the objects except dropped objects that refuse rows."""
+    """Return the objects without dropped objects that refuse rows."""
     oids = {part.oid for item in reported for part in (item, item.index) if part is not None}
     names = {(item.kind, item.name) for item in reported}
 
@@ -495,7 +501,7 @@ def _easing_objects(
 def _explaining_types(
     stored: Sequence[DefinedType], reported: Sequence[DefinedType], shown: Shown, *, takes_new: bool
 ) -> tuple[DefinedType, ...]:
-    """Return the types with labels that rows may have, and without checks that are gone.
+    """Return the types with labels that rows may have, and without dropped checks.
 
     *takes_new*: include types that only the present definition has.
     """
@@ -532,7 +538,7 @@ def _explaining_attributes(
 ) -> tuple[tuple[int, str, str], ...]:
     """Return the attributes of a composite type that all values of the rows have.
 
-    Values have no names of attributes. So only a different number of attributes is evidence.
+    Values contain no names of attributes, so only the number of attributes is evidence.
     """
     counts = set(shown.attribute_counts.get(now.oid, ()))
     attributes = now.attributes[: max(counts, default=0)]
@@ -547,6 +553,8 @@ def _explaining_attributes(
 def _more_partitions(
     stored: tuple[Partition, ...], reported: tuple[Partition, ...], shown: Shown
 ) -> tuple[Partition, ...]:
-    """Return the present partitions if all remain: a new partition could reuse bounds."""
+    """Return the present partitions if all stored partitions remain, because a new partition could
+    reuse bounds.
+    """
     is_more = {partition.oid for partition in stored} <= {partition.oid for partition in reported}
     return reported if stored and is_more and DdlKind.ATTACH_PARTITION in shown.eases else stored

@@ -1,4 +1,4 @@
-"""The columns that a target table is to have for a source's table, and their SQL. Pure.
+"""The columns of a target table for a source's table, and their SQL. Pure.
 
 `desired_columns` is the definition of a new table, and `at_target` the rule for one column.
 
@@ -43,7 +43,7 @@ HISTORY: Final = (
         for name, kind in HISTORY_TYPES.items()
     ),
 )
-"""The columns that a history has beside those of its source."""
+"""The columns that a history table has beside the source's columns."""
 NO_CHANGES: Final[Mapping[str, ColumnChange]] = MappingProxyType({})
 
 
@@ -80,10 +80,10 @@ def desired_columns(
 
 
 def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None) -> DefinedColumn:
-    """Return a source's *column* as column *name* of the target stores the values.
+    """Return the definition of column *name* at the target for the values of a source's *column*.
 
     A hash is text. No literal of the column may reach the target. So rows from before a new column
-    get their hashes as if each row had a value of its own.
+    get hashes as if each row had a different value.
     """
     if name is None or mapping.hash_of(name) is None:
         return column
@@ -104,7 +104,7 @@ def names_at_target(
     available: Collection[str] | None = None,
     key: Collection[str] = (),
 ) -> dict[str, str | None]:
-    """Return the target's names of the source's *columns*, for expressions over these.
+    """Return the target's names of the source's *columns*, for expressions over these columns.
 
     None for a column that the target does not get, or gets as a hash. *available*: the target's
     columns; None if the mapping alone decides. The target then gets the columns of *key*.
@@ -122,7 +122,7 @@ def names_at_target(
 
 
 def identity_of(identity: str, *, is_key: bool) -> str:
-    """Return the identity of a target's column, as `IDENTITIES` has them.
+    """Return the identity of a target's column, in the form of `IDENTITIES`.
 
     No UPDATE can write a column that is GENERATED ALWAYS. A changed key is deleted and inserted.
     """
@@ -155,11 +155,11 @@ def columns_to_add(
     types: Mapping[str, str],
     changes: Mapping[str, ColumnChange] = NO_CHANGES,
 ) -> list[DefinedColumn]:
-    """Return the columns that the target lacks, as a source without the capture shows these.
+    """Return the columns that the target lacks, from the facts of a source without the capture.
 
     *missing*: the names at the source and at the target. *types*: the known types, by name at the
-    source. *changes*: the changes since the last copy that the source's catalogs show, by that
-    name.
+    source. *changes*: the changes since the last copy that the source's catalogs show, by name at
+    the source.
     """
     columns = []
     for source, name in missing:
@@ -175,7 +175,8 @@ def add_columns_sql(
 ) -> list[str]:
     """Return the statements that add columns to a quoted *table*, with values in existing rows.
 
-    Later values come from the source: a default of the target would hide a missing value.
+    The columns keep no default, because later values come from the source, and a default would hide
+    a missing value.
     """
     add = "add column if not exists" if if_not_exists else "add column"
     adds, drops = [], []
@@ -195,14 +196,14 @@ def type_clause(column: DefinedColumn) -> str:
 def history_keys(key: Sequence[str], timing: str = "") -> tuple[str, str]:
     """Return the columns of a history's primary key, and the SQL for one open version of a key.
 
-    That is the columns of a unique index or, with *timing*, a constraint that waits for the end.
+    The SQL is the columns of a unique index or, with *timing*, a deferrable constraint.
     """
     primary = f"({quote_columns([*key, HISTORY_ID])})"
     is_open = f"kvsz_end = {HISTORY_OPEN}"
     if not timing:
         return primary, f"({quote_columns(key)}) where {is_open}"
     equal = ", ".join(f"{quote_identifier(name)} with =" for name in key)
-    # Of deferrable constraints, only an exclusion constraint may be partial.
+    # Only exclusion constraints can be both deferrable and partial.
     return primary, f"exclude using btree ({equal}) where ({is_open}){timing}"
 
 

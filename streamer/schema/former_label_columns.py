@@ -9,7 +9,7 @@ from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.schema.source_definition import SourceDefinition
 
 FormerColumns = Mapping[str, tuple[bool, Mapping[str, str]]]
-"""Whether the type of each column is an array, and the present labels by former label."""
+"""For each column, whether its type is an array, and the present labels by former label."""
 
 
 def follow_labels(

@@ -1,11 +1,11 @@
 """Indexes, constraints and types of a table, and the difference between two states.
 
-An object keeps the OID for life, so a rename is exact. PostgreSQL rebuilds an index under a new OID
-when the type of a column changes; the mark of the index stays.
+An object keeps its OID for life, so a rename is exact. When the type of a column changes,
+PostgreSQL rebuilds an index under a new OID; the index keeps its mark.
 
-`streamer.postgres.describing.objects_sql` reads indexes and constraints. Of an object without
-texts, a query read only the fields that need no lock on the table. Equality compares only these
-fields. Pure.
+`streamer.postgres.describing.objects_sql` reads indexes and constraints. An object without texts
+comes from a query that reads only the fields that need no lock on the table. Equality compares only
+these fields. Pure.
 """
 
 import re
@@ -20,7 +20,7 @@ from streamer.postgres.quoting import quote_identifier
 INDEX: Final = "i"
 _SUFFIX: Final = re.compile(r"(\([\d,-]+\))?(\[\])?$")
 _FORMER_BYTES: Final = 40
-"""The bytes of a type's name in the former name; a name may have 63 bytes."""
+"""The number of bytes of a type's name in its former name; a name may have 63 bytes."""
 _PLAIN: Final = re.compile("[a-z_][a-z0-9_]*")
 
 
@@ -110,7 +110,7 @@ class IndexDefinition:
 class ConstraintDefinition:
     """A constraint of a table, with the index that implements the constraint.
 
-    ``kind``: pg_constraint.contype: c, p, u, x or f. ``is_valid``: the constraint was validated.
+    ``kind``: pg_constraint.contype: c, p, u, x or f. ``is_valid``: the constraint is validated.
     ``columns``: the columns of the constraint. The fields from ``definition`` on are the texts.
     ``definition``: pg_get_constraintdef. A check has an ``expression``; a foreign key has the
     fields from ``referenced`` on.
@@ -202,7 +202,7 @@ def unique_keys_of(objects: Iterable[DefinedObject]) -> tuple[tuple[str, ...], .
 
 
 def stored_object(item: DefinedObject) -> dict[str, Any]:
-    """Return the JSON of the fields that equality counts."""
+    """Return the JSON of the fields that equality compares."""
     names = ("oid", "name", "mark", "is_valid")
     return {
         "index": _fields(item.index, *names, "is_unique"),
@@ -220,13 +220,13 @@ def _as_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _named(numbers: Iterable[int] | None, names: Mapping[int, str]) -> tuple[str, ...]:
     # An expression of an exclusion constraint has the number 0, a system column a negative number.
-    # Another statement may have read the columns, before or after a change.
+    # A separate statement reads the columns, perhaps before or after a change.
     return tuple(names[number] for number in numbers or () if number in names)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """A change of an index or a constraint; None for an absent state."""
+    """A change of an index or a constraint. A state is None if the object is absent."""
 
     kind: DdlKind
     before: DefinedObject | None
@@ -281,7 +281,7 @@ def _marks(part: DefinedObject) -> tuple[str, str]:
 
 
 def _in_order(renames: Sequence[ObjectChange]) -> Iterator[ObjectChange]:
-    """Return *renames*, each to a name that is free by then.
+    """Return *renames* in an order in which each new name is free.
 
     Indexes and constraints have separate name spaces; an index of a constraint is in both.
     """
@@ -321,7 +321,7 @@ def _renamed(old: DefinedObject, new: DefinedObject) -> Iterator[ObjectChange]:
 
 @dataclass(frozen=True, slots=True)
 class DefinedType:
-    """A type of the source that its table uses.
+    """A type of the source that a table uses.
 
     ``kind``: pg_type.typtype: e (enum), d (domain), c (composite), r (range). ``labels``: OID and
     text, in order. ``base``: the base type of a domain or a range, as SQL. ``checks``: OID, name
@@ -366,7 +366,7 @@ class DefinedType:
 
     @property
     def former_name(self) -> RelationName:
-        """The name that the type gets at the target when a new type needs the present name."""
+        """The name that the type gets at the target when a new type needs its name."""
         start = self.name.encode()[:_FORMER_BYTES].decode(errors="ignore")
         return RelationName(self.namespace, f"{start}_former_{self.oid}")
 
@@ -378,7 +378,7 @@ class DefinedType:
         return (self.kind, self.base, self.not_null, self.default, self.operator_class, *texts)
 
     def takes_all(self, other: Self) -> bool:
-        """Whether the type takes all values of the type *other*, in the same order."""
+        """Whether the type accepts all values of the type *other*, in the same order."""
         if self.kind != other.kind:
             return False
         match other.kind:
@@ -401,7 +401,7 @@ class DefinedType:
 
 @dataclass(frozen=True, slots=True)
 class TypeUse:
-    """The uses of a type at the target. ``foreign``: objects outside of tables that only this
+    """The uses of a type at the target. ``foreign``: objects other than tables that only this
     source fills.
     """
 
@@ -431,7 +431,9 @@ def under_new_name(type_name: str, renamed: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TypeChange:
-    """A change of a type. ``part``: the label, constraint or attribute before and after."""
+    """A change of a type. ``part``: the label, constraint or attribute, before and after the
+    change.
+    """
 
     kind: DdlKind
     before: DefinedType | None
@@ -475,7 +477,7 @@ def is_another(old: DefinedType, new: DefinedType, replaced: Collection[str]) ->
 
 
 def replaced_types(before: Iterable[DefinedType], after: Iterable[DefinedType]) -> set[str]:
-    """Return the quoted names that mean a different type with different content in *after*."""
+    """Return the quoted names that denote a different type with different content in *after*."""
     former = {type_.full_name: type_ for type_ in before}
     replaced: set[str] = set()
     for new in after:  # parts come first

@@ -1,9 +1,9 @@
 """Partitions of a source's table, the difference between two states, and their rows.
 
-A partition has an OID for life. A state has the text of each bound and partition key, in the form
-of ``pg_get_expr`` and ``pg_get_partkeydef``. Neither locks a table. Therefore this module builds
-the condition for the rows of a partition: ``pg_get_partition_constraintdef`` waits for sessions
-that lock the partition.
+A partition keeps its OID for life. A state has the text of each bound and partition key, in the
+form of ``pg_get_expr`` and ``pg_get_partkeydef``, which lock no table. From these texts this module
+builds the condition for the rows of a partition, because ``pg_get_partition_constraintdef`` waits
+for sessions that lock the partition.
 
 A condition is true for a row exactly where PostgreSQL routes the row to the partition. Values are
 literals without a type, so the type of the column applies. Hash partitions have no such condition:
@@ -23,7 +23,7 @@ ROOT: Final = 0
 
 
 class UnclearPartitionError(Exception):
-    """A condition for the rows of a partition cannot be given; the text says why."""
+    """There is no condition for the rows of a partition; the text states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that joined or left, or has a new name. *tree*: the partitions after a join, and
-    before a departure. *name*: the new name.
+    """A partition that was attached or detached, or that has a new name. *tree*: the partitions
+    after the attachment or before the detachment. *name*: the new name.
     """
 
     kind: DdlKind
@@ -66,7 +66,9 @@ class PartitionChange:
 def partition_difference(
     previous: Sequence[Partition], after: Sequence[Partition]
 ) -> list[PartitionChange]:
-    """Return the changes, in a feasible order. The partitions of a partition go with it."""
+    """Return the changes, in a feasible order. A change of a partition includes its own
+    partitions.
+    """
     former = {item.oid: item for item in previous if item.bound is not None}
     present = {item.oid: item for item in after if item.bound is not None}
     removed = {o for o, item in former.items() if o not in present or _moved(item, present[o])}
@@ -117,7 +119,7 @@ _COLUMN: Final = re.compile(r'([a-z_][a-z0-9_$]*|"(?:[^"]|"")+")(?= |$)')
 
 @dataclass(frozen=True, slots=True)
 class KeyItem:
-    """A column or an ``expression``. ``rest``: its collation and operator class, as written."""
+    """A column or an ``expression``. ``rest``: the collation and operator class, as written."""
 
     column: str | None
     expression: str | None
@@ -225,7 +227,9 @@ def _bound_rows(bound: str, columns: Sequence[str]) -> str:
 def _edge(
     columns: Sequence[str], values: Sequence[str], operator: str, cut: dict[str, str]
 ) -> list[str]:
-    """Return the condition for an end of a range. *cut*: the operators at MINVALUE and MAXVALUE."""
+    """Return the condition for a bound of a range. *cut*: the operators at MINVALUE and
+    MAXVALUE.
+    """
     for count, value in enumerate(values):
         if value in _ENDS:
             if count == 0:

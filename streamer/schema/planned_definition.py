@@ -1,4 +1,4 @@
-"""A definition that a target table is to get, and the place of that table. Pure."""
+"""A planned definition of a target table, and the place of that table. Pure."""
 
 import enum
 from collections.abc import Callable, Iterable
@@ -30,11 +30,11 @@ class ObjectKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TargetPlace:
-    """Where a source's table goes.
+    """The target of a source's table.
 
     ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the target's
-    columns; None for an absent table, and then the mapping alone decides.
-    ``is_partitioned``: the target is a partitioned table.
+    columns; None for an absent table, whose columns only the mapping decides. ``is_partitioned``:
+    the target is a partitioned table.
     """
 
     mapping: RelationMapping
@@ -76,18 +76,18 @@ class TargetPlace:
 
 
 Places = Callable[[RelationName], TargetPlace | None]
-"""Returns the place of another table of the source; None for a table without replication."""
+"""Returns the place of a table of the source; None for a table that is not replicated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A definition for the target, as two lists of statements.
+    """A definition for the target, in two forms of statements.
 
     ``statements`` run in a single transaction, while no other session uses the table. ``online``
     avoid long locks; each runs in a separate transaction, as ``create index concurrently``
     requires. ``name``: the name of the index, constraint or column, or of the table for a table's
     comment. ``index``: the index that ``online`` builds concurrently; a failed build leaves an
-    invalid index. ``reason``: the obstacle at the target; then only ``source_sql`` has SQL.
+    invalid index. ``reason``: the obstacle at the target, if any; then only ``source_sql`` has SQL.
     """
 
     kind: ObjectKind
@@ -102,5 +102,5 @@ class Planned:
 
     @property
     def sql(self) -> str:
-        """The SQL to show to a person."""
+        """The SQL to show to an operator."""
         return "; ".join(self.online or self.statements) or self.source_sql

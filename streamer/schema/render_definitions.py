@@ -1,15 +1,15 @@
 """Renders the definition of a source's table as statements for its target table.
 
 A `Renderer` serves a single table. Each method renders an object and returns a `Planned`; `plan`
-renders all objects of a level of `target.create`. Names of columns go through the mapping. A column
-``sid`` that tells the sources of a table apart leads each unique key, exclusion constraint and
+renders all objects of a level of `target.create`. The mapping translates names of columns. A column
+``sid``, which distinguishes the sources of a table, leads each unique key, exclusion constraint and
 foreign key.
 
 The plan of an object that the target cannot have states the reason and the SQL of the source:
 
-* an object that needs a column which the target does not get;
-* a unique object that needs a column which `set` computes;
-* a foreign key of a table that is no clone, or to a table which lacks rows by a rule;
+* an object that needs a column that the target does not get;
+* a unique object that needs a column that `set` computes;
+* a foreign key of a table that is not a clone, or to a table that lacks rows because of its rule;
 * an action that would change ``sid``.
 
 Rows of `append` and `history` tables outlive the source's rows, so unique indexes become plain
@@ -66,11 +66,11 @@ def without_acting(planned: Planned) -> Planned:
 
 
 class _UnmadeError(Exception):
-    """The target cannot have an object; the text says why."""
+    """The target cannot have an object; the text states the reason."""
 
 
 class _HashedError(_UnmadeError):
-    """Expressions read a hashed column, so the target gets no literal of the expressions."""
+    """Expressions read a hashed column, so no literal of the expressions may reach the target."""
 
 
 _ACTIONS: Final = {
@@ -83,16 +83,16 @@ _ACTIONS: Final = {
 
 
 def other_name(name: str, target: RelationName) -> str:
-    """Return a name for an index whose original name another relation of the schema uses."""
+    """Return a name for an index whose original name is taken in the target's schema."""
     mark = "_" + hashlib.sha256(f"{target}\0{name}".encode()).hexdigest()[:8]
     room = NAME_BYTES_MAX - len(mark)
     return name.encode()[:room].decode(errors="ignore") + mark
 
 
 class Renderer:
-    """Renders the objects of one table; see the module.
+    """Renders the objects of a single table.
 
-    *taken*: names of other relations in the target's schema.
+    *taken*: the names of further relations in the target's schema.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Renderer:
     def default(self, column: DefinedColumn) -> Planned | None:
         """Render a column's default with the sequence, or the identity; None for neither.
 
-        Only streamer writes versions of a history, so the columns need no default.
+        Only streamer writes versions of a history table, so its columns need no default.
         """
         is_history = self._place.mapping.type is TableType.HISTORY
         if is_history or column.generated or not (column.default or column.identity):
@@ -170,7 +170,7 @@ class Renderer:
             statements = [f"{alter} set default {column.default}"]
         source_sql = f"{alter} set default {column.default}" if column.default else ""
         made = tuple(statements)
-        # A sequence without the default that draws from it would be in the way of the next attempt.
+        # A sequence without its default would be in the way of the next attempt.
         return Planned(ObjectKind.DEFAULT, name, made, ("; ".join(made),), source_sql=source_sql)
 
     def filled(self, column: DefinedColumn) -> Planned | None:
@@ -312,7 +312,7 @@ class Renderer:
             parts.append(f"{key.opclass}{options}")
         if key.descending:
             parts.append("desc")
-        if key.nulls_first != key.descending:  # the default goes with the direction
+        if key.nulls_first != key.descending:  # the default of NULLS FIRST depends on the direction
             parts.append("nulls first" if key.nulls_first else "nulls last")
         if key.operator is not None:
             parts.append(f"with {key.operator}")
@@ -377,9 +377,10 @@ class Renderer:
         return f"{self._add(constraint.name)} {constraint.definition}"
 
     def primary_key(self) -> list[Planned]:
-        """Render the primary key for a table that CREATE TABLE made without a primary key.
+        """Render the primary key of a table that streamer created without a primary key.
 
-        In a history, the key with ``kvsz_id`` is unique, and the key among open versions.
+        In a history table, the key with ``kvsz_id`` is unique, and so is the key among open
+        versions.
         """
         key = next((c for c in self._definition.constraints if c.kind == "p"), None)
         if key is None or self._place.mapping.type is TableType.APPEND:
@@ -480,7 +481,9 @@ class Renderer:
         return self._validated(ObjectKind.CHECK, constraint, f"check ({condition}){inherit}")
 
     def _validated(self, kind: ObjectKind, constraint: ConstraintDefinition, sql: str) -> Planned:
-        """Return a constraint whose online statements validate the rows after the addition."""
+        """Return a constraint whose online statements first add the constraint and then validate
+        the rows.
+        """
         add = f"{self._add(constraint.name)} {sql}"
         if not constraint.enforced:
             made = (f"{add} not enforced",)
@@ -593,7 +596,7 @@ def _options(options: Iterable[str]) -> str:
 
 
 def _summary(index: IndexDefinition) -> str:
-    """Return an index of the source in words close to its SQL."""
+    """Return a description of a source's index that is close to its SQL."""
     keys = ", ".join(key.column or f"({key.expression})" for key in index.keys)
     unique = "unique " if index.is_unique else ""
     where = f" where {index.predicate}" if index.predicate else ""

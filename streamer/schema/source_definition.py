@@ -1,9 +1,9 @@
 """A table's definition at the source, and the difference between two definitions.
 
 The capture at the source (`streamer.source.capture.ddl_capture`) sends the state of a table's
-catalog rows after each command. Two successive states tell the change without a parser for SQL: a
-column keeps its number for life, so a rename is exact. Several actions of one ALTER TABLE appear as
-several changes of one difference.
+catalog rows after each command. Two successive states show the change without an SQL parser: a
+column keeps its number for life, so a rename is exact. Several actions of an ALTER TABLE appear as
+several changes of a difference.
 
 Pure.
 """
@@ -39,7 +39,7 @@ FORMAT: Final = 1
 @dataclass(frozen=True, slots=True)
 class DefinedSequence:
     """A sequence of a column. ``options``: the SQL of bounds and step. ``is_owned``: the column
-    owns the sequence; else only the column's default uses the sequence.
+    owns the sequence; otherwise only the column's default uses the sequence.
     """
 
     oid: int
@@ -61,13 +61,13 @@ class DefinedColumn:
     ``generated``: '' or 's' (stored) or 'v' (virtual), and then ``default`` is the expression.
     ``identity``: '' or 'a' (always) or 'd' (by default). ``fill``: the text of the value that ADD
     COLUMN gave to existing rows, if all got the same value. ``default_mark`` changes with each SET
-    DEFAULT. ``sequence``: the sequence that the default uses or the column owns.
-    ``computed``: no statement tells the values of rows, as after ALTER COLUMN TYPE … USING.
-    ``of_domain``: a default of the domain applies, because the column lacks a default.
-    ``may_be_toasted``: the server may store values out of line, and then omits unchanged values.
+    DEFAULT. ``sequence``: the sequence that the default uses or the column owns. ``computed``: the
+    values of rows are unknown, as after ALTER COLUMN TYPE … USING. ``of_domain``: a default of the
+    domain applies, because the column lacks a default. ``may_be_toasted``: the server may store
+    values out of line, and then omits unchanged values.
 
-    Readers fill different fields. The text of a plain default comes from messages and
-    `streamer.schema_changes.read_definitions` only, because deparsing a default locks the table.
+    Readers fill different fields. Only messages and `streamer.schema_changes.read_definitions` have
+    the text of a plain default, because deparsing a default locks the table.
     """
 
     number: int
@@ -96,7 +96,7 @@ class DefinedColumn:
 
     @property
     def fills_rows_one_by_one(self) -> bool:
-        """Whether rows from before ADD COLUMN may differ in the column."""
+        """Whether rows from before ADD COLUMN may have different values in the column."""
         if self.generated:
             return False
         has_default = self.default is not None or self.default_mark is not None or self.of_domain
@@ -106,14 +106,14 @@ class DefinedColumn:
     def may_hide_values(self) -> bool:
         """Whether rows from before ADD COLUMN may have values that the catalogs lack.
 
-        A column that is NOT NULL may have lost a default since.
+        A NOT NULL column may have lost a default since then.
         """
         is_given = self.computed or (self.not_null and self.constant is None)
         return is_given or self.fills_rows_one_by_one
 
     @property
     def constant(self) -> str | None:
-        """The SQL of the value that all rows from before ADD COLUMN share, if they do."""
+        """The SQL of the common value of all rows from before ADD COLUMN, if any."""
         if self.fill is not None:
             return "'" + self.fill.replace("'", "''") + f"'::{self.type}"
         if self.default is not None and not self.generated and _LITERAL.fullmatch(self.default):
@@ -122,12 +122,14 @@ class DefinedColumn:
 
     @property
     def draws(self) -> bool:
-        """Whether the default takes values of a sequence."""
+        """Whether the default draws values from a sequence."""
         return self.default is not None and not self.generated and "nextval(" in self.default
 
     @property
     def own_default(self) -> str | None:
-        """The default that another server can compute; a sequence belongs to the source."""
+        """The default, if a different server can compute it, unlike a default from the source's
+        sequence.
+        """
         if self.generated or self.draws:
             return None
         return self.default
@@ -145,8 +147,9 @@ class SourceDefinition:
 
     ``objects``: indexes and constraints. ``types``: the types of columns and the parts of these
     types, parts first; then former types that the source still has. ``partitions``: the table
-    itself and the partitions, parents first; empty for a table without a partition key. None: not
-    known. ``oid``: the OID of the table; the numbers of columns are valid for this OID only.
+    itself and the partitions, parents first; empty for a table without a partition key. A part is
+    None if unknown. ``oid``: the OID of the table; the numbers of columns are valid for this OID
+    only.
     """
 
     columns: tuple[DefinedColumn, ...]
@@ -157,7 +160,7 @@ class SourceDefinition:
 
     @property
     def used_types(self) -> list[DefinedType]:
-        """The types that columns have, and the parts of these."""
+        """The types of columns, and the parts of these types."""
         names = {base_type(column.type) for column in self.columns}
         for type_ in reversed(self.types or ()):
             names |= type_.parts if type_.quoted in names else set()
@@ -249,7 +252,7 @@ class ColumnChange:
 
     @property
     def column(self) -> str:
-        """The name of the column before the change; of a new column, the name after."""
+        """The name of the column before the change; for a new column, the name after the change."""
         column = self.before or self.after
         assert column is not None
         return column.name
@@ -276,7 +279,8 @@ def all_differences(
 ) -> list[AnyChange]:
     """Return the changes of types, columns, objects and partitions, in a feasible order.
 
-    *computes_values*: see `difference`. *dropped_types*: OIDs; an absence is no evidence.
+    *computes_values*: see `difference`. *dropped_types*: the OIDs of dropped types, because an
+    absent type is no evidence of a drop.
     """
     before = _of_table(before, after)
     objects: list[ObjectChange] = []
@@ -300,7 +304,8 @@ def all_differences(
 
 
 def _of_table(before: SourceDefinition, after: SourceDefinition) -> SourceDefinition:
-    """Return *before* with the numbers that columns of equal names have in another table.
+    """Return *before* with the column numbers of *after*, by the names of columns, if *after* is a
+    new table.
 
     A session may have dropped the table and created a table of that name.
     """
@@ -368,7 +373,7 @@ def difference(
 
 
 def _renames(pairs: Sequence[tuple[DefinedColumn, DefinedColumn]]) -> Iterable[ColumnChange]:
-    """Return the renames of columns, each to a name that is free by then."""
+    """Return the renames of columns in an order in which each new name is free."""
     columns = {old.name: (old, new) for old, new in pairs}
     names = {old.name: new.name for old, new in pairs if old.name != new.name}
     for former, name in ordered_renames(names):
@@ -379,7 +384,7 @@ def _renames(pairs: Sequence[tuple[DefinedColumn, DefinedColumn]]) -> Iterable[C
 
 
 def columns_after(changes: Iterable[ColumnChange]) -> dict[str, DefinedColumn | None]:
-    """Return the columns after all *changes*, by their names before; None for a dropped one."""
+    """Return the columns after all *changes*, by their former names; None for a dropped column."""
     after: dict[str, DefinedColumn | None] = {}
     for change in changes:
         if change.before is None:
@@ -419,7 +424,9 @@ _WIDER: Final[dict[str, frozenset[str]]] = {
     "text": frozenset({"character varying"}),
     "date": frozenset({"timestamp without time zone"}),
 }
-"""The types without a modifier that hold all values of a type, by a cast that ignores settings."""
+"""For each type, the types without a modifier that hold all its values, by a cast that ignores
+settings.
+"""
 
 _TYPE: Final = re.compile(r"([a-z ]+?)(?:\((-?\d+(?:,-?\d+)?)\))?( with(?:out)? time zone)?(\[\])?")
 
@@ -434,7 +441,7 @@ class TypeName:
 
     @classmethod
     def parse(cls, text: str) -> "TypeName":
-        """Return the parts; the whole name as ``base``, if the name has a different form."""
+        """Return the parts; if the name has a different form, the whole name is the ``base``."""
         if (match := _TYPE.fullmatch(text)) is None:
             return cls(text)
         base, modifiers, zone, brackets = match.groups("")
@@ -442,12 +449,12 @@ class TypeName:
 
     @property
     def scale(self) -> int:
-        """How many digits stand behind the decimal point of a numeric with modifiers."""
+        """The number of digits behind the decimal point of a numeric with modifiers."""
         return self.modifiers[1] if len(self.modifiers) > 1 else 0
 
     @property
     def whole_digits(self) -> int:
-        """How many digits stand before the decimal point."""
+        """The number of digits before the decimal point."""
         return self.modifiers[0] - self.scale
 
 

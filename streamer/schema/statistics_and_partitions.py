@@ -45,7 +45,7 @@ def _statistics(
     try:
         listed = ", ".join(map(render, items))
     except UnclearPartitionError as exc:
-        # An expression over a hashed column may contain plain values.
+        # An expression over a hashed column may contain plain values as literals.
         sql = statistics.definition if not place.mapping.rule.hashes else ""
         return Planned(kind, name, reason=str(exc), source_sql=sql)
     quoted_name = quote_qualified(place.mapping.target.namespace, name)
@@ -133,8 +133,8 @@ def plan_partitioning(definition: TableDefinition, place: TargetPlace) -> list[P
 def for_partitions(planned: Planned, place: TargetPlace) -> Planned:
     """Return a plan for the table of *place*.
 
-    A partitioned table takes no index that is built concurrently, and PostgreSQL 17 and older no
-    foreign key that is NOT VALID.
+    A partitioned table accepts no concurrent index build, and in PostgreSQL 17 and older no foreign
+    key that is NOT VALID.
     """
     kinds = (
         *(ObjectKind.INDEX, ObjectKind.UNIQUE, ObjectKind.EXCLUSION),

@@ -1,4 +1,4 @@
-"""The definition of a table, as the catalogs of a server contain the definition.
+"""The definition of a table in the catalogs of a server.
 
 Expressions are the text of PostgreSQL's deparsers (``pg_get_expr``) under an empty search_path,
 with the table's names of columns. Pure.

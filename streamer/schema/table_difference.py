@@ -5,11 +5,11 @@ without a mapping. So two objects are equal if the statements are equal.
 
 `create` selects the objects to compare. Columns, types and the primary key belong to each level.
 Extra objects of the target are differences if they may refuse rows of the source: constraints and
-unique indexes. Extra defaults of the source's columns are differences too, because programs get the
-defaults after a cut-over. Indexes for readers and extra columns are the operator's affair.
+unique indexes. Extra defaults of the source's columns are differences, too, because programs get
+the defaults after a cut-over. Indexes for readers and extra columns are the operator's business.
 
-A table of several sources takes the values of all sources. So a longer type, more values of an enum
-and more partitions than a single source needs are no difference.
+A table of several sources must accept the values of all sources. So a longer type, more labels of
+an enum and more partitions than a single source needs are no difference.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ from streamer.schema.table_definition import TableDefinition
 
 @dataclass(frozen=True, slots=True)
 class DefinitionDifference:
-    """``source``: the expected object of the target, in SQL or in words; None for an extra object.
+    """``source``: the expected object of the target, as SQL or text; None for an extra object.
     ``target``: the actual object; None if missing.
     """
 
@@ -85,7 +85,7 @@ def type_difference(
 ) -> list[DefinitionDifference]:
     """Return how the types of the target's columns differ from the source's types.
 
-    *keeps_more*: the target may take more values, of other sources or of ended versions.
+    *keeps_more*: the target may accept more values, from further sources or ended versions.
     """
     at_target = {type_.full_name: type_ for type_ in target}
     pairs = [
@@ -114,7 +114,7 @@ def _columns(
     source: TableDefinition, place: TargetPlace, target: TableDefinition, *, is_shared: bool
 ) -> Iterator[DefinitionDifference]:
     at_target = {column.name: column for column in target.columns}
-    # Several sources, and versions of removed rows, need a table that takes nulls.
+    # Several sources, and versions of removed rows, need a table that accepts nulls.
     is_alone = place.mapping.type is TableType.CLONE and not place.has_sid
     for column in source.columns:
         name = place.mapping.own_column(column.name, at_target)
@@ -214,7 +214,7 @@ def _partition(
 
 
 def as_it_is(name: RelationName) -> TargetPlace:
-    """Return a place that maps a table to itself."""
+    """Return the place that maps a table to itself."""
     pattern = RelationPattern(name.namespace, name.name)
     return TargetPlace(RelationMapping(name, name, TableRule(pattern)), has_sid=False)
 
@@ -230,7 +230,7 @@ def _objects(
     for expected in Renderer(source, place, places).plan(create):
         actual = at_target.pop((expected.kind, expected.name), None)
         if expected.reason is not None:
-            continue  # `streamer status` has the reason
+            continue  # `streamer status` shows the reason
         statements = expected.statements
         if actual is None:
             renamed = other_name(expected.name, place.mapping.target)

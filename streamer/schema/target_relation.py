@@ -1,4 +1,4 @@
-"""The parts of a target relation's definition that applying changes depends on. Pure."""
+"""The parts of a target relation's definition on which applying changes depends. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from streamer.schema.indexes_constraints_types import DefinedObject, IndexDefini
 
 _BYTEWISE_TYPES: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
 """OIDs of bool, int8, int2, int4, text, oid, varchar, date, timestamp, timestamptz and uuid.
-Numeric is absent, because 1.0 equals 1.00.
+Numeric is not in the set, because 1.0 equals 1.00.
 """
 
 
@@ -38,7 +38,7 @@ class TargetColumn:
     type_facts: str = ""
     """OIDs of type and collation, and the modifier, in the form of ``streamer.require_facts``."""
     collation: str = ""
-    """The quoted name of a collation that is not deterministic: different texts may be equal."""
+    """The quoted name of a nondeterministic collation, by which different texts may be equal."""
 
     @property
     def equality_is_bytewise(self) -> bool:
@@ -63,7 +63,7 @@ class TargetRelation:
     the sequences that the columns own and the role may restart. ``history_sequence``: the quoted
     name of the sequence of the identity column ``kvsz_id``, if the increment is 1 and the role may
     use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of the
-    server removes. ``facts``: a text of the facts that a plan depends on beside the columns, as in
+    server removes. ``facts``: further facts on which a plan depends, as the text of
     ``streamer.require_facts``.
     """
 
@@ -90,7 +90,7 @@ class TargetRelation:
     def rows(self) -> str:
         """The table in statements about existing rows, quoted.
 
-        Tables that inherit from the table are separate tables, as at the source.
+        Child tables by inheritance are separate tables, as at the source.
         """
         quoted = quote_qualified(self.name.namespace, self.name.name)
         return quoted if self.is_partitioned else f"only {quoted}"
@@ -110,11 +110,11 @@ class TargetRelation:
         return "sid" in self.columns
 
     def is_unique(self, columns: frozenset[str]) -> bool:
-        """Whether at most one row has given values in *columns*, and an index finds this row."""
+        """Whether *columns* are unique, and an index finds a row by them."""
         return any(columns >= set(key) for key in self.unique_keys)
 
     def unfilled(self, filled: Collection[str | None]) -> list[TargetColumn]:
-        """Return the columns beside *filled* that refuse a row without a value."""
+        """Return the columns outside *filled* that refuse a row without a value."""
         return [
             column
             for column in self.columns.values()

@@ -1,1 +1,3 @@
-"""The publishing side: its catalogs, the objects of streamer there, and the stream of changes."""
+"""The publisher: catalogs of the source, streamer's objects at the source, and the stream of
+changes.
+"""

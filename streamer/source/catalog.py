@@ -61,7 +61,9 @@ CAPTURE_MARK: Final = "streamer captures definitions, version "
 
 @dataclass(frozen=True, slots=True)
 class SourceServer:
-    """A source's server, as far as replication depends on it. ``version`` is server_version_num."""
+    """The facts about a source's server on which replication depends. ``version``:
+    server_version_num.
+    """
 
     version: int
     version_text: str
@@ -79,7 +81,7 @@ class SourceServer:
     max_wal_senders: int
     settings: dict[str, str]
     started: int = 0
-    """When the server was started, in microseconds of the epoch; 0 if that is not known."""
+    """The start time of the server in microseconds of the epoch; 0 if unknown."""
     database_oid: int = 0
     database_names: dict[str, str] = field(default_factory=dict)
     """The databases of the server, by OID as text."""
@@ -90,7 +92,7 @@ class SourceServer:
 
     @property
     def place(self) -> Place:
-        """The place where every connection to this source must lead."""
+        """The place that every connection to this source must reach."""
         return self.system_identifier, self.timeline, self.started
 
 
@@ -112,7 +114,9 @@ class SourceRelation:
     primary_key_timing: str = ""
     """The clause of a deferrable primary key: SQL to add to the constraint."""
     objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
-    """The indexes and constraints. Rows do not depend on these, so a copy survives a change."""
+    """The indexes and constraints. A copy survives their changes, because rows do not depend on
+    them.
+    """
     types: tuple[DefinedType, ...] = field(default=(), compare=False)
     """The user-defined types of columns, and the parts of these types."""
 
@@ -147,7 +151,7 @@ class SourceRelation:
 
     @property
     def has_usable_identity(self) -> bool:
-        """Whether publishing UPDATE and DELETE makes no statement fail at the source."""
+        """Whether the source can publish UPDATE and DELETE without making statements fail."""
         return self.identity.is_usable
 
     @property
@@ -213,7 +217,7 @@ from pg_catalog.pg_control_system() c
 async def check_same_database(
     source: SourceMapping, connection: Connection, stored: KnownPlace
 ) -> None:
-    """Refuse another database of the same server, for a command. Raises SourceDatabaseError.
+    """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
 
     Without the privilege to read the system identifier, the process that streams decides alone.
     """
@@ -289,7 +293,7 @@ cross join lateral (
       from ({_LEAVES_SQL}) l) l
 where c.oid = any (%s::oid[])
 """
-"""Facts about partitioned tables only, with sizes that replace the sizes of `_RELATIONS_SQL`."""
+"""Facts about partitioned tables, with sizes that replace the sizes of `_RELATIONS_SQL`."""
 
 _TYPES_SQL: Final = f"""
 select c.oid::int8 as oid, ({USED_TYPES}) as types
@@ -353,7 +357,7 @@ async def read_relations(
     for sql, some in ((_TREES_SQL, trees), (_TYPES_SQL, typed)):
         for row in await fetch_all(connection, sql, some) if some else ():
             rows[row.pop("oid")].update(row)
-    # A table that was dropped between two statements is not there.
+    # A table that was dropped between two statements is missing.
     return {
         identity.name: _relation(identity, rows[oid], columns[oid])
         for oid, identity in identities.items()
@@ -362,7 +366,7 @@ async def read_relations(
 
 
 def is_replicable(name: RelationName) -> bool:
-    """Whether tables of this schema are the users', not PostgreSQL's own. Pure."""
+    """Whether the schema belongs to users, and not to PostgreSQL. Pure."""
     return not name.namespace.startswith("pg_") and name.namespace != "information_schema"
 
 
@@ -372,7 +376,7 @@ def _relation(
     names = {column.number: column.name for column in columns}
     objects = tuple(object_of(fields, names) for fields in row.pop("objects") or ())
     key = primary_key_of(objects)
-    # A key over a column that a later statement has not seen is no key of these columns.
+    # A key with a column that a later statement did not return is not a key of these columns.
     finds_rows = key is not None and key.index is not None and key.index.finds_rows
     return SourceRelation(
         identity,
@@ -396,8 +400,9 @@ async def read_flush_lsn(connection: Connection) -> Lsn:
 async def flush_wal(connection: Connection) -> Lsn:
     """Flush all transactions committed so far; return the end of the WAL.
 
-    A commit with ``synchronous_commit = off`` reaches the disk, and so our stream, a little later.
-    The flush of an empty transaction includes all earlier commits. A standby has only flushed WAL.
+    A commit with ``synchronous_commit = off`` reaches the disk, and so streamer's stream, a little
+    later. The flush of an empty transaction includes all earlier commits. On a standby all WAL is
+    flushed.
     """
     if not is_standby(connection):
         try:
@@ -418,9 +423,9 @@ async def _await_wal_writer(connection: Connection) -> None:
 
 
 def check_same_history(server: SourceServer, system_identifier: str | None, seen_lsn: Lsn) -> None:
-    """Refuse a source with a different system identifier, or that went back in time.
+    """Refuse a source with a different system identifier, or a source that went back in time.
 
-    *seen_lsn*: the furthest position of the source which the target has stored.
+    *seen_lsn*: the newest position of the source that the target has stored.
     """
     if system_identifier is not None and server.system_identifier != system_identifier:
         raise SourceDivergedError(

@@ -1,7 +1,7 @@
 """Connections to a source, and the translation of driver errors.
 
-A source's url takes every parameter of libpq, because libpq connects. This module alone translates
-the driver's errors.
+A source's url may have every parameter of libpq, because libpq connects. This module alone
+translates the driver's errors.
 """
 
 import getpass
@@ -67,12 +67,14 @@ _BY_MEANING: Final[dict[Meaning, type[StreamerError]]] = {
 }
 
 
-# "invalid memory alloc request size 1200000003" has no SQLSTATE but that of internal errors.
+# "invalid memory alloc request size 1200000003" has the SQLSTATE of internal errors.
 _ALLOCATION: Final = re.compile(r"invalid memory alloc|string buffer", re.IGNORECASE)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of a driver's message: the rest is context that may show values."""
+    """Return the first line of a driver's message. Further lines are context, which may show
+    values.
+    """
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary
     lines = str(error).removeprefix("connection failed: ").strip().splitlines()
@@ -108,7 +110,7 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
 
 
 def _translate_without_sqlstate(error: psycopg.Error, message: str) -> StreamerError:
-    # libpq reports a failed connection attempt without SQLSTATE, only with a text.
+    # libpq reports a failed connection attempt as text, without SQLSTATE.
     if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         hint = connect_hint(str(error))
         kind = SourceRejectedError if is_refused(str(error)) else SourceConnectionError
@@ -134,16 +136,16 @@ def require_configured(source: SourceMapping) -> None:
 
 
 _first_hosts: Final[dict[Secret, tuple[str, str]]] = {}
-"""The host that every connection tries first, by url."""
+"""The host that each connection tries first, by url."""
 
 
 def put_host_first(source: SourceMapping, host: tuple[str, str]) -> None:
-    """Make later connections to *source* try one host and port of its url first."""
+    """Make later connections to *source* first try the given host and port of its url."""
     _first_hosts[source.url] = host
 
 
 def conninfo(source: SourceMapping, **parameters: str) -> str:
-    """Return *source*'s connection string with our defaults, which *parameters* override.
+    """Return *source*'s connection string with streamer's defaults, which *parameters* override.
 
     Raises SourceConfigurationError.
     """
@@ -192,7 +194,7 @@ async def _log_in(source: SourceMapping, parameters: dict[str, str]) -> Connecti
 
 @contextmanager
 def _naming_the_url(source: SourceMapping) -> Iterator[None]:
-    """Name the setting with role and password in the error of a refused connection."""
+    """Add the setting that contains role and password to the error of a refused connection."""
     try:
         yield
     except SourceRejectedError as exc:
@@ -221,7 +223,7 @@ async def connect(
 ) -> Connection:
     """Connect to *source* with settings pinned; with *replication*, as a logical walsender.
 
-    *at*: parameters that choose among the hosts of the url, in place of the url's own.
+    *at*: parameters that choose among the hosts of the url; they override the url's parameters.
 
     Raises SourceConnectionError, SourceRejectedError, SourceConfigurationError; also
     SourcePasswordError if the password comes from a file or a command.
@@ -236,7 +238,7 @@ async def connect(
                 raise
             if not forget_password(source.url):
                 raise _password_error(source, first_line(exc)) from exc
-            # The cached password of the command may have been revoked early.
+            # The cached password may have been revoked before it expired.
             try:
                 connection = await _log_in(source, parameters)
             except psycopg.OperationalError as again:
@@ -264,7 +266,9 @@ async def _is_pooled(
     connection: Connection,
     row: DictRow | None,
 ) -> bool:
-    """Whether a pooler in transaction mode is in between; *row* has the process of the server."""
+    """Whether the connection passes a pooler in transaction mode; *row* has the pid of the server's
+    process.
+    """
     assert row is not None
     if not pooler.may_share(source.url, connection.info.backend_pid, row["pid"]):
         return False
@@ -312,7 +316,9 @@ UNCONVERTIBLE: Final = ("22P05", "22021")
 
 
 def has_any_text(connection: Connection) -> bool:
-    """Return whether the server's text may be in any encoding, because that is SQL_ASCII."""
+    """Return whether the server's text may have any encoding, because the database's encoding is
+    SQL_ASCII.
+    """
     return connection.info.parameter_status("server_encoding") == "SQL_ASCII"
 
 
@@ -332,8 +338,8 @@ async def pass_bytes(connection: Connection) -> None:
     """Make the server send stored text unchanged, unless the text is UTF-8.
 
     For a different client encoding the server would validate or convert the text. A character
-    without an equivalent would then end the stream of all tables. Text in results is bytes from
-    here on.
+    without an equivalent would then end the stream of all tables. From now on, text in results is
+    bytes.
     """
     if connection.info.parameter_status("server_encoding") != "UTF8":
         await connection.execute("set client_encoding to 'SQL_ASCII'")

@@ -1,7 +1,7 @@
-"""Reads the replica identities of tables and leaves, which the guard of a source compares.
+"""Reads the replica identities of tables and leaf partitions, which a source's guard compares.
 
-The query reads only catalogs, and calls no function that opens the table. So a lock on a user's
-table cannot delay the query.
+The query reads only catalogs, and calls no function that opens a table. So a lock on a user's table
+cannot delay the query.
 """
 
 from collections import defaultdict
@@ -67,7 +67,7 @@ order by t.root, t.relid
 
 
 async def read_present_oids(connection: Connection, oids: Iterable[int]) -> set[int]:
-    """Return those OIDs that tables have."""
+    """Return the *oids* of existing tables."""
     rows = await fetch_all(
         connection,
         "select oid::int8 as oid from pg_catalog.pg_class where oid = any (%s::oid[])",
@@ -79,7 +79,7 @@ async def read_present_oids(connection: Connection, oids: Iterable[int]) -> set[
 async def read_identities(
     connection: Connection, names: Iterable[RelationName]
 ) -> dict[RelationName, RelationIdentity]:
-    """Return the replica identities of those of *names* that are there."""
+    """Return the replica identities of the existing tables among *names*."""
     listed = list(names)
     if not listed:
         return {}

@@ -1,13 +1,12 @@
-"""Recognising a source's history by a transaction.
+"""Recognizes a source's history by a transaction.
 
-After a crash a slot falls back a little, because the server saves the position at checkpoints only.
-The source then sends transactions again that the target has. A source that was restored to an
-earlier time is not distinguishable by its position, once it has written past the old position.
-System identifier and WAL position do not show the difference, but the source sends a different
-history. So streamer remembers the newest acknowledged transaction. If a stream begins before that
-transaction, the source must send that transaction again, with the same xid and commit time. The
-catalogs at the time of a transaction decide whether a stream contains the transaction, so the
-answer never changes.
+After a crash a slot falls back a little, because the server saves its position only at checkpoints.
+The source then repeats transactions that the target has. A source that was restored to an earlier
+time may by now have written past the stored position. Then neither system identifier nor WAL
+position reveals the restore, but the source sends a different history. So streamer stores the
+newest acknowledged transaction. If a stream begins before that transaction, the source must send
+that transaction again, with the same xid and commit time. Whether a stream contains a transaction
+depends on the catalogs as of the transaction, so the answer never changes.
 
 Pure.
 """
@@ -32,7 +31,9 @@ class CommittedTransaction:
     xid: int
     commit_time: int
     with_origins: bool = field(default=False, compare=False)
-    """Whether the stream had forwarded origins; a stream without may lack the transaction."""
+    """Whether the stream forwarded transactions with an origin; otherwise a stream may lack the
+    transaction.
+    """
 
     def to_json(self) -> str:
         return json.dumps(
@@ -59,9 +60,9 @@ class HistoryCheck:
     """Checks that the source sends the stored transaction again, and keeps later transactions to
     store.
 
-    With many transactions in flight, the check keeps only some. Behind an omitted transaction, the
-    kept transaction would be too old for a position. So `position_through` returns the end of the
-    kept transaction instead.
+    With many transactions in flight, the check keeps only some. For a position behind an omitted
+    transaction, the newest kept transaction would be too old. So `position_through` returns the end
+    of the kept transaction instead.
     """
 
     def __init__(
@@ -76,15 +77,16 @@ class HistoryCheck:
         self._before_gap: set[Lsn] = set()
         """Ends of the kept transactions before a gap."""
         self._last_lsn: Lsn | None = None
-        """The end of the last transaction taken out, if there is a gap behind it."""
+        """The end of the last transaction before a gap that the check has returned."""
 
     def saw_transaction(
         self, transaction: CommittedTransaction, *, has_changes: bool = True
     ) -> bool:
         """Return False if the stream has passed the expected transaction without delivering it.
 
-        Without *has_changes* the transaction is never the expected one: the source may omit it next
-        time. (`pgoutput` streams a large transaction before it knows that the rest is empty.)
+        Without *has_changes* the transaction is never the expected transaction, because the source
+        may omit it next time. (`pgoutput` begins to stream a large transaction before it knows
+        whether the rest is empty.)
         """
         expected = self._expected
         if expected is not None and transaction.end_lsn >= expected.end_lsn:
@@ -99,13 +101,13 @@ class HistoryCheck:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the source has sent the stored transaction again, if it must."""
+        """Whether the source has sent the stored transaction again, if necessary."""
         return self._expected is None
 
     def saw_transactions(self, first: CommittedTransaction, last: CommittedTransaction) -> None:
         """Keep the first and the last of consecutive transactions with changes.
 
-        Only a check that is settled may omit the transactions in between.
+        Only a complete check may omit the transactions in between.
         """
         assert self.is_complete
         self._kept.append(first)
@@ -116,7 +118,7 @@ class HistoryCheck:
             self._thin_out()
 
     def _thin_out(self) -> None:
-        """Leave out every second transaction; the first and the newest stay."""
+        """Drop every second transaction, but keep the first and the newest."""
         transactions, newest = list(self._kept), self._kept[-1]
         self._kept.clear()
         for number, transaction in enumerate(transactions):
@@ -127,7 +129,7 @@ class HistoryCheck:
                 self._kept.append(transaction)
 
     def position_through(self, lsn: Lsn) -> Lsn:
-        """Return the newest position up to *lsn* whose last transaction is kept."""
+        """Return the newest position up to *lsn* for which the check keeps the last transaction."""
         at = self._last_lsn
         for transaction in self._kept:
             if transaction.end_lsn > lsn:
@@ -136,11 +138,11 @@ class HistoryCheck:
         return lsn if at is None else at
 
     def saw_position(self, lsn: Lsn) -> bool:
-        """Return False if the stream is at *lsn* and the expected transaction has not come."""
+        """Return False if the stream has reached *lsn* without the expected transaction."""
         return self._expected is None or lsn < self._expected.end_lsn
 
     def newest_through(self, lsn: Lsn) -> CommittedTransaction | None:
-        """Return the newest transaction up to *lsn* that is worth storing, once."""
+        """Return, once, the newest transaction up to *lsn* to store."""
         newest = None
         while self._kept and self._kept[0].end_lsn <= lsn:
             newest = self._kept.popleft()

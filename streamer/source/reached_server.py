@@ -1,7 +1,7 @@
 """The server and the timeline that a session of a source reached.
 
-A url with several hosts, or a name that moved, can lead two sessions to two servers. Spark ships
-this module to executors, so the module imports only the standard library. Pure.
+A url with several hosts, or a DNS name that moved, can lead two sessions to two servers. Spark
+ships this module to executors, so the module imports only the standard library. Pure.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ TIMELINE_SQL: Final = """case when pg_catalog.pg_is_in_recovery()
     then (select timeline_id from pg_catalog.pg_control_checkpoint())
     else ('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8)
          )::bit(32)::int4 end"""
-"""The timeline of the server; that of a standby's last restart point."""
+"""The timeline of the server; for a standby, the timeline of its last restart point."""
 
 PLACE_SQL: Final = f"""
 select c.system_identifier::text as systemid,
@@ -22,14 +22,14 @@ select c.system_identifier::text as systemid,
        {STARTED_SQL} as started
 from pg_catalog.pg_control_system() c
 """
-"""An ordinary role may lack the privilege to run this."""
+"""Reads the place. An ordinary role may lack the privilege to run this query."""
 
 Place = tuple[str, int, int]
-"""System identifier, timeline, and start of the server; the last is 0 if it is not known."""
+"""System identifier, timeline, and start time of the server; the start time is 0 if unknown."""
 
 
 def place_of(system_identifier: str, segment: str | None, started: int, expected: Place) -> Place:
-    """Return the place that a row of `PLACE_SQL` names. A standby does not tell the timeline."""
+    """Return the place that a row of `PLACE_SQL` names. A standby does not report its timeline."""
     timeline = expected[1] if segment is None else int(segment[:8], 16)
     return system_identifier, timeline, started if expected[2] else 0
 

@@ -22,7 +22,7 @@ FULL: Final = "full"
 
 @dataclass(frozen=True, slots=True)
 class TableIdentity:
-    """The part of the old row that one table logs. ``kind`` is pg_class.relreplident; ``key`` names
+    """The part of the old row that a table logs. ``kind`` is pg_class.relreplident; ``key`` names
     the columns of the identity's index, if that index is valid.
     """
 
@@ -31,7 +31,7 @@ class TableIdentity:
     kind: str
     key: tuple[str, ...] = ()
     has_generated_key: bool = False
-    """The stream leaves generated columns out, so the rest of such a key tells nothing."""
+    """The stream leaves generated columns out, and the rest of such a key identifies no row."""
     refuses_full: bool = False
     """From PostgreSQL 18 on, the server refuses to publish FULL for a table with generated
     columns.
@@ -41,7 +41,7 @@ class TableIdentity:
 
     @property
     def obstacle(self) -> str | None:
-        """Why neither UPDATE nor DELETE of this table can be published, or None."""
+        """The reason why neither UPDATE nor DELETE of this table can be published, or None."""
         if self.kind == "f":
             if not self.refuses_full:
                 return None
@@ -88,8 +88,8 @@ class RelationIdentity:
     generated: frozenset[str] = frozenset()
     """The columns that PostgreSQL computes; the stream omits these."""
     foreign: tuple[RelationName, ...] = ()
-    """Partitions that are foreign tables. The WAL lacks changes of these, so the replica identity
-    does not count.
+    """Partitions that are foreign tables. The WAL lacks their changes, so their replica identity
+    does not matter.
     """
 
     @property
@@ -106,7 +106,7 @@ class RelationIdentity:
 
     @property
     def unlogged_leaves(self) -> tuple[TableIdentity, ...]:
-        """The leaves that write no WAL, so that the stream lacks all changes of these leaves."""
+        """The unlogged leaf partitions, whose changes the stream lacks."""
         return tuple(leaf for leaf in self.leaves if leaf.is_unlogged)
 
     @property
@@ -127,7 +127,7 @@ class RelationIdentity:
 
     @property
     def obstacle(self) -> str | None:
-        """Why only inserts may be published; None if all changes may."""
+        """The reason why only inserts may be published; None if all changes may be published."""
         if (root_obstacle := self.root.obstacle) is not None:
             return root_obstacle
         if not (differing := self.differing):

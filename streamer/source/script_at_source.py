@@ -24,13 +24,13 @@ _LOCK_SQL: Final = """
 select pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s, 14))
 """
 _EMIT_SQL: Final = "select pg_catalog.pg_logical_emit_message(true, %s::text, %s::text)"
-# txid_status rejects a number that the source has not given out yet.
+# txid_status rejects a number that the source has not assigned yet.
 _SEEN_SQL: Final = """
 select xid from pg_catalog.unnest(%s::int8[]) as xid
 where case when pg_catalog.txid_visible_in_snapshot(xid, pg_catalog.txid_current_snapshot())
       then pg_catalog.txid_status(xid) is distinct from 'aborted' end
 """
-# Counted for each leaf of a partitioned table; the stream names the root.
+# The server counts changes by leaf of a partitioned table, but the stream names the root.
 _CHANGED_SQL: Final = """
 select distinct n.nspname as namespace, c.relname as name
 from pg_catalog.pg_stat_xact_user_tables s
@@ -43,7 +43,7 @@ order by 1, 2
 
 
 ScriptOrigin = tuple[str | None, int | None]
-"""System identifier and timeline of the server that gave a script its transaction."""
+"""System identifier and timeline of the server that ran a script's transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,9 @@ async def current_xid(plain: Connection) -> int:
 
 
 async def read_origin(plain: Connection) -> ScriptOrigin:
-    """Return the server's system identifier and timeline; None for each if the role may not."""
+    """Return the server's system identifier and timeline; both are None if the role may not read
+    them.
+    """
     try:
         row = await fetch_one(plain, PLACE_SQL)
     except psycopg.errors.InsufficientPrivilege:
@@ -95,10 +97,10 @@ def unknown_outcome(xid: int) -> ScriptError:
 
 
 async def seen_by(snapshot: str, source: SourceMapping, xids: list[int]) -> set[int]:
-    """Return those of *xids* that committed before an exported *snapshot*.
+    """Return the transactions among *xids* that committed before an exported *snapshot*.
 
-    A slot's stream has exactly the transactions that its snapshot does not see. A transaction whose
-    outcome the source has forgotten counts as committed and is reported.
+    A slot's stream contains exactly the transactions that its snapshot does not see. A transaction
+    whose outcome the source has forgotten counts as committed and is reported.
     """
     async with connection(source) as plain:
         await plain.execute("begin isolation level repeatable read read only")
@@ -110,8 +112,8 @@ async def seen_by(snapshot: str, source: SourceMapping, xids: list[int]) -> set[
 async def run_script(plain: Connection, label: str, run: ScriptRun) -> list[RelationName]:
     """Run and announce a script in the open transaction; return the tables whose rows it changed.
 
-    The message comes first: the target runs the script before it applies changes that the script
-    makes here. Raises ScriptError, SourceError.
+    The message comes first, so that the target runs the script before it applies changes that the
+    script makes at the source. Raises ScriptError, SourceError.
     """
     if run.emits:
         await fetch_all(plain, _EMIT_SQL, EXECUTE_PREFIX, json.dumps({"id": run.script_id}))
@@ -138,7 +140,7 @@ def _failed(exc: psycopg.Error, label: str, run: ScriptRun) -> StreamerError:
 
 
 def place(script: str | None, diagnosis: object) -> str:
-    """Return the line of a script that an error of the server is about, in words. Pure."""
+    """Return, as text, the line of a script that an error of the server concerns. Pure."""
     position = getattr(diagnosis, "internal_position", None)
     if script is None or position is None or getattr(diagnosis, "internal_query", "") != script:
         return ""

@@ -1,7 +1,8 @@
-"""The database to which a source's url leads: urls of databases of one server may be swapped.
+"""Checks the database to which a source's url leads, because an operator may swap urls of a server.
 
-System identifier, timeline and WAL belong to the server, so they do not identify a database. A
-different database under the url is no reason for a copy or a new slot. Pure.
+System identifier, timeline and WAL belong to the server, so they do not identify a database.
+streamer refuses a different database, because it must not replace rows or create a slot for it.
+Pure.
 """
 
 from collections.abc import Mapping
@@ -18,10 +19,10 @@ def require_same_database(
     database_oid: int,
     names: Mapping[str, str],
 ) -> None:
-    """Refuse another database of the same server. Raises SourceDatabaseError.
+    """Refuse a different database of the same server. Raises SourceDatabaseError.
 
-    *names*: the names of the server's databases, by OID as text. A missing database was dropped,
-    and the slot with it.
+    *names*: the names of the server's databases, by OID as text. A missing database was dropped
+    together with its slot.
     """
     stored_oid = str(stored.database_oid)
     if system_identifier != stored.system_identifier or stored_oid not in names:

@@ -1,9 +1,9 @@
-"""Stopping and allowing writes at a source, for a cut-over.
+"""Stops and allows writes at a source, for a cut-over.
 
 ``default_transaction_read_only`` of the database makes every later session of a program read-only
 (PostgreSQL documentation, "Client Connection Defaults"). streamer ends all existing sessions except
-its own, which set the parameter explicitly. A program that sets the opposite can still write; the
-stream then shows the changes behind the marker.
+its own, which set the parameter explicitly. A program that overrides the setting can still write;
+the stream then shows changes behind the marker.
 
 ``pg_stat_activity`` hides the transactions of foreign roles from a role without
 ``pg_read_all_stats``. Such a session may write, so it counts as a writer.
@@ -41,7 +41,7 @@ from pg_catalog.pg_database d
 join pg_catalog.pg_roles o on o.oid = d.datdba
 where d.datname = pg_catalog.current_database()
 """
-# A worker without a role, such as autovacuum, runs no program's statements.
+# A worker without a role, such as autovacuum, runs no statements of programs.
 _OTHERS: Final = """
 from pg_catalog.pg_stat_activity a
 join pg_catalog.pg_roles r on r.oid = a.usesysid
@@ -72,7 +72,8 @@ select a.usename as role, a.pid, a.backend_type is null as is_hidden,
 class ProgramSession:
     """A session of a program at the source.
 
-    ``is_hidden``: the role does not see whether it writes. ``stays``: the role may not end it.
+    ``is_hidden``: the role cannot see whether the session writes. ``stays``: the role may not end
+    the session.
     """
 
     role: str
@@ -98,8 +99,8 @@ class WriteFacts:
     """The facts that decide whether streamer can stop the writes of a source.
 
     ``setting``: the database's value of ``default_transaction_read_only``, if set. ``owner``: the
-    owner of the database, if that is no superuser. ``role_settings``: statements that reset the
-    values of roles, which override the database's value.
+    owner of the database, unless a superuser. ``role_settings``: statements that reset the values
+    of roles, which override the database's value.
     """
 
     database: str
@@ -114,7 +115,9 @@ class WriteFacts:
     sessions: tuple[ProgramSession, ...] = ()
 
     def obstacles(self, *, stops: bool) -> list[Problem]:
-        """Return the obstacles to stopping writes; *stops*: streamer is to stop writes. Pure."""
+        """Return the obstacles to a stop of writes. *stops*: streamer itself will stop writes.
+        Pure.
+        """
         problems: list[Problem] = []
         if self.prepared:
             text = f"{self.prepared} prepared transactions would write when they are committed"
@@ -127,7 +130,7 @@ class WriteFacts:
         return problems + self._stopping_problems() if stops else problems
 
     def of_hidden(self) -> list[Problem]:
-        """Return the obstacle that the role does not see who writes. Pure."""
+        """Return the obstacle of a role that cannot see which sessions write. Pure."""
         if self.may_see:
             return []
         hidden = [session for session in self.sessions if session.is_hidden]
@@ -194,7 +197,7 @@ def stop_sql(database: str) -> str:
 
 
 def allow_sql(database: str, setting: str | None) -> str:
-    """Return the SQL that takes `stop_sql` back; *setting*: the value before. Pure."""
+    """Return the SQL that reverts `stop_sql`. *setting*: the former value. Pure."""
     name = quote_identifier(database)
     if setting is None:
         return f"alter database {name} reset default_transaction_read_only"
@@ -202,7 +205,7 @@ def allow_sql(database: str, setting: str | None) -> str:
 
 
 async def end_sessions(plain: Connection) -> None:
-    """End the sessions of all programs but streamer that the role may end. Raises psycopg.Error."""
+    """End all sessions that the role may end, except streamer's. Raises psycopg.Error."""
     await fetch_all(plain, _END_SQL)
 
 
@@ -211,9 +214,9 @@ async def _read_sessions(plain: Connection) -> list[ProgramSession]:
 
 
 async def read_writers(plain: Connection, *, ends: bool) -> list[str]:
-    """Return the sessions that write or may write unseen by the role.
+    """Return the sessions that write, or that may write unseen by the role.
 
-    *ends*: all sessions are to end, so include each session that the role may not end.
+    *ends*: include each session that the role may not end, because all sessions must end.
     """
     return [
         f"{session}, which the role does not see" if session.is_hidden else str(session)

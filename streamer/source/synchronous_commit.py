@@ -1,15 +1,15 @@
-"""Synchronous mode: the source's commits wait until the target has them.
+"""Synchronous mode: commits at the source wait until the target has the changes.
 
 An operator lists streamer's application name in ``synchronous_standby_names`` of the source
-(PostgreSQL documentation, "Synchronous Replication"). A commit there then returns once streamer has
-confirmed the commit's position. Commits of streamer's sessions must not wait: at a start no stream
-runs yet that could confirm a position.
+(PostgreSQL documentation, "Synchronous Replication"). Then a commit at the source returns once
+streamer has confirmed the commit's position. Commits of streamer's own sessions must not wait,
+because at a start no stream runs yet that could confirm a position.
 """
 
 from typing import Final
 
 # The syntax of syncrep_scanner.l: names are words or quoted, "*" is any standby, and upper and
-# lower case are the same. FIRST, ANY and the number match no name of ours.
+# lower case are the same. FIRST, ANY and the number match no name of streamer.
 LISTED_SQL: Final = r"""
 exists (
     select from pg_catalog.regexp_matches(

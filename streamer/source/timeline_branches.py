@@ -13,7 +13,7 @@ class Branch:
     """A timeline, and the end of each ancestor, the oldest first.
 
     Each server numbers timelines independently. So two standbys that are promoted separately get
-    the same number, and only the ends distinguish the branches.
+    the same number, and only the ends of their ancestors distinguish the branches.
     """
 
     timeline: int
@@ -28,16 +28,16 @@ class Branch:
 
     @property
     def text(self) -> str:
-        """The ends, each on a line, in the format of the bookkeeping."""
+        """The ends, one on each line, in the format of the bookkeeping."""
         return "\n".join(f"{timeline} {lsn}" for timeline, lsn in self.ends)
 
     @property
     def has_ends(self) -> bool:
-        """Whether the ends of the ancestors could be read; the first timeline has none."""
+        """Whether the ends of the ancestors are known; the first timeline has no ancestors."""
         return self.timeline == 1 or bool(self.ends)
 
     def end_of(self, timeline: int) -> Lsn | None:
-        """Return where an ancestor ended; None if *timeline* is none."""
+        """Return the end of an ancestor; None if *timeline* is not an ancestor."""
         return dict(self.ends).get(timeline)
 
 
@@ -51,8 +51,10 @@ class KnownPlace:
 
 
 def common_end(stored: Branch, now: Branch) -> Lsn | None:
-    """Return where two branches forked; `EVERYTHING` if equal, None without a common part."""
-    if not (stored.has_ends and now.has_ends):  # only the numbers are known
+    """Return the point at which two branches fork; `EVERYTHING` if equal, None without a common
+    part.
+    """
+    if not (stored.has_ends and now.has_ends):  # compare the numbers alone
         return EVERYTHING if stored.timeline == now.timeline else now.end_of(stored.timeline)
     fork_lsn = None
     old, new = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))

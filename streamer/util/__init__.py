@@ -1,1 +1,1 @@
-"""Delays, waits, directories, positions, failpoints."""
+"""Small helpers: delays, waits, directories, positions, failpoints."""

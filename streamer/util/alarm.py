@@ -1,4 +1,4 @@
-"""A time limit for work that is usually short, without a timer for each piece of work."""
+"""A time limit for many short pieces of work, without a timer for each piece."""
 
 import asyncio
 import time
@@ -8,8 +8,8 @@ from collections.abc import Callable
 class Alarm:
     """Calls *ring* when work takes too long, and again after each such time.
 
-    The timer of an earlier piece of work stays, and then waits for the rest of the time. So short
-    pieces of work cost one timer together.
+    The timer of an earlier piece of work stays; when it ends, it waits for the remaining time. So
+    many short pieces of work cost a single timer.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:

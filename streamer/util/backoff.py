@@ -24,7 +24,9 @@ class Backoff:
             logger.warning(event, error=text)
 
     def next_seconds(self) -> float:
-        """Return how long to wait this time: a random half to the whole of the current delay."""
+        """Return the time to wait: a random time between half of the current delay and the
+        whole.
+        """
         seconds = self._next * random.uniform(0.5, 1.0)
         self._next = min(self._next * 2, self._most)
         return seconds

@@ -1,4 +1,4 @@
-"""Batches reads of many callers: requests that arrive during a read share the next read."""
+"""Batches the reads of many callers: requests that arrive during a read share the next read."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

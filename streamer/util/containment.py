@@ -1,4 +1,6 @@
-"""A defect in the work for one table or source ends that work, and never the process."""
+"""Contains defects: a defect in the work for a table or source ends that work, but never the
+process.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
@@ -16,7 +18,7 @@ log = structlog.get_logger()
 
 AGAIN_SECONDS_MAX: Final = 60.0
 END_SECONDS: Final = 60.0
-"""How long cancelled tasks may take to end."""
+"""The time in which cancelled tasks must end."""
 
 
 @contextmanager
@@ -67,7 +69,8 @@ def ending(work: str, tasks: Collection["asyncio.Task[Any]"]) -> Iterator[None]:
 
 
 async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
-    """Await *work* in a separate task; no end of *work* loses a cancellation of the caller.
+    """Await *work* in a separate task, so that no end of *work* can lose a cancellation of the
+    caller.
 
     Before Python 3.13 asyncio.TaskGroup forgets a cancellation that comes while the group ends with
     an error. A caller that retries after errors would continue.
@@ -79,7 +82,7 @@ async def apart(work: Coroutine[Any, Any, T], name: str) -> T:
         task.cancel()
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # retrieved, but of no interest any more
+            task.exception()  # mark the error as retrieved
         raise
     return task.result()
 
@@ -89,9 +92,9 @@ async def enduring(
     run: Callable[[], Coroutine[Any, Any, None]],
     failed: Callable[[StreamerError], Awaitable[None]] | None = None,
 ) -> None:
-    """Run *work* that all sources need; after an error, restart it with a back-off.
+    """Run *work* that all sources need; after an error, restart the work with a back-off.
 
-    *failed* runs before each restart, and informs the parts that rely on the failed work.
+    *failed* runs before each restart, and informs the tasks that rely on the failed work.
     """
     backoff = Backoff(first=1.0, most=AGAIN_SECONDS_MAX)
     while True:

@@ -1,9 +1,9 @@
 """Named places where tests make the program fail, without a cost in production.
 
-``STREAMER_FAILPOINTS=apply.before_commit=kill@3,sync.copied=error`` arms two: the first kills the
-process with SIGKILL at the third pass, the second raises at each pass. Actions: ``kill``,
-``error``, ``sleep`` (forever, blocking), ``stop`` (once, with SIGSTOP until SIGCONT). Only tests
-set this variable.
+``STREAMER_FAILPOINTS=apply.before_commit=kill@3,sync.copied=error`` arms two failpoints: the first
+kills the process with SIGKILL at the third pass, the second raises an error at each pass. Actions:
+``kill``, ``error``, ``sleep`` (forever, blocking), ``stop`` (once, with SIGSTOP until SIGCONT).
+Only tests set this variable.
 """
 
 import os

@@ -14,15 +14,15 @@ _WRITTEN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 class Lsn(int):
     """A byte position in the source's write-ahead log.
 
-    Ordered like an integer, printed like in PostgreSQL: ``16/B374D848``. ``Lsn(0)`` is PostgreSQL's
-    InvalidXLogRecPtr and means "no position yet".
+    Ordered like an integer, and printed as in PostgreSQL: ``16/B374D848``. ``Lsn(0)`` is
+    PostgreSQL's InvalidXLogRecPtr and means "no position yet".
     """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read PostgreSQL's ``high/low`` notation; anything else is a ValueError."""
+        """Read PostgreSQL's ``high/low`` notation. Raises ValueError."""
         written = _WRITTEN.fullmatch(text)
         if written is None:
             raise ValueError(f"not an LSN: {text!r}")

@@ -1,4 +1,4 @@
-"""The paths and names of the SQL files of `migrations/`, in a checkout or in a wheel."""
+"""Reads the SQL files of `migrations/`, in a checkout or in a wheel."""
 
 import re
 from dataclasses import dataclass

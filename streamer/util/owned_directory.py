@@ -1,10 +1,10 @@
-"""Directories and files that only this user can change, and the directory of one process.
+"""Directories and files that only this user can change, and the directory of a process.
 
 In a temporary directory or on a shared disk, any user can create a directory before this process.
-The owner of a directory can replace each file there. So this process uses a directory only if it
-belongs to this user alone, and reads jobs and secrets only from such files. Nor may foreign users
-be able to rename a parent directory, and so substitute the directory. Paths below a checked
-directory stay valid, and no descriptor has to be held open.
+The owner of a directory can replace each file in it. So this process uses a directory only if it
+belongs to this user alone, and reads jobs and secrets only from such files. Foreign users must not
+be able to rename a parent directory either, because they could substitute the directory. Paths
+below a checked directory stay valid, and no descriptor has to be held open.
 
 The directory of a process is removed at the end of the process, or at the next start. A file there
 stays locked while the process lives. A killed process cannot remove its directory, which may
@@ -28,7 +28,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NotPrivateError(OSError):
-    """Another user can change a directory or file. ``remedy``: the command that helps."""
+    """A foreign user can change a directory or file. ``remedy``: the command to run."""
 
     def __init__(self, path: Path, problem: str, remedy: str | None = None) -> None:
         super().__init__(errno.EPERM, problem, str(path))
@@ -58,7 +58,7 @@ def _steps(path: Path) -> Iterator[Path]:
 
 
 def _require_lasting(step: Path) -> None:
-    """Raise NotPrivateError if another user could replace *step*, or an entry of this user in
+    """Raise NotPrivateError if a foreign user could replace *step*, or an entry of this user in
     *step*. The operator trusts the groups of this process.
     """
     facts = step.lstat()
@@ -136,7 +136,9 @@ class OwnedDirectory:
         self.close()
 
     def _acquire_lock(self) -> int:
-        """Lock the file, again if a starting process removed it as a dead process's meanwhile."""
+        """Lock the file; repeat the lock if a starting process has removed the file as left
+        over.
+        """
         while True:
             make_private(self.path)
             try:

@@ -1,4 +1,4 @@
-"""Bytes and durations in text for people. Pure."""
+"""Formats bytes and durations for people. Pure."""
 
 from typing import Final
 
@@ -31,5 +31,5 @@ def format_duration(seconds: float) -> str:
 
 
 def format_latency(seconds: float) -> str:
-    """Return a length of time that is most often far below a second."""
+    """Return a length of time that is usually far below a second."""
     return format_duration(seconds) if seconds >= 0.9995 else f"{seconds * 1000:.0f} ms"

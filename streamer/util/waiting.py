@@ -26,8 +26,8 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """Run a blocking call with a lasting effect, such as a new file.
 
     asyncio cannot cancel a thread. A cancellation waits until the call has ended, so that the
-    caller can undo the effect, and so that no file appears later. The threads are not those of
-    asyncio, in which look-ups of names may hang.
+    caller can undo the effect, and so that no file appears later. The threads are separate from
+    asyncio's threads, in which look-ups of names may hang.
     """
     call = partial(contextvars.copy_context().run, function, *args, **kwargs)
     task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_threads, call))

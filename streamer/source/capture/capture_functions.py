@@ -1,10 +1,10 @@
-"""SQL that captures changes of definitions at a source: its functions and event triggers.
+"""SQL of the functions and event triggers that capture changes of definitions at a source.
 
 The functions run inside commands of the application, and so in its sessions. Three rules make that
-safe. The functions pin all settings that change a text or a plan. They send facts with positive
-evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists as dropped.
-They do little: a function in front, small enough to be compiled at once, checks whether a command
-concerns a table that streamer publishes. If not, the function sends one small message.
+safe. The functions pin all settings that change a text or a plan. They send only facts with
+positive evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists as
+dropped. They do little: a first function, small enough to compile at once, checks whether a command
+concerns a table that streamer publishes. If not, the function sends a small message.
 `streamer.source.capture.table_description` has the functions that describe a table. Pure.
 """
 
@@ -33,9 +33,11 @@ MESSAGE_TABLE: Final = "message"
 SECRET: Final = "secret"
 """The materialized view with the token: no publication can publish a materialized view."""
 PLACE: Final = "place"
-"""An unlogged table, which no publication can publish, either."""
+"""An unlogged table, which no publication can publish."""
 PATIENCE_MS: Final = 100
-"""How long a command of the application waits at most for the lock of a table to describe."""
+"""The maximum time in milliseconds that a command of the application waits for the lock of a table
+to describe.
+"""
 _QUERY_MAX: Final = 10_000
 _REINDEX_MIN: Final = 17_00_00
 _VIA_ROOT_MIN: Final = 13_00_00
@@ -45,7 +47,7 @@ _PLANS: Final = {
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
     "max_parallel_workers_per_gather": "0",
-    # A plan stays while catalogs grow, even within one transaction: it must use indexes.
+    # A cached plan stays while catalogs grow, even within a transaction, so it must use indexes.
     "enable_nestloop": "on",
     "enable_indexscan": "on",
     "enable_seqscan": "off",
@@ -54,14 +56,14 @@ _PLANS: Final = {
     "join_collapse_limit": "8",
     "from_collapse_limit": "8",
 }
-# The literals of the functions depend on the first two.
+# The string literals of the functions depend on the first two settings.
 _OTHERS: Final = {
     "standard_conforming_strings": "on",
     "escape_string_warning": "off",
     "lock_timeout": f"{PATIENCE_MS}ms",
 }
-# The client chooses the encoding, and the functions convert messages. The server's language
-# changes no text here, and the functions read no time.
+# The client chooses the encoding, and the functions convert messages. The functions do not depend
+# on the server's language, and read no time.
 _NOT_PINNED: Final = frozenset(
     {
         "client_encoding",
@@ -83,8 +85,8 @@ PINNED: Final = {
 def _pins(settings: Mapping[str, str]) -> str:
     """Return the clauses that pin *settings*.
 
-    With pg_temp at the end of the path, no type of the session's own goes before that of
-    PostgreSQL. The check of such a domain would run as the function's owner.
+    With pg_temp at the end of the path, no type of the session hides a built-in type. The check of
+    such a domain would run as the function's owner.
     """
     return "\n".join([_PATH, *(f"set {name} = '{value}'" for name, value in settings.items())])
 
@@ -92,9 +94,9 @@ def _pins(settings: Mapping[str, str]) -> str:
 _PATH: Final = "set search_path = pg_catalog, pg_temp"
 
 
-# The text that the client sent may hold more statements, with values or passwords. It may also
-# call the function that runs the command. The context then shows the command, unless the language
-# of the function is SQL. The word USING stays: a command with USING may compute values.
+# The client's text may contain further statements, with values or passwords, or may call the
+# function that runs the command. Then the context shows the command, unless the function's language
+# is SQL. Keep the word USING, because a command with USING may compute values.
 _RAN_SQL: Final = r"""
 case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
           and query ~* ('^\s*' || pg_catalog.replace(tg_tag, ' ', '\s+') || '\y') then query
@@ -115,8 +117,7 @@ _OF_SCHEMA_SQL: Final = """
                          where m.pnpubid = p.oid and m.pnnspid = {namespace})"""
 
 _CONCERNED: Final = "d.schema_name is distinct from 'pg_temp'"
-# A row that the session's snapshot does not show belongs to a table that another session created
-# later.
+# A row outside the session's snapshot belongs to a table that a concurrent session created later.
 _TABLES_SQL: Final = """
 select pg_catalog.array_agg(distinct r.oid order by r.oid) into tables
   from (select case d.classid when 'pg_catalog.pg_class'::regclass
@@ -177,8 +178,8 @@ _EMIT_ROW_SQL: Final = """
             insert into {schema}.message values (content) returning ctid into place;
             delete from {schema}.message where ctid = place;
 """
-# The owner of the table may have added a trigger, a check or an index, which may fail. Under the
-# lock, the table stays as streamer created it, so an insert fails no command.
+# The owner of the table may have added a trigger, a check or an index, which may fail. The lock
+# keeps the table as streamer created it, so that an insert cannot make the command fail.
 _LOCK_MESSAGES_SQL: Final = """
     if {content} is not null then
         begin
@@ -201,21 +202,21 @@ _LOCK_MESSAGES_SQL: Final = """
 
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
 # the message names its subtransaction; otherwise a rollback to a savepoint would not revoke the
-# message. A row of an unlogged table tells the xid. No block with an EXCEPTION clause writes: each
-# block would use an additional xid, and a backend keeps 64 of these in shared memory. Such a block
-# takes the lock. No session can drop the table after that, so the insert can fail only as the rows
-# of the command can.
+# message. A row of an unlogged table contains the xid. No block with an EXCEPTION clause may write:
+# each such block would use an additional xid, and shared memory has room for 64. So such a block
+# only takes the lock. After that no session can drop the table, so the insert can fail only as the
+# command's own rows can.
 _LOCK_SQL: Final = "lock table {schema}.{place} in row exclusive mode;"
 _BEGIN_SQL: Final = """
 insert into {schema}.{place} default values returning xmin into last_xid;
         top_txid := pg_catalog.txid_current();
         first_xid := (top_txid % 4294967296)::text::xid;
 """
-# Most commands of an application are about temporary objects, or tables that streamer does not
-# publish. The first command of a session pays for each expression and query here. A row names the
-# table of an object, or NULL if the full query must find the table. Objects without a direct table
-# and partitions have NULL. So has any object under an old snapshot: the table may have joined the
-# publication later.
+# Most commands of an application concern temporary objects, or tables that streamer does not
+# publish. The first command of a session pays for each expression and query of this function. A row
+# names the table of an object, or NULL if the full query must find the table. The value is NULL for
+# partitions and for objects without a direct table. It is also NULL under an old snapshot, because
+# the table may have joined the publication later.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
@@ -265,10 +266,9 @@ case when {_READS_PRESENT} then (
 """
 _HINT_SQL: Final = "place := pg_catalog.pg_logical_emit_message(true, {prefix}, {hint});"
 
-# The first turn checks whether a table is published, and the second turn describes the tables.
-# *published* is the table of the command if it is known and published. An assignment calls the
-# function, because PERFORM would add to the context. The function in front sets the settings and
-# rights.
+# The first pass checks whether a table is published, and the second pass describes the tables.
+# *published* is the table of the command, if known and published. An assignment calls the function,
+# because PERFORM would add to the context. The calling function sets the settings and rights.
 _FOLLOW_SQL: Final = """
 create or replace function {schema}.follow(tg_tag text, published oid) returns bool
 language plpgsql as $function$
@@ -361,7 +361,8 @@ end
 $function$
 """
 
-# The catalogs no longer know the table of a dropped index or partition. streamer does.
+# The catalogs no longer contain the table of a dropped index or partition, but streamer has stored
+# it.
 _CUT_SQL: Final = """
 create or replace function {schema}.cut() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
@@ -460,8 +461,8 @@ end
 $function$
 """
 # ALTER COLUMN TYPE … USING may keep the type and compute all values. Then PostgreSQL rewrites the
-# table with reason 4 (AT_REWRITE_COLUMN_REWRITE in event_trigger.h). PostgreSQL also updates the
-# row of pg_attribute, which tells the column.
+# table with reason 4 (AT_REWRITE_COLUMN_REWRITE in event_trigger.h), and updates the row of
+# pg_attribute, which identifies the column.
 _REWRITE_SQL: Final = """
 create or replace function {schema}.rewritten() returns event_trigger
 language plpgsql security definer {path} as $function$
@@ -492,14 +493,15 @@ _OF_OTHERS: Final = (
 
 
 def schema_of(source: SourceMapping) -> str:
-    """Return the schema of our objects."""
+    """Return the schema of streamer's objects."""
     return source_object_name(source.database, source.sid)
 
 
 def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
     """Return the statements that create the capture; each may run again.
 
-    *role* is streamer's. The role owns the published table, and so can add it to a publication.
+    *role*: streamer's role, which owns the published table and so can add the table to a
+    publication.
     """
     schema, to_role = quote_identifier(schema_of(source)), f"to {quote_identifier(role)}"
     setting = quote_literal(f"{schema_of(source)}.rewritten")
@@ -518,7 +520,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
         emit, lock_messages = _EMIT_ROW_SQL.format(schema=schema), _LOCK_MESSAGES_SQL
         statements += [
             f"create table if not exists {table} (content bytea not null)",
-            # Any publication may then publish deletes.
+            # Any publication can then publish deletes of the table.
             f"alter table {table} replica identity full",
             f"alter table {table} owner {to_role}",
         ]
@@ -567,8 +569,8 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
             create.strip(),
             f"drop event trigger if exists {trigger}",
             f"create event trigger {trigger} on {event}{when} execute function {schema}.{name}()",
-            # The trigger also fires in sessions that set session_replication_role, as loading tools
-            # do.
+            # The trigger must also fire in sessions that set session_replication_role, as loading
+            # tools do.
             f"alter event trigger {trigger} enable always",
         ]
     statements.append(f"comment on schema {schema} is {quote_literal(version_comment(statements))}")
@@ -578,7 +580,7 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
 def _new_token(version: int) -> str:
     if version >= _VIA_ROOT_MIN:
         return "select pg_catalog.gen_random_uuid()::text as token"
-    # PostgreSQL 12 has no such function. There the right to write to the table is the proof.
+    # PostgreSQL 12 has no such function. There the privilege to write to the table is the proof.
     return (
         "select pg_catalog.md5(pg_catalog.random()::text || pg_catalog.clock_timestamp()::text)"
         " as token"
@@ -590,7 +592,7 @@ def _front_function(
 ) -> str:
     return _TRIGGER_SQL.format(
         name=name,
-        # Rows that stand for messages need the long way.
+        # Rows in place of messages need the full query.
         altered="null" if version < MESSAGES_MIN else altered.strip(),
         concerned=_CONCERNED,
         published=_published(source, version, "= altered", "m.pnnspid"),
@@ -627,10 +629,10 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
 
 
 _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
-"""The beginnings of statements that name the role, or have no effect a second time."""
+"""The beginnings of statements that name the role, or that have no effect when repeated."""
 
 
 def version_comment(statements: Sequence[str]) -> str:
-    """Return the comment that tells the version of the capture."""
+    """Return the comment with the version of the capture."""
     text = "\n".join(statement for statement in statements if not statement.startswith(_NOT_MARKED))
     return CAPTURE_MARK + sha256(text.encode()).hexdigest()[:16]

@@ -58,9 +58,9 @@ log = structlog.get_logger()
 class Capture:
     """The state of the capture at a source.
 
-    ``is_current``: the objects are of this version. ``may_create``: the role may create the
-    objects. ``token``: None if the role may not read the token, or without a capture. ``is_taken``:
-    the schema of that name belongs to another program.
+    ``is_current``: the objects have this version. ``may_create``: the role may create the objects.
+    ``token``: None without a capture, or if the role may not read the token. ``is_taken``: the
+    schema of that name belongs to a foreign program.
     """
 
     exists: bool
@@ -139,7 +139,7 @@ async def read_capture(plain: Connection, source: SourceMapping) -> Capture:
 
 
 async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None:
-    """Create the capture where the role may; return the token, or None without a capture.
+    """Create the capture if the role may; return the token, or None without a capture.
 
     Without a capture, streamer judges definitions by RELATION messages, as with `ddl: off`.
     """
@@ -183,9 +183,9 @@ select exists (select from pg_catalog.pg_publication_tables t
 
 
 async def publish_messages(plain: Connection, source: SourceMapping) -> None:
-    """Publish the table of the messages, which an older server has in place of these.
+    """Publish the table whose rows replace messages on an older server.
 
-    Publications have to be there. Without the right to, definitions are not captured.
+    The publications must exist. Without the privilege, streamer does not capture definitions.
     """
     table, name = message_table(source), source.publication_inserts
     names = [source.publication, name]
@@ -214,7 +214,7 @@ async def send_baseline(
 
     A lock keeps the definition from changing until the message is committed. The next start sends a
     table that stays locked. *stored*: the definitions that the target has, or None. Parts of a
-    stored definition that are missing now were dropped at the source; further parts may be new.
+    stored definition that are missing now were dropped at the source; other parts may be new.
     """
     schema = quote_identifier(schema_of(source))
     uses_rows = uses_table(source, plain.info.server_version)
@@ -264,7 +264,7 @@ async def read_present(
 
 
 async def drop_capture(plain: Connection, source: SourceMapping) -> None:
-    """Remove our capture, if present. Raises psycopg.Error without the privilege."""
+    """Remove streamer's capture, if present. Raises psycopg.Error without the privilege."""
     if (await read_capture(plain, source)).exists:
         async with writable(source, plain) as writing:
             for statement in drop_sql(source):

@@ -1,7 +1,7 @@
 """SQL that describes the tables of a command at a source, inside the session of the application.
 
-This transaction wrote a catalog row if the row is visible and its ``xmin`` is in progress. So the
-snapshot of the transaction may be old, and concurrent transactions may be open. Pure.
+This transaction wrote a catalog row if the row is visible and its ``xmin`` is in progress. This
+test works even with an old snapshot and with concurrent transactions. Pure.
 """
 
 from typing import Final
@@ -31,8 +31,8 @@ def _own(xmin: str) -> str:
     )
 
 
-# Only columns of this transaction get the text of a default. Deparsing a default locks the table,
-# and this session already locks the table of each row that it wrote.
+# Only columns that this transaction wrote get the text of a default. Deparsing a default locks the
+# table, and this session already holds a lock on the table of each row that it wrote.
 _STATE_SQL: Final = """
 create or replace function {schema}.state(
     of_table oid, first_xid xid, last_xid xid, top_txid int8, is_rewritten bool, words text,
@@ -174,7 +174,7 @@ end
 $function$
 """
 
-# From PostgreSQL 18 on, NOT NULL is a constraint, which may be not valid.
+# From PostgreSQL 18 on, NOT NULL is a constraint, which may be invalid.
 _PROOFS_SQL: Final = """
     select coalesce(
                pg_catalog.array_agg(k.conkey[1]::int8) filter (where not k.convalidated), '{{}}'),
@@ -195,9 +195,10 @@ $function$
 """
 
 
-# The texts that certainly contain the command and so its columns; null if no text does. A name may
-# be written with escapes, and the context may be in any language. The context names functions of
-# language SQL without their text. A function that the transaction replaced may still run.
+# The texts that certainly contain the command, and so its columns; null if no text certainly does.
+# A name may be written with escapes, and the context may be in any language. The context names
+# functions of language SQL without their text. A function that the transaction has replaced may
+# still be running.
 _WORDS_SQL: Final = r"""
 (select case when pg_catalog.length(query) <= {query_max} and t.words ~ '\yalter\y'
                   and t.words !~ 'u&"'
@@ -298,7 +299,7 @@ $function$
 
 
 def state_function(schema: str, version: int) -> str:
-    """Return the function that describes one table, as JSON."""
+    """Return the function that describes a table as JSON."""
     proofs = _PROOFS_SQL.format(own_k=_own("k.xmin")) if version >= _PROOFS_MIN else ""
     return _STATE_SQL.format(
         schema=schema,

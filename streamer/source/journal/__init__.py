@@ -1,4 +1,4 @@
-"""A source's changes on disk, durable, while the target cannot take them.
+"""Stores a source's changes durably on disk while the target cannot apply them.
 
 runtime/wal_retention/journal_writer.py  reads the slot
   → gather_records.py   messages to records, cut at commits

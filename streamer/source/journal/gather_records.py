@@ -1,4 +1,4 @@
-"""Messages to records: the source's messages, in portions that a journal can write and read again.
+"""Converts the source's messages to records that a journal can write and read again.
 
 The journal requests no streaming, so the source sends whole committed transactions, one by one. The
 gatherer omits transactions that the journal already has. A slot falls back a little when the server
@@ -36,15 +36,17 @@ class NewSegment:
 
 
 class Gatherer:
-    """Takes the messages of one START_REPLICATION. ``end_lsn``: all changes up to there arrived."""
+    """Gathers the messages of one START_REPLICATION. ``end_lsn``: all changes up to here have
+    arrived.
+    """
 
     def __init__(self, end_lsn: Lsn, last: CommittedTransaction | None, start_lsn: Lsn) -> None:
-        """The journal ends at *end_lsn*, behind the transaction *last*; the stream begins at
-        *start_lsn*, not behind that.
+        """The journal ends at *end_lsn*, behind the transaction *last*. The stream begins at
+        *start_lsn*, which is not behind *end_lsn*.
         """
         self.end_lsn = end_lsn
         self.size = 0
-        """The approximate size of the records not taken yet, in bytes."""
+        """The approximate size of the records that the caller has not popped yet, in bytes."""
         self._last = last
         self._history = HistoryCheck(last, start_lsn)
         self._transaction: pgoutput.Begin | None = None
@@ -63,7 +65,7 @@ class Gatherer:
         return self._transaction is None
 
     def feed(self, payloads: list[bytes]) -> bool:
-        """Take messages in their order; return False if the source has a different history.
+        """Add messages in order; return False if the source has a different history.
 
         Raises ProtocolError.
         """
@@ -80,8 +82,8 @@ class Gatherer:
                 if not self._commit(payload):
                     return False
             elif kind == pgoutput.RELATION:
-                # The source sends a definition once, so definitions within skipped transactions
-                # count too.
+                # The source sends a definition only once, so keep definitions within skipped
+                # transactions.
                 self._newer_relations[payload[1:5]] = payload
                 self._add(payload)
             elif kind == pgoutput.MESSAGE and not payload[1]:
@@ -165,7 +167,7 @@ class Gatherer:
             self._records.append(Record(kind, body, last.end_lsn, last.xid, last.commit_time))
 
     def pop_records(self) -> list[Record | NewSegment]:
-        """Return the complete records; of an unfinished transaction only large portions."""
+        """Return the complete records, and large portions of an unfinished transaction."""
         self._finish_record(may_be_part=False)
         self._put_position()
         records, self._records = self._records, []

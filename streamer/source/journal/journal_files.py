@@ -1,14 +1,13 @@
-"""A journal's files: segments in one directory, appended to, flushed in groups, and deleted from
-the front.
+"""A journal's files: segments in a directory, which the journal appends to, flushes in groups, and
+deletes from the front.
 
 When `Journal.write` returns, its records are on disk, so ``end_lsn`` may be acknowledged to the
 source. `Journal.rewind` cuts off all data behind ``end_lsn`` before the next write: an unfinished
 transaction, a record torn by a crash, records whose flush failed. The source still has these.
 
 A file gets its name when the first records are on disk. So a segment without a sound header is
-damage, never the result of a crash. Damage behind the last sound record of the last segment cannot
-be told from a torn record, though. Then the slot shows the damage: it is ahead of the journal's
-end.
+damage, never the result of a crash. Damage behind the last sound record of the last segment looks
+like a torn record, though. Then the slot, which is ahead of the journal's end, shows the damage.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ _TRIAL_BYTES: Final = 1024 * 1024
 
 
 def directory_of(spools: Path, slot: str) -> Path:
-    """Return where the journal of a slot is."""
+    """Return the directory of a slot's journal."""
     return spools / "journal" / slot
 
 
@@ -64,7 +63,7 @@ class Segment:
 
 
 def read_record(descriptor: int, offset: int, size: int) -> tuple[Record, int] | None:
-    """Read the record at *offset* of a file of *size*; None if there is none that is sound."""
+    """Read the record at *offset* of a file of *size*; return None without a sound record."""
     prefix = os.pread(descriptor, PREFIX_SIZE, offset)
     if len(prefix) < PREFIX_SIZE:
         return None
@@ -76,8 +75,8 @@ def read_record(descriptor: int, offset: int, size: int) -> tuple[Record, int] |
 
 
 class Journal:
-    """The journal of one source. The methods block: call each in a thread, and no two at once,
-    except `trim` and the methods that only read.
+    """The journal of a source. Its methods block, so call each method in a thread, and only one at
+    a time, except `trim` and the methods that only read.
     """
 
     def __init__(self, path: Path, identity: JournalIdentity, lock: int) -> None:
@@ -85,7 +84,7 @@ class Journal:
         self.path = path
         self.identity = identity
         self.changed = asyncio.Event()
-        """Set by the writer when there is more to read."""
+        """The writer sets this event when there are more records to read."""
         self._lock = lock
         self._segments: list[Segment] = []
         self._descriptor = -1
@@ -138,7 +137,7 @@ class Journal:
         newest: Header | None = None
         for number, file in sorted(_files(path).items(), reverse=True):
             if segments and number != segments[0].number - 1:
-                break  # deleted, though the directory may still name older segments
+                break  # the journal is deleted, though the directory may still list older segments
             header, start_lsn = _read_header(file, number)
             if newest is not None and header.identity != newest.identity:
                 raise JournalError(f"{file} belongs to another journal", hint=_HINT)
@@ -190,7 +189,7 @@ class Journal:
     # ---- writing -------------------------------------------------------------------------------
 
     def rewind(self) -> None:
-        """Cut off all data behind the end, and flush the rest. Raises SpoolError."""
+        """Cut off all data behind the end, and flush the remaining data. Raises SpoolError."""
         with _saying(self.path):
             self._close_descriptor()
             self._remove_stray_files()
@@ -202,20 +201,22 @@ class Journal:
 
     @property
     def branch(self) -> Branch:
-        """The history of the source to which the end of the journal belongs."""
+        """The branch of the source's history to which the end of the journal belongs."""
         return self._segments[-1].branch
 
     @property
     def changes_end_lsn(self) -> Lsn:
-        """The end of the changes; only positions that the source has reached follow."""
+        """The end of the changes. Behind it the journal has only positions that the source has
+        reached.
+        """
         last_lsn = NOTHING if self.last is None else self.last.end_lsn
         return max(last_lsn, self._segments[-1].start_lsn)
 
     def turn(self, branch: Branch) -> None:
         """Continue with changes of *branch*, in a new segment; call `rewind` first.
 
-        The branch forked behind ``changes_end_lsn``. Positions behind the fork are removed: the
-        branch has changes there. Raises SpoolError.
+        The branch forked behind ``changes_end_lsn``. Positions behind the fork are removed, because
+        the branch has changes there. Raises SpoolError.
         """
         fork_lsn = common_end(self.branch, branch)
         if fork_lsn == EVERYTHING:
@@ -317,7 +318,9 @@ class Journal:
         return sum(segment.size for segment in list(self._segments))
 
     def segment_at(self, lsn: Lsn) -> Segment:
-        """Return the segment where a reader starts that has applied all changes up to *lsn*."""
+        """Return the segment at which a reader starts after it has applied all changes up to
+        *lsn*.
+        """
         candidate = self._segments[0]
         for segment in self._segments:
             if segment.start_lsn <= lsn:
@@ -329,7 +332,7 @@ class Journal:
         return self._segments[segment.number + 1 - self._segments[0].number]
 
     def trim(self, lsn: Lsn) -> None:
-        """Delete the segments without changes behind *lsn*, all but the last."""
+        """Delete the segments without changes behind *lsn*, except the last segment."""
         while len(self._segments) > 1 and self._segments[1].start_lsn <= lsn:
             self._segments[0].path.unlink(missing_ok=True)
             self._segments.pop(0)
@@ -340,7 +343,7 @@ _HINT: Final = "check that disk for errors; the journal's contents may be lost"
 
 
 def _files(path: Path) -> dict[int, Path]:
-    """Return the segment files in a directory by number; anything else there is not ours."""
+    """Return the segment files in a directory by number; ignore foreign files."""
     files = path.glob(f"*{_SUFFIX}")
     return {int(file.stem): file for file in files if re.fullmatch("[0-9]{1,18}", file.stem)}
 
@@ -365,7 +368,7 @@ def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
 
 
 def remove_journal(path: Path) -> None:
-    """Delete the journal in a directory, if present: as a whole, or not at all."""
+    """Delete the journal in a directory, if present: entirely, or not at all."""
     discarded = path.with_name(f"{path.name}{_GONE}")
     shutil.rmtree(discarded, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -376,12 +379,12 @@ def remove_journal(path: Path) -> None:
 
 
 def has_journal(path: Path) -> bool:
-    """Whether a directory has a journal's files, and no deletion of the journal began."""
+    """Whether a directory has a journal's files, and no deletion of the journal has begun."""
     return not path.name.endswith(_GONE) and bool(_files(path))
 
 
 def move_journal(path: Path, place: Path) -> None:
-    """Move a journal that no process uses to *place*, which has none: as a whole, or not at all.
+    """Move a journal that no process uses to the empty *place*: entirely, or not at all.
 
     Raises SpoolError.
     """
@@ -426,7 +429,7 @@ def _write(descriptor: int, records: list[Record], offset: int) -> int:
     begin = offset
     small: list[bytes] = []
     for part in chain.from_iterable(record.encode() for record in records):
-        if len(part) > LARGE_BYTES:  # joining would copy the part
+        if len(part) > LARGE_BYTES:  # to join would copy the part
             offset += _write_bytes(descriptor, b"".join(small), offset)
             offset += _write_bytes(descriptor, part, offset)
             small.clear()

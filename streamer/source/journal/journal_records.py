@@ -1,10 +1,11 @@
 """The journal's file format: a sequence of records with length and checksum.
 
 A segment file begins with a HEADER, which names the journal's owner and the segment's first
-position. The RELATION messages in force there follow, so a reader needs no earlier segment. Then
-come messages in stream order. COMMITS ends with a commit; PART is the beginning of a transaction
-whose commit is in a later record. POSITION records that all changes up to a position have arrived.
-Data behind the last COMMITS or POSITION is incomplete, and the journal cuts off such data.
+position. Then come the RELATION messages that are valid at that position, so a reader needs no
+earlier segment. Then come messages in stream order. COMMITS ends with a commit; PART is the
+beginning of a transaction whose commit is in a later record. POSITION records that all changes up
+to a position have arrived. Data behind the last COMMITS or POSITION is incomplete, and the journal
+cuts off such data.
 
 Pure.
 """
@@ -58,7 +59,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Bytes that the record takes in a file."""
+        """The number of bytes of the record in a file."""
         return _prefix.size + _fields.size + len(self.body)
 
     def encode(self) -> tuple[bytes, bytes]:
@@ -70,7 +71,7 @@ class Record:
 
 
 def rest_length(prefix: bytes) -> int:
-    """Return how much follows the first `PREFIX_SIZE` bytes of a record."""
+    """Return the number of bytes behind the first `PREFIX_SIZE` bytes of a record."""
     length: int = _prefix.unpack(prefix)[0]
     return length
 
@@ -78,7 +79,7 @@ def rest_length(prefix: bytes) -> int:
 def decode(data: bytes, offset: int = 0) -> tuple[Record, int] | None:
     """Return the record at *offset* and the offset of the next record.
 
-    None without a whole and undamaged record.
+    Return None without a complete and undamaged record.
     """
     begin = offset + _prefix.size
     if begin + _fields.size > len(data):
@@ -107,7 +108,7 @@ def pack(messages: Iterable[bytes]) -> bytes:
 
 
 def unpack(body: bytes) -> list[bytes]:
-    """Return the messages in a body, which the checksum has proved intact."""
+    """Return the messages in a body. The checksum has proved that the body is intact."""
     messages: list[bytes] = []
     offset, end = 0, len(body)
     while offset < end:
@@ -120,7 +121,7 @@ def unpack(body: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class JournalIdentity:
-    """Whose changes a journal holds."""
+    """The owner of the changes in a journal."""
 
     system_identifier: str
     slot: str

@@ -1,8 +1,9 @@
 """A journal as a stream, with the interface of
 `streamer.source.stream.replication_stream.ReplicationStream`.
 
-The stream returns only flushed records, so whole transactions only. The writer of the journal can
-lose the source and reconnect without effect here. The stream deletes records that the target has.
+The stream returns only flushed records, and so only whole transactions. If the writer of the
+journal loses the source and reconnects, the stream is not affected. The stream deletes records that
+the target has.
 """
 
 import os
@@ -39,11 +40,11 @@ class JournalStream:
 
     @property
     def last_message_at(self) -> float:
-        """A file does not fall silent."""
+        """The present time, because a file cannot fall silent."""
         return time.monotonic()
 
     async def wait_readable(self) -> None:
-        """Wait until there is more."""
+        """Wait until there are more records."""
         while self._is_at_end:
             self._journal.changed.clear()
             await self._journal.changed.wait()

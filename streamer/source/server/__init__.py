@@ -1,1 +1,3 @@
-"""The server behind a url of a source: primary, timeline, clock, encoding, limits of waits."""
+"""Facts about the server that a source's url reaches: primary, timeline, clock, encoding, wait
+limits.
+"""

@@ -1,4 +1,6 @@
-"""The encoding of a source's database, and its characters in UTF-8 as PostgreSQL converts them."""
+"""Reads the characters of the encoding of a source's database in UTF-8, as PostgreSQL converts
+them.
+"""
 
 from itertools import product
 from typing import Final
@@ -9,9 +11,9 @@ from streamer.source.connection import Connection, fetch_one
 PASSED: Final = ("UTF8", "SQL_ASCII")
 """Encodings whose text needs no conversion, or that do not define the text."""
 
-# A DO block returns no value, so the result is stored in a setting. The list of characters is ours
-# and holds hexadecimal digits only. PL/pgSQL copies a whole array that changes under an exception
-# handler, so the array grows outside of the handler.
+# A DO block returns no value, so it stores the result in a setting. The list of characters comes
+# from streamer and has only hexadecimal digits. PL/pgSQL would copy the whole array for each change
+# inside an exception handler, so the array grows outside.
 _CONVERT_SQL: Final = """
 do $streamer$
 declare

@@ -1,4 +1,4 @@
-"""Connections to sources that stay open for a moment, for the next query.
+"""Keeps connections to sources open for a moment, for the next query.
 
 A connection costs both sides several times as much as most queries. A new table needs three or four
 queries in a row.
@@ -24,10 +24,10 @@ from streamer.source.server.wait_limits import set_lock_timeout
 class _Idle:
     connection: Connection
     closes_at: float
-    """The time at which the connection closes, on the clock of `time.monotonic`."""
+    """The time at which the pool closes the connection, on the clock of `time.monotonic`."""
 
     def is_usable(self) -> bool:
-        """Whether the time of the connection is not over, and the server has not ended it."""
+        """Whether the connection has time left, and the server has not ended the connection."""
         if self.connection.closed or time.monotonic() >= self.closes_at:
             return False
         poll = select.poll()
@@ -63,7 +63,7 @@ class IdleConnections:
     async def connection(self, source: SourceMapping) -> AsyncIterator[Connection]:
         """Provide a connection for a block, outside a transaction before and after.
 
-        Raises what `connect` raises, and translates errors inside the block.
+        Raises the errors of `connect`, and translates errors inside the block.
         """
         entry = self._idle.pop(source.url, None)
         if entry is not None and not entry.is_usable():

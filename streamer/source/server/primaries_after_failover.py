@@ -1,7 +1,8 @@
-"""The primaries among the hosts of a source's url: after a failover, the old primary may run again.
+"""Chooses a primary among the hosts of a source's url, because after a failover the old primary may
+run again.
 
-The host with the newest branch of the source's history wins. Each attempt chooses a host, which all
-connections try first. Otherwise a session could reach an old primary that the url names first.
+Each attempt chooses the host with the newest branch of the source's history, which all connections
+then try first. Otherwise a session could reach an old primary that the url names first.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_con
 log = structlog.get_logger()
 
 HOST_SECONDS: Final = "5"
-"""How long a check waits for a host."""
+"""The time for which a check waits for a host."""
 _WRITABLE: Final = ("any", "primary", "read-write")
 
 
@@ -78,7 +79,7 @@ async def _read_primary(source: SourceMapping, host: tuple[str, str]) -> Primary
 
 
 def choose(primaries: Sequence[Primary], stored: KnownPlace) -> Primary | None:
-    """Return the primary with the newest branch that continues the known history, if any.
+    """Return the primary with the newest branch that continues the stored history, if any.
 
     Pure.
     """
@@ -110,7 +111,7 @@ async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Prima
 
 
 def require_successor(source: SourceMapping, server: SourceServer, stored: KnownPlace) -> None:
-    """Refuse a server with an older timeline than known. Raises SourceOldPrimaryError.
+    """Refuse a server with an older timeline than *stored*. Raises SourceOldPrimaryError.
 
     A timeline has a higher number than every ancestor.
     """

@@ -1,7 +1,7 @@
 """The primary of a source that is a standby.
 
-Publications, comments, logical messages and event triggers reach a standby by replication only, so
-a session at the primary has to make them. streamer finds the primary among the hosts of the url:
+Publications, comments, logical messages and event triggers reach a standby only by replication, so
+a session at the primary must create them. streamer finds the primary among the hosts of the url:
 ``host=standby,primary target_session_attrs=standby`` leads to the standby, and the same hosts with
 ``target_session_attrs=primary`` lead to the primary.
 
@@ -35,7 +35,7 @@ from streamer.source.connection import (
 from streamer.util.lsn import Lsn
 
 REPLAY_SECONDS: Final = 60.0
-"""How long a standby may take to replay a change that streamer makes at its primary."""
+"""The maximum time in which a standby must replay a change that streamer makes at its primary."""
 _POLL_SECONDS: Final = 0.1
 
 LOG_SNAPSHOT_SQL: Final = "select pg_catalog.pg_log_standby_snapshot()"
@@ -66,7 +66,7 @@ async def connection_to_primary(
     """Connect to the primary of the standby behind *plain*, for the length of a block.
 
     The block receives errors of the driver. Raises SourceConnectionError, also if a host of the url
-    belongs to another cluster.
+    belongs to a different cluster.
     """
     primary = await connect(source, at=AT_PRIMARY)
     try:
@@ -147,7 +147,8 @@ class RunningTransactions:
         await self._stack.aclose()
 
     async def trigger(self, plain: Connection) -> str:
-        """Make the primary write such a record; return what the slot waits for, or an empty text.
+        """Make the primary write such a record; return the reason of the slot's wait, or an empty
+        text.
 
         *plain*: a session at the standby.
         """

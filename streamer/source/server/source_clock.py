@@ -1,7 +1,7 @@
-"""The clock of a source's server, measured against that of this process.
+"""The clock of a source's server, measured against the clock of this process.
 
 A commit time comes from the server's clock, which may be an hour off. The age of a commit needs the
-difference of the clocks. Steps of this machine's clock change no age: `time.monotonic` measures.
+difference of the clocks. Ages use `time.monotonic`, so steps of this machine's clock do not matter.
 
 Pure.
 """
@@ -14,13 +14,15 @@ CLOCK_SQL: Final = "extract(epoch from pg_catalog.clock_timestamp())::float8"
 
 
 class SourceClock:
-    """Tells when a commit was, in `time.monotonic`'s terms."""
+    """Converts a commit time to the clock of `time.monotonic`."""
 
     def __init__(self) -> None:
         self._ahead_seconds: float | None = None
 
     def measured(self, server_seconds: float, began: float, ended: float) -> None:
-        """The server's clock showed *server_seconds* between the moments *began* and *ended*."""
+        """Record that the server's clock showed *server_seconds* between the moments *began* and
+        *ended*.
+        """
         self._ahead_seconds = server_seconds - (began + ended) / 2
 
     def moment_of(self, commit_time: int) -> float | None:

@@ -2,7 +2,7 @@
 
 After a failover the source has a new timeline. The new timeline lacks the old primary's commits
 behind the fork point, and the target lacks the new primary's commits since then. Positions up to
-the fork point mean the same on both.
+the fork point mean the same on both timelines.
 
 PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.
 """
@@ -35,7 +35,7 @@ async def read_branch(connection: Connection, server: SourceServer) -> Branch:
 
 
 async def read_timeline(connection: Connection) -> int:
-    """Return the timeline that the server writes, or a standby replays; *connection* is a
+    """Return the timeline that the server writes, or that a standby replays; *connection* is a
     replication connection.
     """
     return int((await fetch_one(connection, "IDENTIFY_SYSTEM"))["timeline"])

@@ -1,8 +1,8 @@
 """Waits at a source: their time limit and the blocking sessions.
 
-A lock that an application holds, or a transaction that has to end first, can make any statement of
-ours wait. ``lock_timeout`` limits every such wait. An operator sees the blocking sessions and can
-decide about them.
+Any statement of streamer can wait for a lock that an application holds, or for a transaction to
+end. ``lock_timeout`` limits every such wait. An operator sees the blocking sessions and can decide
+about them.
 """
 
 import asyncio
@@ -21,12 +21,14 @@ T = TypeVar("T")
 
 CHECK_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 10
-"""How long a statement waits for a lock before streamer cancels it and tries again later."""
+"""The time for which a statement waits for a lock before the server cancels it; streamer tries
+again later.
+"""
 
 Report = Callable[[str], Awaitable[None]]
 
 _CLEAR_SQL: Final = "select pg_catalog.pg_stat_clear_snapshot()"
-"""Without this, pg_stat_activity would repeat its first answer within a transaction."""
+"""Without this call, pg_stat_activity would repeat its first answer within a transaction."""
 
 _BLOCKERS_SQL: Final = blockers_sql(BACKENDS.format("%s"))
 _LOCKED_SQL: Final = blockers_sql("""
@@ -38,7 +40,7 @@ where w.application_name = %s and w.datname = pg_catalog.current_database()
 
 
 class Reported:
-    """Keeps a log from repeating a wait of which only the age has changed."""
+    """Suppresses repeated log lines about a wait of which only the age has changed."""
 
     def __init__(self) -> None:
         self._pids: dict[tuple[str, ...], list[str]] = {}
@@ -71,15 +73,16 @@ async def read_locked(plain: Connection, application_name: str) -> dict[int, str
 async def _report_blockers(
     source: SourceMapping, server: SourceServer, pid: int, report: Report
 ) -> None:
-    """Report the sessions that the backend *pid* waits for, for as long as this runs.
+    """Report the sessions that the backend *pid* waits for, until cancelled.
 
-    The check opens a separate connection, after a moment: most work waits for no session.
+    The check opens a separate connection, but only after a moment, because most work waits for no
+    session.
     """
     await asyncio.sleep(CHECK_SECONDS)
     async with connection(source) as plain:
         await check_same_server_by_query(
             plain, server
-        )  # on another server the pid is of another session
+        )  # on a different server the pid belongs to a different session
         while True:
             if awaited := await read_blockers(plain, pid):
                 await report(awaited)

@@ -1,4 +1,4 @@
-"""Column lists of our publications, with which excluded columns never leave the source.
+"""Column lists of streamer's publications, which keep excluded columns at the source.
 
 A table has a list if its rule says `column_list: true`. From PostgreSQL 15 on, pgoutput then omits
 unlisted columns from the RELATION message and from every row. A column that joins the table later
@@ -25,7 +25,7 @@ LISTS_SINCE: Final = 15_00_00
 
 @dataclass(frozen=True, slots=True)
 class ColumnLists:
-    """The columns that publications may send, and the tables for which no list can do that."""
+    """The columns that publications may send, and the tables for which no list is possible."""
 
     columns: Mapping[RelationName, frozenset[str]] = field(default_factory=dict)
     """The columns of each table with a list; a table without a list sends all columns."""
@@ -37,7 +37,9 @@ NO_LISTS: Final = ColumnLists()
 
 
 def sent_columns(mapping: RelationMapping, identity: RelationIdentity) -> frozenset[str]:
-    """Return the columns that the stream needs: those written, and the inputs of expressions."""
+    """Return the columns that the stream needs: the columns to write, and the inputs of
+    expressions.
+    """
     used = {name for expression in mapping.rule.expressions for name in expression.names}
     return frozenset(
         name

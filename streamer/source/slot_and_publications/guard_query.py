@@ -35,8 +35,9 @@ select pg_catalog.md5(
 class GuardFacts:
     """The result of a guard's check.
 
-    ``digest`` changes with the identities of the tables or with our publications. ``flush_lsn``:
-    the end of the WAL that the source has flushed. ``clock_seconds``: the source's clock.
+    ``digest`` changes with the identities of the tables and with streamer's publications.
+    ``flush_lsn``: the end of the WAL that the source has flushed. ``clock_seconds``: the source's
+    clock.
     """
 
     slot: Slot | None

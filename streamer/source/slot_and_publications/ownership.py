@@ -42,7 +42,9 @@ from pg_catalog.pg_stat_replication_slots s where s.slot_name = %s
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The objects at the source under our names. ``is_used``: None if the server cannot tell."""
+    """The objects at the source with streamer's names. ``is_used``: None if the server cannot
+    tell.
+    """
 
     has_slot: bool
     reader: str | None
@@ -78,7 +80,7 @@ def _reader(row: dict[str, object]) -> str:
 
 
 def obstacle(owners: Found, source: SourceMapping, installation: str, *, has_position: bool) -> str:
-    """Return why streamer may not use slot and publications, or an empty string. Pure.
+    """Return the reason why streamer may not use slot and publications, or an empty string. Pure.
 
     *has_position*: the target has a position of this slot, so a comparison shows whether a client
     moved the slot.
@@ -109,13 +111,13 @@ def unproven_rows(
 ) -> SourceTakenError | None:
     """Return why the slot's position is no proof for *declared*, tables with `initial: none`.
 
-    Another target has read from the slot, so this target lacks earlier changes. Pure.
+    If a different target has read from the slot, this target lacks earlier changes. Pure.
     """
     foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
     is_own = installation in owners.installations and owners.is_used is None
     is_fresh = not foreign_ids and (is_own or owners.is_used is False)
     tables = [str(name) for name in declared]
-    # A slot that streamer makes now passes on all later changes, whoever had the name before.
+    # A slot that streamer creates now sends all later changes, whatever slot had the name before.
     if has_position or not tables or not owners.has_slot or is_fresh:
         return None
     drop = f"select pg_drop_replication_slot({quote_literal(source.slot)})"
@@ -133,7 +135,7 @@ def unproven_rows(
 def check_owner(
     owners: Found, source: SourceMapping, installation: str, *, has_position: bool
 ) -> None:
-    """Refuse objects that another installation may use. Raises SourceTakenError. Pure."""
+    """Refuse objects that a different installation may use. Raises SourceTakenError. Pure."""
     if problem := obstacle(owners, source, installation, has_position=has_position):
         raise SourceTakenError(
             f'source "{source.label}": {problem}',
@@ -142,7 +144,7 @@ def check_owner(
 
 
 def takeover_remedy(source: SourceMapping) -> Remedy:
-    """Return the remedy for slot and publications of another installation."""
+    """Return the remedy for slot and publications of a different installation."""
     return Remedy.of(
         "rename this `database` in the configuration; or, if no other installation needs slot and "
         "publications, run once: ",
@@ -153,14 +155,14 @@ def takeover_remedy(source: SourceMapping) -> Remedy:
 async def mark_publications(
     connection: Connection, source: SourceMapping, installation: str
 ) -> None:
-    """Mark the publications that our role owns as those of *installation*."""
+    """Mark the publications that streamer's role owns with *installation*."""
     names = [source.publication, source.publication_inserts]
     for row in await fetch_all(connection, _PUBLICATIONS_SQL, names):
         comment = f"{_MARK}{installation}"
         if not row["owned"] or row["comment"] == comment:
             continue
         if row["comment"] and _installation(row["comment"]) is None:
-            continue  # the words of an administrator
+            continue  # an administrator wrote this comment
         sql = f"comment on publication {quote_identifier(row['name'])} is {quote_literal(comment)}"
         try:
             async with writable(source, connection) as writing:

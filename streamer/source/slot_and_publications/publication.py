@@ -1,10 +1,10 @@
-"""Our publications on a source: reading, judging and changing the publications.
+"""Reads, checks and changes streamer's publications at a source.
 
-Each source has two. The first publishes all operations; the second publishes INSERT and TRUNCATE of
-relations without a usable replica identity. In the first, such relations would make the
-application's UPDATE and DELETE fail. streamer creates both at once, even while empty: a publication
-that is younger than the slot's confirmed position makes decoding fail (``publication … does not
-exist``, before PostgreSQL 18).
+Each source has two publications. The first publishes all operations; the second publishes only
+INSERT and TRUNCATE, of relations without a usable replica identity. In the first, such relations
+would make the application's UPDATE and DELETE fail. streamer creates both at once, even while
+empty: a publication that is younger than the slot's confirmed position makes decoding fail
+(``publication … does not exist``, before PostgreSQL 18).
 
 From PostgreSQL 15 on a publication can filter rows, so that less data travels. streamer publishes
 the filters that cannot fail: see `publishable_filters`.
@@ -38,8 +38,8 @@ log = structlog.get_logger()
 FILTERS_SINCE: Final = 15_00_00
 SCHEMAS_SINCE: Final = 15_00_00
 LOCK_SECONDS: Final = 3
-"""ALTER PUBLICATION locks the table against definition changes. The statement gives up soon, so
-that no session queues behind the lock.
+"""ALTER PUBLICATION locks the table against changes of its definition. The statement gives up soon,
+so that no session queues behind the lock.
 """
 
 _CHANGING: Final = (
@@ -48,7 +48,9 @@ _CHANGING: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
 )
-"""A foreign session changes the definition of a table, or has just renamed or dropped it."""
+"""Errors of a table whose definition a foreign session changes, or which it has just renamed or
+dropped.
+"""
 
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
@@ -69,8 +71,8 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSchema:
-    """A schema whose tables a publication has. ``moves``: the transactions that last put tables
-    there, by the tables' OIDs; a table that leaves and returns gets a new transaction.
+    """A schema whose tables a publication has. ``moves``: the transactions that last moved tables
+    to the schema, by the tables' OIDs. A table that leaves and returns gets a new transaction.
     """
 
     fingerprint: str
@@ -87,7 +89,7 @@ class Publication:
     publishes: frozenset[str]
     via_root: bool
     sends_generated: bool = False
-    """Whether it sends values of generated columns (PostgreSQL 18)."""
+    """Whether the publication sends values of generated columns (PostgreSQL 18)."""
     has_all_tables: bool = False
     namespaces: Mapping[str, PublishedSchema] = field(default_factory=dict)
     """The schemas of FOR TABLES IN SCHEMA, by name."""
@@ -107,7 +109,7 @@ class Publication:
             return f"{self.fingerprint}/{member.fingerprint}"
         if identity.is_unlogged or not self.has(identity.name):
             return None
-        # Members by name would not show that another table has the name now.
+        # Members by name would not show that a different table has the name now.
         oid = identity.root.oid
         if (namespace := self.namespaces.get(identity.name.namespace)) is None:
             return f"{self.fingerprint}/all/{oid}"
@@ -121,10 +123,10 @@ class Publication:
 def membership_fingerprint(
     publications: Iterable[Publication], identity: RelationIdentity | None
 ) -> str | None:
-    """Return a fingerprint of a relation's membership in publications; None if it is in none.
+    """Return a fingerprint of a relation's membership in publications; None without a membership.
 
     The fingerprint changes if a session drops and re-creates the membership. The stream may lack
-    changes from in between: from PostgreSQL 18 on the server only logs a warning. Pure.
+    changes made in between: from PostgreSQL 18 on the server only logs a warning. Pure.
     """
     if identity is None:
         return None
@@ -156,16 +158,16 @@ def unlogged_error(identity: RelationIdentity) -> UnpublishedError | None:
     )
 
 
-# ---- judging -----------------------------------------------------------------------------------
+# ---- checking -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationFault:
-    """The reason why a publication would omit changes of all tables, or of one table."""
+    """The reason why a publication would omit changes of a table, or of all tables."""
 
     publication: str
     relation: RelationName | None
-    """None: all tables."""
+    """None for all tables."""
     problem: str
     sql: tuple[str, ...]
     only_partitioned: bool = False
@@ -182,7 +184,7 @@ class PublicationFault:
 
 
 def published_operations(source: SourceMapping, name: str) -> tuple[str, ...]:
-    """Return the operations that our publication *name* has to publish. Pure."""
+    """Return the operations that streamer's publication *name* must publish. Pure."""
     if name == source.publication:
         return ("insert", "update", "delete", "truncate")
     return ("insert", "truncate")
@@ -196,10 +198,10 @@ def publication_faults(
     version: int,
     lists: ColumnLists = NO_LISTS,
 ) -> list[PublicationFault]:
-    """Judge our publications, for `run` and `check` alike. Pure.
+    """Return the faults of streamer's publications, for `run` and `check`. Pure.
 
-    *filtered*: relations with a `filter` in our mapping, which sets the row filter. *lists*: the
-    wanted column lists.
+    *filtered*: relations with a `filter` in the mapping, which sets the row filter. *lists*: the
+    expected column lists.
     """
     present = list(identities)
     faults: list[PublicationFault] = []
@@ -234,9 +236,9 @@ def _option_faults(
     present: list[RelationIdentity],
     version: int,
 ) -> Iterator[PublicationFault]:
-    """Yield the faults of the options of *publication*, all with one statement.
+    """Yield the faults of the options of *publication*, whose remedy is a single statement.
 
-    Each ALTER PUBLICATION stops the tables that stream, because they may have missed changes.
+    Each ALTER PUBLICATION stops streaming tables, because they may have missed changes.
     """
     operations = published_operations(source, publication.name)
     publish = f"publish = '{', '.join(operations)}'"
@@ -287,7 +289,7 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
        {namespaces} as namespaces
 from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
 """
-# Only SET SCHEMA writes the row of pg_depend that ties a table to its schema.
+# Only SET SCHEMA writes the row of pg_depend that connects a table with its schema.
 _NAMESPACES_SQL: Final = """
 array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
                select pg_catalog.jsonb_object_agg(d.objid::text, d.xmin::text)
@@ -308,7 +310,9 @@ def publications_sql(version: int) -> str:
 async def read_publications(
     connection: Connection, source: SourceMapping, version: int
 ) -> dict[str, Publication]:
-    """Read our existing publications, by name; the publication of all operations first."""
+    """Read streamer's existing publications, by name; the publication of all operations comes
+    first.
+    """
     names = [source.publication, source.publication_inserts]
     rows = await fetch_all(connection, publications_sql(version), names)
     return {row["publication"]["pubname"]: _publication(row) for row in rows}
@@ -349,8 +353,8 @@ def publishable_filters(
 ) -> Filters:
     """Return the filters that the publication may apply. Pure.
 
-    The application's UPDATE or DELETE fails if the filter has columns beyond the replica identity.
-    A filter that fails on a row stops the decoding of all tables. Each partition has a separate
+    The application's UPDATE or DELETE fails if the filter has columns outside the replica identity.
+    A filter that fails on a row stops the decoding of all tables. Each partition has its own
     replica identity.
     """
     by_name = {identity.name: identity for identity in identities}
@@ -374,9 +378,9 @@ class PublicationChanges:
     surplus: list[str] = field(default_factory=list)
     """Statements that remove `strangers`."""
     strangers: set[RelationName] = field(default_factory=set)
-    """Members which the mapping lacks or which the other publication has."""
+    """Members that the mapping lacks, or that belong to the second publication."""
     publications: dict[str, Publication] = field(default_factory=dict)
-    """The publications behind all statements. The fingerprints of new members are not known."""
+    """The publications after all statements. The fingerprints of new members are unknown."""
 
     @property
     def all(self) -> list[str]:
@@ -385,7 +389,7 @@ class PublicationChanges:
 
 @dataclass(frozen=True, slots=True)
 class WantedMembers:
-    """The tables that our publications are to have, and the changes that are allowed."""
+    """The planned tables of streamer's publications, and the allowed changes."""
 
     identities: Sequence[RelationIdentity] = ()
     mappings: Sequence[RelationMapping] = ()
@@ -396,10 +400,10 @@ class WantedMembers:
     relisted: frozenset[RelationName] = frozenset()
     """Members in sync whose column list may change, too."""
     kept: frozenset[str] = frozenset()
-    """The fingerprints of members that stay under any name."""
+    """The fingerprints of members that stay, whatever their names."""
 
     def with_settings_kept(self) -> "WantedMembers":
-        """Return the same tables, whose members keep their filters and column lists."""
+        """Return the same tables, but keep the filters and column lists of members."""
         return replace(self, fresh=frozenset(), relisted=frozenset())
 
 
@@ -411,7 +415,7 @@ def publication_changes(
     filters: Filters = _NO_FILTERS,
     unfit: Collection[RelationName] = (),
 ) -> PublicationChanges:
-    """Return the statements after which our publications have *membership*. Pure.
+    """Return the statements that give streamer's publications *membership*. Pure.
 
     *filters*: the filters of new members. *unfit*: members whose filter must be dropped.
     """
@@ -506,7 +510,8 @@ def _create_sql(
 def _members(
     tables: Iterable[RelationName], filters: Filters = _NO_FILTERS, lists: ColumnLists = NO_LISTS
 ) -> str:
-    # ONLY: children by inheritance are separate tables here. Partitions follow in any case.
+    # ONLY, because streamer treats children by inheritance as separate tables. Partitions follow in
+    # any case.
     return ", ".join(
         f"only {quote_qualified(t.namespace, t.name)}"
         + (f" ({quote_columns(sorted(lists.columns[t]))})" if t in lists.columns else "")
@@ -515,19 +520,20 @@ def _members(
     )
 
 
-# ---- making them so ----------------------------------------------------------------------------
+# ---- changing ----------------------------------------------------------------------------
 
 
 async def ensure_publications(
     connection: Connection, source: SourceMapping, membership: WantedMembers, version: int
 ) -> dict[RelationName, SourceRejectedError]:
-    """Give our publications the members of *membership*; existing publications that fit stay.
+    """Give streamer's publications the members of *membership*, unless they fit already.
 
-    One transaction makes all changes, so no change of a relation that moves between publications is
-    lost. Filters are published where that is safe and the server accepts the filter. Returns errors
-    for the relations that the role may not publish. Members that the mapping lacks stay if the role
-    may not remove them. Raises SourceRejectedError if the role may not create a publication,
-    SourceContentionError if a foreign session changes the definition of a table.
+    One transaction makes all changes, so that no change of a relation that moves between
+    publications is lost. A publication gets a filter if the filter is safe and the server accepts
+    it. Returns errors for the relations that the role may not publish. Members that the mapping
+    lacks stay if the role may not remove them. Raises SourceRejectedError if the role may not
+    create a publication, SourceContentionError if a foreign session changes the definition of a
+    table.
     """
     existing = await read_publications(connection, source, version)
     filters = publishable_filters(membership.mappings, membership.identities, version)
@@ -551,7 +557,7 @@ async def ensure_publications(
             raise _contention(source, exc) from exc
         except psycopg.Error as exc:
             if changes is attempts[-1] and isinstance(exc, psycopg.errors.UndefinedColumn):
-                raise _contention(source, exc) from exc  # a session has just dropped it
+                raise _contention(source, exc) from exc  # a session has just dropped the table
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
             log.info(
@@ -571,7 +577,9 @@ async def _ensure_needed(
     existing: dict[str, Publication],
     version: int,
 ) -> dict[RelationName, SourceRejectedError]:
-    """Run the permitted statements, relation by relation; return the rest as errors."""
+    """Run the permitted statements, relation by relation; return errors for the remaining
+    statements.
+    """
     membership = membership.with_settings_kept()
     changes = publication_changes(source, membership, existing, version)
     if any(name not in existing for name in (source.publication, source.publication_inserts)):
@@ -635,7 +643,7 @@ def _rejected(
 
 
 async def drop_publications(connection: Connection, source: SourceMapping) -> None:
-    """Drop both publications; those that are already gone are fine."""
+    """Drop both publications, if they exist."""
     async with writable(source, connection) as writing:
         for statement in drop_publications_sql(source):
             await writing.execute(statement.encode())

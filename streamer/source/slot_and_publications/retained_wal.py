@@ -21,14 +21,14 @@ from pg_catalog.pg_replication_slots s,
      (select {FLUSH_LSN_SQL} as lsn) e
 where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.current_database()
 """
-"""A slot of a foreign database or program may have the name."""
+"""A slot of a different database or program may have the name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retained:
     """The retained WAL. ``unconfirmed_bytes``: the part behind the acknowledged LSN; the source
-    keeps the rest for open transactions and for copies. ``kept_bytes``: max_slot_wal_keep_size,
-    the most that the server keeps for a slot; None without that limit.
+    keeps the rest for open transactions and for copies. ``kept_bytes``: max_slot_wal_keep_size, the
+    limit of the WAL for a slot; None without that limit.
     """
 
     retained_bytes: int

@@ -1,4 +1,4 @@
-"""Creating, inspecting and dropping replication slots, and the snapshot that a new slot exports.
+"""Creates, reads and drops replication slots, and holds the snapshot that a new slot exports.
 
 PostgreSQL documentation, "Streaming Replication Protocol", CREATE_REPLICATION_SLOT; view
 pg_replication_slots.
@@ -40,7 +40,7 @@ from streamer.util.lsn import NOTHING, Lsn
 
 CHECK_SECONDS: Final = 1.0
 WAIT_SECONDS: Final = 900.0
-"""How long the making of a slot may wait for transactions to end."""
+"""The time for which the creation of a slot may wait for transactions to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,21 @@ class Slot:
     invalidation: str | None
     is_failover: bool = False
     is_synced: bool = False
-    """Whether a standby keeps the slot as a copy of the primary's, or did until its promotion."""
+    """Whether the slot is a standby's synchronized copy of the primary's slot, or was a copy until
+    the promotion.
+    """
     is_temporary: bool = False
-    """Such a copy is temporary until it is fit to survive a promotion."""
+    """A synchronized copy is temporary until it can survive a promotion."""
     decodes_prepared: bool = False
-    """Whether the slot sends transactions at PREPARE TRANSACTION already (two_phase)."""
+    """Whether the slot sends transactions already at PREPARE TRANSACTION (two_phase)."""
     can_be_altered: bool = False
-    """Whether the server can alter that (PostgreSQL 18)."""
+    """Whether the server can alter two_phase (PostgreSQL 18)."""
     safe_wal_bytes: int | None = None
     """The bytes of WAL until the slot is in danger; None without a limit."""
 
     @classmethod
     def from_view(cls, row: dict[str, Any]) -> Self:
-        """Read a row of pg_replication_slots of whichever version, as JSON."""
+        """Read a row of pg_replication_slots, of any version, as JSON."""
         lost = row.get("wal_status") == "lost"
         return cls(
             name=row["slot_name"],
@@ -89,15 +91,15 @@ class Slot:
         )
 
     def is_elsewhere(self, database: str) -> bool:
-        """Whether this may be a slot of streamer for another database of the server."""
+        """Whether this may be a slot of streamer for a different database of the server."""
         return self.plugin == "pgoutput" and self.database not in (None, database)
 
     def is_foreign(self, database: str) -> bool:
-        """Whether this slot cannot be one of streamer's, despite its name."""
+        """Whether this slot cannot belong to streamer, despite its name."""
         return self.misfit(database) is not None
 
     def misfit(self, database: str) -> "Misfit | None":
-        """Return the attribute that excludes that this is streamer's slot, with a remedy."""
+        """Return the attribute that proves that the slot is not streamer's, with a remedy."""
         rename = (
             "; if another program needs that slot, give this `database` of the configuration "
             "another name instead"
@@ -140,7 +142,7 @@ _TWO_PHASE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """An attribute that streamer's slots do not have, and what helps."""
+    """An attribute that streamer's slots do not have, and the remedy."""
 
     problem: str
     remedy: Remedy
@@ -186,7 +188,7 @@ _INVALIDATIONS: Final = {
 
 
 def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
-    """Return where streaming from *slot* resumes; refuse a slot that lost changes.
+    """Return the position at which streaming from *slot* resumes; refuse a slot that lost changes.
 
     Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError.
     """
@@ -235,7 +237,7 @@ async def set_failover(source: SourceMapping, slot: Slot, server: SourceServer) 
 
 DROP_SECONDS: Final = 10.0
 FORMER_SECONDS: Final = 2.0
-"""How long a process that has lost the right to a slot may take to close its stream."""
+"""The time in which a process that has lost the right to a slot must close its stream."""
 _END_READER_SQL: Final = """
 select pg_catalog.pg_terminate_backend(a.pid) from pg_catalog.pg_stat_activity a
 where a.pid = %s and a.usename = current_user
@@ -244,10 +246,10 @@ where a.pid = %s and a.usename = current_user
 
 
 def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str | None:
-    """Return the problem of a slot that has discarded changes which the target lacks, or None.
+    """Return the problem of a slot that has discarded changes before the target had them, or None.
 
-    The target stores each position before the source receives it. For a slot created beforehand,
-    the target has no position yet. Pure.
+    The target stores each position before the source receives the position. For a slot created
+    beforehand, the target has no position yet. Pure.
     """
     if acknowledged_lsn == NOTHING or confirmed_lsn <= acknowledged_lsn:
         return None
@@ -276,8 +278,8 @@ def drop_own_slot_sql(name: str) -> str:
 
 
 async def drop_slot(connection: Connection, name: str) -> None:
-    """Drop streamer's slot in the source's database, to which *connection* leads. Accept a missing
-    slot, which a crashed run may have dropped, and a slot of a foreign program.
+    """Drop streamer's slot in the database of *connection*. Accept a missing slot, which a crashed
+    run may have dropped, and keep a slot of a foreign program.
 
     Wait a moment for a slot whose walsender is still ending. Raises SlotInUseError.
     """
@@ -296,7 +298,7 @@ async def drop_slot(connection: Connection, name: str) -> None:
 
 
 async def end_former_reader(connection: Connection, name: str) -> None:
-    """End the session of another process that still streams from the slot.
+    """End the session of a former process that still streams from the slot.
 
     The caller has the source's lock, so that process has lost the right to the slot. If the process
     is frozen or disconnected, the walsender would keep the slot until `wal_sender_timeout`.
@@ -334,7 +336,7 @@ class ExportedSnapshot:
         consistent_point: Lsn,
         source_time: str,
     ) -> None:
-        """*source_time*: no transaction behind the consistent point has committed before."""
+        """*source_time*: all transactions behind the consistent point commit after this time."""
         self._connection = connection
         self.slot = slot
         self.snapshot_name = snapshot_name
@@ -377,12 +379,12 @@ async def create_slot(
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
-    PostgreSQL waits for every transaction that runs at the source now. So the snapshot has all
-    changes before the consistent point, and the slot all changes after that point. A standby waits
-    for records of running transactions, which only the primary writes. *report* receives the
-    sessions or the record that the slot waits for, after each change. *passed* receives positions
-    that the consistent point will be behind, while sessions keep the slot waiting. Raises
-    SlotWaitError after `WAIT_SECONDS`, and leaves no slot behind.
+    PostgreSQL waits until every running transaction at the source has ended. So the snapshot has
+    all changes before the consistent point, and the slot all later changes. A standby waits for
+    records of running transactions, which only the primary writes. *report* receives the sessions
+    or the record that the slot waits for, after each change. While sessions delay the slot,
+    *passed* receives positions that the consistent point will be behind. Raises SlotWaitError after
+    `WAIT_SECONDS`, and leaves no slot behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
@@ -408,7 +410,8 @@ async def _create(
         export = "(SNAPSHOT 'export', FAILOVER true)"
     with translating(source.label):
         await check_same_server(connection, server)
-        # Before the slot: a transaction behind the consistent point commits later.
+        # Read the clock before the slot, because transactions behind the consistent point commit
+        # later.
         clock = await connection.execute("select pg_catalog.clock_timestamp()::text as now")
         time_row = await clock.fetchone()
         slot = quote_identifier(name)
@@ -448,7 +451,7 @@ async def _watched(
         plain_connection(source) as plain,
         RunningTransactions(source, server) as running,
     ):
-        await check_same_server_by_query(plain, server)  # elsewhere the pid is of another session
+        await check_same_server_by_query(plain, server)  # the pid is valid only there
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not creating.done():
@@ -477,7 +480,7 @@ async def _watched(
 def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
     if not server.in_recovery:
         return Remedy.of("end that transaction, or wait until it ends")
-    # Only a record that follows the beginning of the slot helps.
+    # Only a record behind the beginning of the slot helps.
     log_snapshot = primary_hint(source, LOG_SNAPSHOT_SQL)
     return Remedy.of("while the creation waits, ", log_snapshot)
 

@@ -1,4 +1,4 @@
-"""Removing streamer's objects from a source."""
+"""Removes streamer's objects from a source."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from streamer.source.timeline_branches import KnownPlace
 class Teardown:
     """The result for a source. ``left_sql``: statements that an administrator must run there.
     ``is_taken``: the slot, and perhaps the journal, belongs to a foreign owner. ``is_elsewhere``:
-    the url leads to another database of the server, so no object was dropped.
+    the url leads to a different database of the server, so no object was dropped.
     """
 
     label: str
@@ -35,10 +35,11 @@ class Teardown:
 async def teardown_source(
     source: SourceMapping, installation: str | None, stored: KnownPlace
 ) -> Teardown:
-    """Drop our slot and publications, if present. *stored*: the place that streamer streamed from.
+    """Drop streamer's slot and publications, if present. *stored*: the place from which streamer
+    streamed.
 
     Objects of any installation but *installation* stay, and so does a slot of a foreign program or
-    database. Slots of all databases share one name space.
+    database. Slots of all databases share a name space.
     """
     slot_error: str | None = None
     try:

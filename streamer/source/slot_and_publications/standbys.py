@@ -1,4 +1,4 @@
-"""Whether the standbys among the hosts of a source's url synchronize the source's slot.
+"""Reads whether the standbys among the hosts of a source's url synchronize the source's slot.
 
 PostgreSQL documentation, "Replication Slot Synchronization"; view pg_replication_slots.
 """
@@ -35,7 +35,7 @@ where s.slot_name = %s and a.wait_event = 'WaitForStandbyConfirmation'
 
 @dataclass(frozen=True, slots=True)
 class StandbyState:
-    """The state of a standby. ``error``: why streamer cannot read the state."""
+    """The state of a standby. ``error``: the reason why streamer cannot read the state."""
 
     host: str
     slot: Slot | None = None
@@ -49,7 +49,7 @@ async def read_replication_settings(connection: Connection) -> dict[str, str]:
 
 
 async def read_standbys(source: SourceMapping) -> list[StandbyState]:
-    """Read the state of each host of the url that is a standby now."""
+    """Read the state of each host of the url that is a standby."""
     states = []
     for host, port in hosts_of(source.url.reveal()):
         name = host_name(host, port)

@@ -1,4 +1,4 @@
-"""Committing a heartbeat: an empty transaction with a logical message of streamer's."""
+"""Commits a heartbeat: a transaction that contains only a logical message of streamer."""
 
 from typing import Final
 

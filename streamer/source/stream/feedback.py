@@ -1,9 +1,9 @@
 """Feedback to a source: status updates at intervals, and answers to its keepalives.
 
-A walsender ends a connection that was silent for ``wal_sender_timeout``, and requests a reply at
-half of that time. Status updates go out at least three times as often. If the source was silent for
-a few seconds, the update requests a reply. Without a reply, screens show the source as silent after
-`SILENT_SECONDS`. The stream ends much later, because a network may recover.
+A walsender ends a connection that was silent for ``wal_sender_timeout``, and requests a reply after
+half of that time. streamer sends status updates at least three times as often. If the source was
+silent for a few seconds, the update requests a reply. Without a reply, screens show the source as
+silent after `SILENT_SECONDS`. The stream ends much later, because a network may recover.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ STATUS_SECONDS_MAX: Final = 3.0
 SILENT_SECONDS: Final = 6.0
 SILENCE_SECONDS_MIN: Final = 60.0
 FAR_BYTES: Final = 16 * 1024 * 1024
-"""A position that moved this far is not to wait: the source retains the WAL before it."""
+"""Report a position at once that has moved this far, because the source retains the WAL before the
+position.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class FeedbackTimes:
     interval: float
     """Seconds between status updates."""
     silence: float
-    """Seconds without a message after which the source counts as gone, despite requested
-    replies.
+    """Seconds without a message, despite requested replies, after which the source counts as
+    lost.
     """
 
     @classmethod
@@ -48,9 +50,8 @@ class FeedbackTimes:
     def should_request_reply(self, last_message_at: float, *, is_reading: bool) -> bool:
         """Return whether the next status update should request a reply from the source.
 
-        *last_message_at* is a time of `time.monotonic`. A reader that waits for room in memory does
-        not read, so the source's messages stay in the socket. Raises SourceConnectionError after
-        `silence`.
+        *last_message_at* is a time of `time.monotonic`. While a reader waits for memory, the
+        source's messages stay in the socket. Raises SourceConnectionError after `silence`.
         """
         quiet = time.monotonic() - last_message_at
         if quiet > self.silence and is_reading:
@@ -61,8 +62,9 @@ class FeedbackTimes:
 class Feedback:
     """The status updates of a stream.
 
-    *positions* returns the durable position that the source may discard WAL up to, and the position
-    up to which changes are visible. *is_reading* returns whether the reader takes messages now.
+    *positions* returns the durable position up to which the source may discard WAL, and the
+    position up to which changes are visible. *is_reading* returns whether the reader reads messages
+    now.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Feedback:
         self._stream.send_status(durable_lsn, visible_lsn, request_reply=request_reply)
 
     def answer(self, burst: Burst) -> bool:
-        """Answer the keepalive of *burst* if a reply was requested; return whether it was."""
+        """Answer the keepalive of *burst* if it requests a reply; return whether it does."""
         if burst.wal_end_lsn is None or not burst.reply_requested:
             return False
         self.send()
@@ -92,7 +94,7 @@ class Feedback:
     async def run(self, moved: asyncio.Event, sent: Callable[[], None] = lambda: None) -> None:
         """Send a status update when the positions have *moved*, and at each interval.
 
-        Calls *sent* after each. Raises SourceConnectionError once the source counts as gone.
+        Calls *sent* after each update. Raises SourceConnectionError once the source counts as lost.
         """
         while True:
             await wait_for_event(moved, self._times.interval)

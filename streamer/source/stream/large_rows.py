@@ -1,8 +1,8 @@
 """Names the row that a source cannot send because a message may not exceed 1 GB.
 
-The walsender's error names neither table nor row, so streamer looks for the largest row of the
-mapped tables. The sizes of stored values are known without reading them; a time limit bounds the
-scans.
+The walsender's error names neither table nor row, so streamer searches for the largest row of the
+mapped tables. The server knows the sizes of stored values without reading the values; a time limit
+bounds the scans.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,9 @@
-"""The libpq that psycopg uses, for calling it without psycopg in between.
+"""The functions of psycopg's libpq, for calls without psycopg in between.
 
-psycopg documents the address of a connection (`pgconn_ptr`), and names no way to the library. The
-wheel psycopg_binary bundles a copy, so the process may load several. A call of the wrong copy with
-psycopg's connection is undefined, so this module requires exactly one copy in the process.
+psycopg documents the address of a connection (`pgconn_ptr`), but does not expose the library. The
+wheel psycopg_binary bundles a copy of libpq, so the process may load several copies. A call of the
+wrong copy with psycopg's connection is undefined, so this module requires exactly one copy in the
+process.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ class CopyFunctions:
 
 
 def _find() -> CopyFunctions | None:
-    """Return the functions of psycopg's libpq; None where the library is not found for certain."""
+    """Return the functions of psycopg's libpq; None unless exactly one copy is certain."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -51,4 +52,6 @@ def _find() -> CopyFunctions | None:
 
 
 FUNCTIONS: Final = None if choice.compiled is None else _find()
-"""Found at import: reading the process's maps would block the event loop for a moment."""
+"""Resolved at import, because reading the process's maps would block the event loop for a
+moment.
+"""

@@ -1,4 +1,4 @@
-"""The stream of changes: replication frames in, status updates out.
+"""The stream of changes: reads replication frames, and sends status updates.
 
 PostgreSQL documentation, "Streaming Replication Protocol", START_REPLICATION: after it both sides
 send CopyData frames. The source sends XLogData (``w``: int64 start, int64 end, int64 time, then a
@@ -6,7 +6,8 @@ pgoutput message). The source also sends primary keepalives (``k``: int64 end of
 int8 reply requested). streamer sends standby status updates (``r``: int64 received, int64 flushed,
 int64 applied, int64 time, int8 reply requested).
 
-Sole user of psycopg.pq. Reading never blocks the event loop, and waits for the source alone.
+Only this module uses psycopg.pq. Reading never blocks the event loop, and waits only for the
+source.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ MESSAGES_VERSION: Final = 14_00_00
 """The first server version whose pgoutput sends logical messages."""
 BURST_FRAMES_MAX: Final = 20_000
 BURST_BYTES_MAX: Final = 4 * 1024 * 1024
-"""How much is taken in one turn of the event loop: about ten milliseconds of work."""
+"""The bytes that a turn of the event loop reads: about ten milliseconds of work."""
 BURST_FRAMES_MAX_UNCOMPILED: Final = 2000
 BURST_BYTES_MAX_UNCOMPILED: Final = 1024 * 1024
 
@@ -157,10 +158,10 @@ class ReplicationStream:
         self._is_binary = is_binary
         self._frames = _frame_reader(connection)
         self._has_ended = False
-        """A read has raised the reason why the stream ended."""
+        """Whether a read has raised the error that ended the stream."""
         self.received_lsn = NOTHING
         self.last_message_at = time.monotonic()
-        """When the source last sent anything, on the clock of `time.monotonic`."""
+        """The time of the source's last message, on the clock of `time.monotonic`."""
 
     @classmethod
     async def start(
@@ -172,7 +173,7 @@ class ReplicationStream:
         *,
         server: SourceServer | None = None,
     ) -> "ReplicationStream":
-        """Connect, to *server* if that is given, and start replication from *slot* at *start_lsn*.
+        """Connect, to *server* if given, and start replication from *slot* at *start_lsn*.
 
         Raises SlotInUseError, SlotMissingError, SourceConnectionError, SourceRejectedError.
         """
@@ -238,7 +239,8 @@ class ReplicationStream:
     async def wait_readable(self) -> None:
         """Wait until the source has sent data, or closed the connection.
 
-        A part of a message counts as a sign of life: the rest of a large message may take minutes.
+        A part of a message counts as a sign of life, because the rest of a large message may take
+        minutes.
         """
         await self._wait()
         self.last_message_at = time.monotonic()
@@ -340,7 +342,7 @@ class ReplicationStream:
         if head[0] != _XLOG_DATA:
             raise ProtocolError(f"unknown replication frame {chr(head[0])!r} at offset 0")
         payload = frame[_XLOG_DATA_HEADER:]
-        # Only row messages are known to be read without being copied.
+        # Only the readers of row messages certainly do not copy the message.
         is_row = head[-1] in pgoutput.ROW_KINDS
         burst.payloads.append(as_message(payload) if is_row else payload.tobytes())
         return head
@@ -365,11 +367,11 @@ class ReplicationStream:
     def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
         """Report to the source that all changes up to *flush_lsn* are durable.
 
-        No other function acknowledges changes. *visible_lsn*, which the source shows as
-        ``replay_lsn``, is further on while the acknowledgement of visible changes is not stored
-        yet. Never waits: bytes that do not fit the socket now leave with the next call. After a
-        read has raised, sends no status: libpq would fail without the SQLSTATE, while the reader
-        may still read the cause.
+        Only this function acknowledges changes. *visible_lsn*, which the source shows as
+        ``replay_lsn``, is ahead while the acknowledgement of visible changes is not stored yet. The
+        function never waits: it sends bytes that do not fit the socket with the next call. After a
+        read has raised an error, it sends no status: libpq would fail without the SQLSTATE, while
+        the reader may still read the cause.
         """
         if self._has_ended:
             return
@@ -386,7 +388,7 @@ class ReplicationStream:
         """Send a last status update and end the stream in order, so that the source has read the
         update.
 
-        The walsender reads all data before it answers our CopyDone with CopyDone.
+        The walsender reads all data before it answers CopyDone with CopyDone.
         """
         with translating(self._label):
             pgconn = self._pgconn

@@ -1,1 +1,1 @@
-"""Facts about the tables of a source, beside its catalog."""
+"""Further facts about the tables of a source."""

@@ -1,11 +1,11 @@
 """Partitions that join a published table with existing rows.
 
-ATTACH PARTITION moves no row, so decoding does not show the existing rows. Their xmin and cmin do:
-they are older than the transaction or command that wrote the partition's row in pg_inherits. The
-check reads the first pages, which hold the oldest rows. A table that one transaction created,
-filled and attached shows no further sign. A larger table from an earlier transaction counts as
-filled, because the application may have deleted or changed its first rows. The pg_attribute row of
-the system column ctid dates a table: PostgreSQL writes it only with the table.
+ATTACH PARTITION moves no row, so decoding does not show the existing rows. Their xmin and cmin show
+them: these are older than the transaction or command that wrote the partition's row in pg_inherits.
+The check reads the first pages, which hold the oldest rows. A table that a single transaction
+created, filled and attached shows no further sign. A larger table from an earlier transaction
+counts as filled, because the application may have deleted or changed its first rows. The
+pg_attribute row of the system column ctid dates a table: PostgreSQL writes it only with the table.
 
 A row of a subtransaction has a later xmin than the transaction, like a row written after the
 attachment. Subtransactions share the command ids of the transaction, so a lower cmin means that the
@@ -36,22 +36,24 @@ class Leaf:
     oid: int
     name: RelationName
     joins: tuple[tuple[str, int, bool], ...]
-    """The transaction and command that attached the leaf and each partition above, and whether by
-    ATTACH.
+    """For the leaf and each partition above: the transaction and command that attached it, and
+    whether by ATTACH.
     """
     was_table: bool
-    """The leaf or a partition above existed before that transaction."""
+    """Whether the leaf or a partition above existed before that transaction."""
     may_read: bool
     is_foreign: bool = False
-    """A remote server has the rows and changes."""
+    """Whether a remote server has the rows and changes."""
 
     @property
     def attached_by(self) -> str:
-        """The transactions that attached the leaf and its ancestors; a new ATTACH changes them."""
+        """The transactions that attached the leaf and its ancestors; a new ATTACH changes the
+        value.
+        """
         return ",".join(xid for xid, _, _ in self.joins)
 
 
-# The query reads tables. The functions that walk the tree do not use the transaction's snapshot.
+# The query reads catalogs, because functions about the tree do not use the transaction's snapshot.
 _LEAVES_SQL: Final = """
 with recursive tree as (
     select w.namespace, w.name, c.oid, c.relkind, false as was_table,
@@ -136,7 +138,7 @@ async def read_leaves(
 
 async def _count_pages(connection: Connection, leaf: Leaf) -> int | None:
     """Return the number of pages of a partition: 0 if it was dropped, None if it is locked."""
-    # One message, hence one transaction: parallel tasks use the connection between two messages.
+    # One message, and so one transaction: parallel tasks use the connection between messages.
     sql = f"{_PATIENCE_SQL}; {_PAGES_SQL.format(oid=int(leaf.oid))}"
     try:
         cursor = await connection.execute(sql.encode())
@@ -151,7 +153,7 @@ async def had_rows(connection: Connection, leaf: Leaf) -> bool | None:
     """Return whether the partition held rows when it was attached, or None if it is locked, renamed
     or dropped.
 
-    When unsure, return True: a false alarm costs a comparison, a miss costs data.
+    If unsure, return True, because a false alarm costs a comparison, and a miss costs data.
     """
     if (pages := await _count_pages(connection, leaf)) in (0, None):
         return None if pages is None else False
@@ -164,7 +166,7 @@ async def had_rows(connection: Connection, leaf: Leaf) -> bool | None:
         for xid, command, attached in leaf.joins
     )
     relation = quote_qualified(leaf.name.namespace, leaf.name.name)
-    # One message, hence one transaction: parallel tasks use the connection between two messages.
+    # One message, and so one transaction: parallel tasks use the connection between messages.
     old_rows = _OLD_ROWS_SQL.format(
         relation=relation, joins=joins, name=quote_literal(relation), oid=int(leaf.oid)
     )

@@ -1,4 +1,4 @@
-"""Finds the text columns that a source orders by bytes, an order that no library update changes.
+"""Finds the text columns that a source orders by bytes. No update of a library changes this order.
 
 The collation of such a column, or of its database, is C or POSIX, or of PostgreSQL 17's builtin
 provider. The provider orders by code point, which is the order of the bytes in UTF-8. In a

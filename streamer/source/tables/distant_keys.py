@@ -1,7 +1,7 @@
 """Finds keys whose neighbours are in distant pages, such as random UUIDs.
 
-Reading a range of such a key touches a page for each row. So many ranges read a large table many
-times, and streamer reads by pages instead.
+A read of a range of such keys touches a page for each row. So reads of many ranges would read a
+large table many times, and streamer reads ranges of pages instead.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from streamer.source.connection import Connection, fetch_all
 CORRELATION_MIN: Final = 0.5
 """The correlation of a key's first column, by ANALYZE, below which keys count as distant."""
 INDEXED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A smaller table stays in memory while ranges of its key are read."""
+"""A smaller table stays in memory while streamer reads ranges of its key."""
 
 _DISTANT_SQL: Final = """
 select c.oid::int8 as oid
@@ -29,7 +29,9 @@ group by c.oid having max(abs(s.correlation)) < %s
 async def find_distant(
     connection: Connection, relations: Iterable[SourceRelation]
 ) -> frozenset[int]:
-    """Return the OIDs of the large tables with such a key. Without statistics there are none."""
+    """Return the OIDs of the large tables with such a key. Without statistics, the result is
+    empty.
+    """
     firsts = {
         relation.oid: (relation.primary_key or relation.key)[0]
         for relation in relations

@@ -1,4 +1,4 @@
-"""A source's verdict on a rule's expressions: valid or not, and the types of the values."""
+"""Checks a rule's expressions at a source, and reads the types of their values."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from streamer.source.connection import Connection, fetch_all, first_line
 
 
 async def read_expressions(plain: Connection, mapping: RelationMapping) -> ExpressionFacts:
-    """Ask the source about the expressions of *mapping*. Raises MappingError, SyncError."""
+    """Check the expressions of *mapping* at the source. Raises MappingError, SyncError."""
     relations = await read_relations(plain, [mapping.source])
     if mapping.source not in relations:
         raise SyncError(f'table "{mapping.source}" does not exist at the source')

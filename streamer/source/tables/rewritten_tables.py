@@ -1,10 +1,11 @@
-"""Tables whose rows a session rewrote by ALTER TABLE, which no change in the stream shows.
+"""Finds tables whose rows ALTER TABLE rewrote, which no change in the stream shows.
 
 SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. So may ALTER COLUMN TYPE with
 USING and the former type. VACUUM FULL, CLUSTER and TRUNCATE give a table a new file, too. Two signs
-tell ALTER TABLE from these:
+distinguish ALTER TABLE from these commands:
 
-- ALTER TABLE creates a new TOAST table; these commands swap only the files of both tables.
+- ALTER TABLE creates a new TOAST table; the other commands only swap the files of table and TOAST
+  table.
 - ALTER TABLE writes all rows, and then the row in pg_class, in one transaction. VACUUM FULL and
   CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check
   reads the first pages.
@@ -48,7 +49,7 @@ class Storage:
 
     @classmethod
     def of(cls, stored: list[object]) -> Self:
-        """Return the storage that STORAGE_SQL or `stored` made."""
+        """Return the storage from a row of STORAGE_SQL or the form of `stored`."""
         toast, file, columns = stored
         return cls(int(str(toast)), int(str(file)), None if columns is None else str(columns))
 
@@ -110,8 +111,8 @@ where t.relkind = 'r'
 """
 
 # The command that rewrites rows has no higher id than the command that then writes pg_class. A
-# TRUNCATE gives new files to the indexes before an INSERT of its transaction; ALTER TABLE does so
-# after its rows.
+# TRUNCATE creates new files for the indexes before an INSERT of its transaction; ALTER TABLE
+# creates them after its rows.
 _SIGN_SQL: Final = f"""
 select exists (select from only {{relation}} r
                 where r.ctid < '({PAGES_MAX},0)' and r.xmin = c.xmin
@@ -159,8 +160,8 @@ async def is_rewritten(
     """Return whether ALTER TABLE rewrote a table since *former* without a change of columns. Return
     None if the table is locked, renamed or dropped.
 
-    *captures*: the source's capture reports rewrites of columns. PostgreSQL writes the rows of such
-    columns in pg_attribute with the rewrite. The rows of a table tell which rewrite was the last.
+    *captures*: the source's capture reports rewrites of columns. For these, PostgreSQL also writes
+    the rows of the columns in pg_attribute. The rows of a table show which rewrite was the last.
     """
     now = table.storage
     if former.is_lost:
@@ -173,7 +174,7 @@ async def is_rewritten(
         return False
     relation = quote_qualified(table.name.namespace, table.name.name)
     sign = _SIGN_SQL.format(relation=relation, name=quote_literal(relation), oid=int(table.oid))
-    # One message, hence one transaction: parallel tasks use the connection between two messages.
+    # One message, and so one transaction: parallel tasks use the connection between messages.
     try:
         cursor = await connection.execute(f"{_PATIENCE_SQL}; {sign}".encode())
         cursor.nextset()

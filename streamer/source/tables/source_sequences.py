@@ -20,9 +20,9 @@ class SourceSequence:
     """A sequence of a source.
 
     ``owner``: the table and the column of an identity or a serial; None for a free sequence.
-    ``last_value``: None before the first use, and without the privilege to read. ``grants``: the
-    SQL that grants that privilege, if missing. ``options``: the definition in the syntax of CREATE
-    SEQUENCE.
+    ``last_value``: None before the first use, or without the privilege to read the sequence.
+    ``grants``: the SQL that grants that privilege, if missing. ``options``: the definition in the
+    syntax of CREATE SEQUENCE.
     """
 
     name: RelationName
@@ -33,7 +33,7 @@ class SourceSequence:
     options: str = ""
 
 
-# Members of an extension belong to that extension; temporary sequences to a session.
+# Leave out sequences of extensions and temporary sequences.
 _SEQUENCES_SQL: Final = f"""
 select n.nspname as namespace, c.relname as name, s.seqincrement as increment, r.is_readable,
        current_user as role, u.has_usage,

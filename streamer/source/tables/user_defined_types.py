@@ -8,13 +8,13 @@ from streamer.source.connection import Connection, fetch_all, fetch_one
 
 
 async def read_types(connection: Connection, oids: Collection[int]) -> list[DefinedType]:
-    """Return the user-defined types among *oids* and all parts, in order of creation."""
+    """Return the user-defined types among *oids* and all their parts, in order of creation."""
     row = await fetch_one(connection, TYPES_SQL.replace("{oids}", "%s::oid[]"), list(oids))
     return [DefinedType.of(entry) for entry in row["types"] or ()]
 
 
 async def read_named_types(connection: Connection, names: Sequence[str]) -> list[DefinedType]:
-    """Return types by *names*, which ``format_type`` wrote, and all parts."""
+    """Return the types called *names*, as ``format_type`` writes them, and all their parts."""
     rows = await fetch_all(
         connection,
         "select distinct pg_catalog.to_regtype(name)::oid::int8 as oid"
