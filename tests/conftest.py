@@ -6,16 +6,16 @@ import os
 
 import httpx
 
-# Collecting tests makes objects that live to the end: looking for garbage meanwhile takes a third of
-# its time.
+# Collecting tests makes objects that live to the end: garbage collection would take a third of the
+# time.
 gc.disable()
 
 for name in list(os.environ):
     if name.startswith(("STREAMER_", "PG")):
         del os.environ[name]
 
-# Spark in tests: compiled once, quickly, and its classes are believed to be correct. A JVM then
-# starts with less than half of the CPU.
+# Spark in tests: the JVM compiles once, quickly, and does not verify classes. A start then takes
+# less than half of the CPU.
 os.environ["SPARK_SUBMIT_OPTS"] = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"

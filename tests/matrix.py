@@ -1,9 +1,9 @@
-"""Run test suites with several combinations of settings, one after the other.
+"""Run test suites with several combinations of settings, one after the next.
 
 ``make matrix`` takes integration and fault tests, combinations that cover every pair of settings,
-and each version of PostgreSQL as source and as target.
-``ARGS='--all tests/integration/test_modes.py'`` takes the given tests and all combinations. Other
-arguments go to pytest.
+and each version of PostgreSQL as source and as target. ``ARGS='--all
+tests/integration/test_modes.py'`` takes the given tests and all combinations. All further arguments
+go to pytest.
 """
 
 import os

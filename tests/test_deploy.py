@@ -35,7 +35,7 @@ SCRAPED: Final = {"up": {"job", "instance"}}
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Return the labels of every series there is, by its name."""
+    """Return the labels of every series, by name."""
     path = tmp_path_factory.mktemp("deploy") / "config.yaml"
     path.write_text("target: {url: 'postgresql://127.0.0.1/dw'}")
     registry = Engine(*static_mapping.load(path), StopCondition()).metrics.registry
@@ -117,10 +117,10 @@ def test_alerts_are_there_for_all_that_must_not_be_missed() -> None:
 
 
 def test_promtool_takes_rules_and_configuration(tmp_path: Path) -> None:
-    """Debian's package prometheus has it; the test above covers unknown names."""
+    """Debian's package prometheus has promtool; the test above covers unknown names."""
     scraping = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     assert set(scraping["global"]["external_labels"]) == {"streamer_page"}
-    assert scraping["scrape_configs"][0]["job_name"] == "streamer"  # as the alert on `up` has it
+    assert scraping["scrape_configs"][0]["job_name"] == "streamer"  # as in the alert on `up`
     mounted = COMPOSE["services"]["prometheus"]["volumes"]
     assert [file.split(":")[1] for file in mounted][1:] == scraping["rule_files"]
     promtool = shutil.which("promtool")
@@ -184,7 +184,7 @@ def test_the_configuration_of_compose_is_accepted(monkeypatch: pytest.MonkeyPatc
 
     settings, mapping = static_mapping.load(DEPLOY / path)
 
-    assert settings.admin.has_credentials  # or it would not listen beyond loopback
+    assert settings.admin.has_credentials  # required to listen beyond loopback
     assert settings.http.listen == "0.0.0.0:8000"
     hosts = {re.sub(r".*@(\w+)/.*", r"\1", source.url.reveal()) for source in mapping.sources}
     hosts.add(re.sub(r".*@(\w+)/.*", r"\1", settings.target.url.reveal()))
@@ -241,7 +241,7 @@ def test_kubernetes_runs_one_process_and_asks_it_the_right_things(
         assert KUBERNETES[kind]["spec"]["selector"]["matchLabels"] == labels
     assert KUBERNETES["Service"]["spec"]["selector"] == labels
     assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    # No secret is in it, and with them its configuration is accepted.
+    # The file has no secret, and streamer accepts its configuration with the secrets.
     assert "Secret" not in KUBERNETES
     monkeypatch.setenv("DW_PASSWORD", "secret")
     monkeypatch.setenv("SHOP_PASSWORD", "secret")

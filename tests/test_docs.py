@@ -175,7 +175,7 @@ def commands_in(text: str) -> Iterator[list[str]]:
 
 
 def problem_of(words: list[str]) -> str | None:
-    """Return the fault of a command line; None if streamer takes its command and its options."""
+    """Return the fault of a command line; None if streamer accepts command and options."""
     group: Any = reference.PROGRAM
     known = {"--help"} | {option for parameter in group.params for option in parameter.opts}
     for number, word in enumerate(words):
@@ -219,7 +219,7 @@ def test_streamer_has_every_setting_of_a_page(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for block in re.findall(r"^```yaml\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         given = yaml.safe_load(block)
-        # A guide shows tables alone, without the sources around them.
+        # A guide shows tables alone, without sources.
         are_tables = not set(given) & set(Settings.model_fields)
         paths = setting_paths(given, "sources[].tables" if are_tables else "")
 

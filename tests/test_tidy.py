@@ -1,6 +1,6 @@
 """The tree keeps its shape: imports go down, deciding modules stay pure, errors are not swallowed.
 
-The tests read syntax trees, so they import nothing and ignore comments.
+The tests read syntax trees, without imports and comments.
 """
 
 import ast
@@ -41,7 +41,7 @@ def last_name(node: ast.expr) -> str | None:
 
 @dataclass(frozen=True)
 class Import:
-    """An import of *module* (or of something in it); ``for_types``: it is not run."""
+    """An import of *module*, or of a name there. ``for_types``: only type checkers run it."""
 
     module: str
     for_types: bool
@@ -49,7 +49,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Module:
-    """A file of ours. ``name``: as it is imported, without ``streamer.``."""
+    """A file of ours. ``name``: the name for imports, without ``streamer.``."""
 
     path: Path
     name: str
@@ -74,7 +74,7 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The folder it is in, or the module itself if that is none."""
+        """The folder of the module, or the module itself without a folder."""
         return self.name.split(".")[0]
 
     @cached_property
@@ -169,7 +169,7 @@ def own_imports(module: Module, *, with_types: bool = True) -> set[str]:
 
 
 def outside_imports(module: Module) -> set[str]:
-    """Return the packages of others that *module* imports when it is run."""
+    """Return the foreign packages that *module* imports at run time."""
     return {found.module.split(".")[0] for found in module.imports if not found.for_types}
 
 
@@ -210,7 +210,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-"""From below; a module imports from its own folder and from layers below its own."""
+"""From below; a module imports from its own folder and from lower layers."""
 
 
 def layer(part: str) -> int:
@@ -230,7 +230,7 @@ def test_imports_go_down() -> None:
 
 
 def test_no_module_needs_itself() -> None:
-    """Types only are allowed to, because they are not run."""
+    """Imports for types are allowed, because they do not run."""
     done: set[str] = set()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
@@ -257,8 +257,8 @@ DRIVERS = {
         *("copy.spark.job", "copy.spark.start", "copy.spark.spark_worker"),
         *("compare.parquet_report", "compare.spark_program"),
     },
-    # Beside source/ and copy/: connection strings are libpq's, so it reads them. psycopg knows the
-    # binary formats. Commands speak to servers for a person, not for the stream.
+    # Beside source/ and copy/: libpq defines connection strings, so libpq reads connection strings.
+    # psycopg knows the binary formats. Commands speak to servers for a person, not for the stream.
     "psycopg": {
         *("source", "copy", "compare", "commands"),
         *("postgres.conninfo", "postgres.binary_values"),
@@ -266,11 +266,11 @@ DRIVERS = {
     "aiosqlite": {"admin.mapping.mapping_rows", "admin.mapping.admin_store"},
 }
 PARSERS = {"postgres.conninfo": {"psycopg"}, "postgres.binary_values": {"psycopg"}}
-"""Pure modules that use a driver nevertheless: it reads a string or a value for them."""
+"""Pure modules that use a driver to parse a string or a value."""
 
 
 def reached(module: Module) -> Iterator[Module]:
-    """Yield *module* and every module of ours that is run to import it."""
+    """Yield *module* and every module of ours that its import runs."""
     seen: set[str] = set()
     waiting = [module.name]
     while waiting:
@@ -306,7 +306,7 @@ CATCH_ALL = {"Exception", "BaseException", "ExceptionGroup", "BaseExceptionGroup
 SWALLOWS = {
     # The last net of a command: one line for people, the rest for debugging.
     "cli.terminal": 1,
-    # A process of its own, which reports to the one that started it, over a pipe.
+    # A separate process, which reports to its parent over a pipe.
     "copy.spark.job": 2,
     # The same, of a comparison without Spark.
     "compare.local_program": 1,
@@ -322,7 +322,7 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 
 
 def test_whoever_catches_everything_raises_it_again() -> None:
-    """Apart from the places above; cleanup handlers may catch everything if they raise it again."""
+    """Apart from the places above; cleanup handlers may catch any exception and raise it again."""
     swallowing: dict[str, int] = {}
     for module in MODULES:
         for node in module.nodes:
@@ -361,7 +361,7 @@ def test_nothing_is_printed_past_the_log() -> None:
 
 
 def test_no_string_stands_alone() -> None:
-    """A string that is a statement is a docstring, or the rest of one that a line break has cut."""
+    """A string that is a statement is a docstring, or the rest of one after a line break."""
     alone = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for top in ("streamer", "tests", "scripts", "benchmarks")
@@ -443,8 +443,8 @@ TABLES = {
     "sync_partition": {"bookkeeping.copied_parts", "bookkeeping.task_statements"},
     "verification": {"bookkeeping.verifications"},
 }
-"""The modules of a bookkeeping table: no other SQL writes it. A query that joins tables stands in a
-module of one of them.
+"""The modules of a bookkeeping table, whose SQL alone writes to the table. A query that joins
+tables stands in a module of one of these tables.
 """
 MENTION = re.compile(
     r"\b(from|join|using|into|update|table)\s+streamer\.(\w+)|[,:]\s*streamer\.(\w+)", re.IGNORECASE
@@ -516,7 +516,7 @@ HIDDEN_ACTORS_MAX = 1.0
 PASSIVES_MAX = 8.0
 PASSIVES_OF_TESTS_MAX = 20.0
 """Per thousand words of a room. psycopg's own prose has 14 passives without an actor by the same
-measure. A test describes the fate of an object, so its docstring may have more of them.
+measure. A test describes the fate of an object, so its docstring may have more passives.
 """
 ROOMS = sorted(prose.rooms())
 LIST_THEM = "to list them: .venv/bin/python -m tests.support.prose FOLDER; CONTRIBUTING.md, Prose"
@@ -547,7 +547,7 @@ These are twice the rates of psycopg, procrastinate, patroni and dlt.
 
 
 @pytest.mark.parametrize("kind", RATES)
-@pytest.mark.parametrize("room", [room for room in ROOMS if not room.startswith("tests")])
+@pytest.mark.parametrize("room", ROOMS)
 def test_sentences_name_their_objects(room: str, kind: str) -> None:
     words, sentences = prose.STANDING_FOR_NOUNS[kind], prose.prose_of_room(room)
     count = sum(sentence.count(words) for sentence in sentences)
@@ -558,12 +558,12 @@ def test_sentences_name_their_objects(room: str, kind: str) -> None:
 # ---- tests -------------------------------------------------------------------------------------
 
 SLEEPS = {"time.sleep", "asyncio.sleep"}
-# The module that waits for conditions, and the one that imitates a slow network.
+# The module that waits for conditions, and the module that imitates a slow network.
 MAY_SLEEP = {"support/waiting.py", "support/proxy.py"}
 
 
 def _lets_time_pass(node: ast.AST) -> bool:
-    """Whether *node* sleeps. ``asyncio.sleep(0)`` only lets other tasks run."""
+    """Whether *node* sleeps. ``asyncio.sleep(0)`` only lets tasks run."""
     if isinstance(node, ast.ImportFrom):
         imported = {f"{node.module}.{alias.name}" for alias in node.names}
         return bool(imported & SLEEPS)
@@ -618,7 +618,7 @@ COMMAND_BEFORE = re.compile(
 
 
 def test_a_name_in_a_command_for_the_shell_is_quoted() -> None:
-    """`hints.command` and shlex quote names; an f-string that names a command itself does not."""
+    """`hints.command` and shlex quote names; an f-string with a command does not."""
     wrong = [
         f"{module.name}: {ast.unparse(node)}"
         for module in MODULES

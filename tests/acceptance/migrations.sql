@@ -91,7 +91,7 @@ alter index index_users_on_nickname rename to users_nickname_idx;
 --- AddConstraint: a check
 alter table orders add constraint orders_total_check check (total >= 0);
 
---- AddConstraint: another check under the same name
+--- AddConstraint: a new check under the same name
 alter table orders drop constraint orders_total_check,
     add constraint orders_total_check check (total >= 0 and total < 1000000);
 
@@ -276,10 +276,10 @@ alter table tickets rename column due to opened;
 alter table tickets rename column swapping to due;
 update tickets set due = due + 1 where id % 3 = 1;
 
---- change_column: another collation
+--- change_column: a new collation
 alter table tickets alter column title type text collate "C";
 
---- AlterField: a primary key of another column [alone]
+--- AlterField: a primary key of a different column [alone]
 alter table ledgers drop constraint ledgers_pkey;
 alter table ledgers add primary key (uid);
 

@@ -1,4 +1,4 @@
-"""`streamer run` with a mapping database, from an empty one on, over HTTP and the command line."""
+"""`streamer run` with a mapping database, empty at first, over HTTP and the command line."""
 
 import json
 import socket
@@ -76,7 +76,7 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
     tmp_path: Path, config: Path, client: httpx.Client, source: Database, target: Database
 ) -> None:
     with Process(config) as process:
-        # Nothing exists yet, and the page says so.
+        # The page says that no source exists yet.
         eventually(lambda: answers(client), what=process.output)
         ready = eventually(
             lambda: (
@@ -102,7 +102,7 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
         source.execute("insert into t values (1, 'one')")
         eventually(lambda: target.value("select count(*) from t") == 1, what=process.output)
 
-        # A bad draft changes nothing; the command line speaks to the process.
+        # A bad draft has no effect; the command line speaks to the process.
         post(client, "tables", database_id=database, name="nowhere")
         refused = client.post("/api/apply", json={})
         assert refused.status_code == 409
@@ -118,7 +118,7 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
         source.execute("insert into u values (1, 'one')")
         eventually(lambda: target.value("select count(*) from u") == 1, what=process.output)
 
-        # An operator's requests, and their events in the stream.
+        # An operator's requests, and the events in the stream.
         with client.stream("GET", "/api/events") as events:
             lines = events.iter_lines()
             assert next(lines) == "event: snapshot"
@@ -130,7 +130,7 @@ def test_from_an_empty_database_to_a_stream_and_its_export(
         assert PASSWORD not in process.output
         assert TOKEN not in process.output
 
-    # Everything is there after a restart, without an operator.
+    # All settings survive a restart, without an operator.
     with Process(config) as process:
         source.execute("insert into t values (2, 'two')")
         caught_up(process)

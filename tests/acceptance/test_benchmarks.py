@@ -20,8 +20,8 @@ from tests.support.forks import ForkedProcess
 from tests.support.postgres import SETTINGS, running, versions
 
 CASES_AT_A_TIME = 4
-# A profile takes three seconds of processor time: one that applies, one that measures a delay and one
-# that copies. `make nightly` runs all.
+# A profile takes three seconds of processor time: an apply, a delay and a copy. `make nightly` runs
+# all.
 NAMES = {"insert", "latency", "copy-tables"}
 CHOSEN = [
     case for case in CASES if case.name in NAMES or os.environ.get("TEST_COMBINATIONS") == "all"

@@ -1,4 +1,6 @@
-"""The class data archive: made once, and never in the way. `test_sync` has a JVM that uses it."""
+"""The class data archive: made once, and never in the way. `test_sync` has a JVM that uses the
+archive.
+"""
 
 import json
 import os
@@ -22,7 +24,8 @@ def test_an_archive_is_made_once_and_a_damaged_one_is_ignored(tmp_path: Path) ->
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    # scripts/setup.sh has run this where there was a Java. It takes a minute of a busy machine.
+    # scripts/setup.sh has made the archive if Java was installed, which takes a minute of a busy
+    # machine.
     make = [sys.executable, "-m", class_archive.PROGRAM, "--installed"]
     made = subprocess.run(make, env=environment, check=True, capture_output=True, text=True)
     name = class_archive.archive_name(environment)

@@ -1,4 +1,4 @@
-"""A Spark cluster: a standalone master and two workers, one of which dies in the middle of copies and
+"""A Spark cluster: a standalone master and two workers. A worker dies in the middle of copies and
 of a comparison.
 """
 
@@ -60,7 +60,7 @@ def java_options() -> str:
 
 @dataclass
 class Cluster:
-    """A master and its workers, on this machine."""
+    """A master and workers, on this machine."""
 
     directory: Path
     port: int = field(default_factory=free_port)
@@ -90,8 +90,8 @@ class Cluster:
         }
 
     def start(self, *arguments: str) -> "subprocess.Popen[bytes]":
-        """Start a daemon as ``spark-class`` does, without the JVM that finds its command."""
-        # As on other machines: our package is not on an executor's path.
+        """Start a daemon as ``spark-class`` does, without the JVM that finds the command."""
+        # As on remote machines, our package is not on an executor's path.
         environment = os.environ | self.environment | {"PYTHONPATH": ""}
         with (self.directory / f"daemon-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -122,7 +122,7 @@ class Cluster:
         return ""
 
     def worker_of(self, port: int) -> "subprocess.Popen[bytes]":
-        """Return the worker one of whose descendants has a connection from a local *port*."""
+        """Return the worker with a descendant that has a connection from a local *port*."""
         for worker in self.processes:
             if worker.poll() is None:
                 for process in psutil.Process(worker.pid).children(recursive=True):
@@ -137,7 +137,7 @@ class Cluster:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Kill a daemon with all it started, as when its machine dies."""
+    """Kill a daemon with all descendants, as at the death of a machine."""
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid)
         for member in (*family.children(recursive=True), family):
@@ -196,7 +196,7 @@ def command_lines() -> str:
 
 
 def written(*directories: Path) -> str:
-    """Return everything that is in files below *directories*."""
+    """Return the content of all files below *directories*."""
     files = [path for each in directories for path in each.rglob("*") if path.is_file()]
     return "".join(path.read_bytes().decode(errors="replace") for path in files)
 
@@ -209,8 +209,8 @@ begin perform pg_catalog.pg_advisory_xact_lock_shared(4711); return new; end $$;
 create trigger gate before insert on big_{0} for each row when (new.id = 5000) execute function wait();
 alter table big_{0} enable always trigger gate
 """
-"""Copies stop in the middle. The lock of a session that waits for nothing has no transaction, for
-which a new slot would wait.
+"""Copies stop in the middle. The session of the lock is idle without a transaction, for which a new
+slot would wait.
 """
 STUCK = "from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 COPYING = f"{STUCK} and application_name like 'streamer copy%' and query like 'copy %'"
@@ -224,7 +224,9 @@ def two_ports(target: Database, stuck: str) -> list[int] | None:
 
 
 def lose_a_worker(cluster: Cluster, target: Database, ui_port: int) -> str:
-    """Lose the connection of one copy, and the worker of the other; return what Spark shows."""
+    """Lose the connection of the first copy, and the worker of the second; return the output of
+    Spark.
+    """
     copying = eventually(lambda: two_ports(target, COPYING), 300, "both workers copy")
     comparing = f"{STUCK} and application_name = 'streamer compare'"
     ports = eventually(lambda: two_ports(target, comparing), 300, "both workers compare")
@@ -248,8 +250,8 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """One driver: it copies tables, then others while it compares the first. The worker that dies has
-    tasks of both.
+    """A single driver copies tables, then further tables during a comparison of the first. The
+    worker that dies has tasks of both.
     """
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
@@ -266,10 +268,10 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
         source.execute(
             f"insert into {table} select g, '{VALUE}' || g from generate_series(1, 50) g"
         )
-    for n in range(SMALL):  # one task for all of them
+    for n in range(SMALL):  # a single task for all tables
         source.execute(f"create table small_{n} (id int primary key, v text)")
         source.execute(f"insert into small_{n} select g, 'v' from generate_series(1, {n % 3}) g")
-    for n in range(2):  # a task each, once they are at the source
+    for n in range(2):  # a task each, once the tables exist
         target.execute(DDL.format(n))
     target.execute(GATE.format(0) + ";" + GATE.partition("$$;")[2].format(1))
     for db in (source, target):
@@ -362,7 +364,7 @@ def copy_all(tasks: list[list[dict[str, Any]]], ends: CopyEnds) -> None:
 def a_job_by_spark_submit(
     cluster: Cluster, source: Database, target: Database, tmp_path: Path
 ) -> None:
-    """Its parts are copied by another task at the same time: each is there once."""
+    """A second task copies the same parts at the same time: the target has each row once."""
     source.execute("create table t (id int, v text)")
     source.execute("insert into t select g, 'v' from generate_series(1, 1000) g")
     target.execute("create table t (id int, v text)")
@@ -412,7 +414,7 @@ def a_job_by_spark_submit(
         write_private(
             job, json.dumps({"tasks": tasks, "ends": ends | {"application_name": "submitted"}})
         )
-        # Both plan the same parts before either copies one.
+        # Both tasks plan the same parts before either copies a part.
         blocker.execute("select from streamer.sync_partition for update")
         submitted = subprocess.Popen(
             [

@@ -1,4 +1,4 @@
-"""A crowd at the port of the page, without a login, keeps nothing from streaming."""
+"""A crowd at the port of the page, without a login, delays no stream."""
 
 import contextlib
 import resource

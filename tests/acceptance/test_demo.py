@@ -1,4 +1,6 @@
-"""``streamer demo`` as people run it: it ends equal, and leaves nothing behind unless told to."""
+"""``streamer demo`` as users run the command: both sides end equal, and no file stays without
+`--keep`.
+"""
 
 import json
 import os
@@ -22,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
 class Demo:
-    """A demo that runs in a temporary directory of its own, by which its processes are known."""
+    """A demo in a separate temporary directory, which identifies its processes."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
         self.directory = directory
@@ -35,7 +37,7 @@ class Demo:
         )
 
     def read_until(self, text: str) -> str:
-        """Read lines until one contains *text*; return all of them."""
+        """Read lines until a line contains *text*; return all lines."""
         assert self.process.stdout is not None
         read = ""
         for line in self.process.stdout:
@@ -52,7 +54,7 @@ class Demo:
                 if f"TMPDIR={self.directory}".encode() in path.read_bytes():
                     found.append(path.with_name("cmdline").read_text().replace("\0", " "))
             except OSError:
-                continue  # it has just ended
+                continue  # the process has just ended
         return found
 
     def assert_nothing_is_left(self) -> None:
@@ -62,7 +64,7 @@ class Demo:
 
 @pytest.fixture
 def place(server_directory: Path, request: pytest.FixtureRequest) -> Path:
-    """Where a demo makes its directory: one that the servers' user can enter, too."""
+    """Where a demo makes its directory: the servers' user can enter, too."""
     path = server_directory / re.sub(r"\W", "-", request.node.name)
     path.mkdir(mode=0o755)
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""`streamer doctor`: names problems and next steps; its bundle holds no secret."""
+"""`streamer doctor` names problems and next steps, and its bundle contains no secret."""
 
 import json
 import stat
@@ -83,9 +83,9 @@ def test_it_finds_what_is_wrong_until_nothing_is(
             "streamer quarantine list --table public.q --database shop --sid eu"
         ]
         listed = command(config, *by_object["public.q"]["sql"][0].split()[1:])
-        assert listed.returncode == 0, listed.stderr  # it is a command that works
+        assert listed.returncode == 0, listed.stderr  # the printed command works
 
-        # Its next step fixes the problem.
+        # The next step fixes the problem.
         target.execute("; ".join(by_object["public.t"]["sql"]))
         target.execute("alter table q drop constraint q_id_check")
         assert command(config, "quarantine", "retry").returncode == 0
@@ -103,7 +103,7 @@ def test_a_bundle_is_whole_private_and_without_secrets(
 ) -> None:
     with Process(config, spark=False) as process:
         caught_up(process)
-    # One turns up in an unexpected place.
+    # A secret turns up in an unexpected place.
     target.execute(f"update streamer.relation set error = 'oh, {SECRETS['source']}!'")
     path = tmp_path / "streamer.zip"
 
@@ -134,12 +134,12 @@ def test_a_bundle_is_whole_private_and_without_secrets(
     assert versions["packages"]["asyncpg"]
     assert versions["target_server"] == versions["source_servers"]["shop:eu"]
     books = json.loads(texts["streamer/bookkeeping.json"])
-    assert all(isinstance(part, list) for part in books.values()), books  # or it was refused
+    assert all(isinstance(part, list) for part in books.values()), books  # or refused
     assert books["last_changes"][0]["error"] == "oh, ***!"
     (slot,) = json.loads(texts["streamer/slots.json"])
     assert slot["found"][0]["slot"]["plugin"] == "pgoutput"
 
-    # Existing files are not overwritten, and a failed write leaves nothing.
+    # Existing files are not overwritten, and a failed write leaves no file.
     content = path.read_bytes()
     again = command(config, "doctor", "--bundle", str(path))
     assert (again.returncode, path.read_bytes()) == (2, content)

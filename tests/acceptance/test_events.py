@@ -70,7 +70,7 @@ def test_a_tail_goes_on_from_process_to_bookkeeping_and_back(config: Path, tmp_p
             assert command(config, "pause", "t").returncode == 0
             eventually(lambda: told("public.t", "paused"))
             assert process.terminate() == 0
-        # No process runs: others' requests show in the bookkeeping once a process has taken them.
+        # No process runs: requests show in the bookkeeping once a process has taken the requests.
         eventually(lambda: told(None, "stopped"))
         with Process(config, spark=False) as process:
             eventually(lambda: len(told(None, "streaming")) >= 2, 60)

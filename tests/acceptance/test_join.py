@@ -1,5 +1,5 @@
-"""A large table joins under writes, and is killed in every state on its way. Threads copy it;
-`test_sync` kills the parts of Spark.
+"""A large table joins under writes, with a kill in every state. Threads copy it; `test_sync` kills
+the parts of Spark.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""The output of `run --log-format json`: one object a line, which names its subject."""
+"""The output of `run --log-format json`: an object a line, which names its subject."""
 
 import json
 from pathlib import Path

@@ -67,7 +67,7 @@ TABLES = [
     *("payments", "sessions", "readings"),
 ]
 MADE = ["shop_bills", "shop_profiles"]
-"""Tables that the migrations create, under their last names."""
+"""Tables that the migrations create, under the final names."""
 LOAD = [
     "insert into users (email) values ('load' || random() || '@example.org')",
     "update users set email = 'was ' || email where id % 7 = 3 and length(email) < 60",
@@ -132,7 +132,7 @@ def steps() -> list[Step]:
 
 @contextlib.contextmanager
 def load(source: Database) -> Iterator[None]:
-    """Change rows of all tables in another thread, for the length of a block."""
+    """Change rows of all tables in a second thread, for the length of a block."""
     over = threading.Event()
     chosen = random.Random(14)
 
@@ -204,7 +204,7 @@ def test_migrations_arrive_at_each_kind_of_target(
             if number in kills:
                 process.kill()
                 process = stack.enter_context(Process(config, spark=False))
-            if len(sources) > 1:  # the next step finds both tenants at this one
+            if len(sources) > 1:  # the next step finds both tenants at this step
                 caught_up(process, SETTLED_SECONDS)
         writers.close()
         assert_equal(world, sources, target, process)
@@ -218,7 +218,7 @@ def of_partitions(source: Dump, target: Dump) -> Sides:
 
 def of_shared(source: Dump, target: Dump) -> Sides:
     """The servers lack the extension for an exclusion constraint that has `sid`. A shared table
-    keeps the former label of an enum, because another source may still have rows with the label.
+    keeps the former label of an enum, because a peer may still have rows with the label.
     """
     kept = re.compile(r"(?<=\n)    'published',?\n|,\n    'published'(?=\n)")
     wanted, found = of_tenants(source, target)
@@ -243,7 +243,7 @@ def follow(config: Path, sid: str | None, table: str, action: str) -> None:
 
 
 def next_error(config: Path, sid: str | None, table: str, former: str) -> str | None:
-    """Wait until a table is ready, or has another error; return that error."""
+    """Wait until a table is ready, or has a new error; return that error."""
 
     def find() -> list[str | None]:
         if table_of(config, sid, table, "ready"):
@@ -255,7 +255,7 @@ def next_error(config: Path, sid: str | None, table: str, former: str) -> str | 
 
 
 def error_of(config: Path, sid: str | None, table: str) -> str:
-    """Wait until a table stops, and return its error."""
+    """Wait until a table stops, and return the error."""
     stopped = eventually(lambda: table_of(config, sid, table, "error"), what=f"{table} stops")
     return str(stopped["error"])
 
@@ -270,7 +270,7 @@ def columns(database: Database, table: str) -> list[tuple[object, ...]]:
 
 
 def table_of(config: Path, sid: str | None, table: str, state: str) -> dict[str, object] | None:
-    """Return the status of a table if it is in *state*."""
+    """Return the status of a table in *state*; None in a different state."""
     return next(
         (
             of_table

@@ -1,7 +1,7 @@
 """Eighteen mishaps, staged on real servers: an operator's views of each, and proof that their
 remedies work.
 
-Each test stages one mishap, and waits until status, readiness and page show its cause and a remedy.
+Each test stages a mishap, and waits until status, readiness and page show the cause and a remedy.
 It then runs that remedy literally, and compares the rows.
 """
 
@@ -334,14 +334,14 @@ def test_14_second_instance(site: Site, tmp_path: Path) -> None:
         second = make_site(directory, site.source, site.target)
         with second.running(until_ready=False):
             pid = site.process.process.pid
-            # Nothing is wrong: the second process shows the first one's source, and waits.
+            # No problem: the second process shows the source of the first process, and waits.
             second.is_ready()
             second.sees(f"Process</dt><dd>[^<]*:{pid}", str(pid), in_views=("page",))
             # The databases know the process that runs, whichever configuration asks.
             (status,) = second.status()["sources"]
             assert (status["state"], status["error"]) == ("streaming", None)
             assert status["process"].endswith(f":{pid}")
-            # The process that is named ends; the other one takes over.
+            # The named process ends; the second process takes over.
             assert site.process.terminate() == 0
             second.source.execute("insert into t values (2, 'taken over')")
             second.is_mended()
@@ -368,7 +368,7 @@ def test_15_wrong_token(
         assert page is not None
         assert page.status_code == 401
         assert "the token is wrong" in page.text
-        # Nothing else depends on it: the stream goes on, and readiness and status stay open.
+        # The stream goes on without it, and readiness and status stay open.
         ready = site.get("/readyz", wrong)
         assert ready is not None
         assert ready.json() == {"ready": True, "reasons": [], "problems": []}
@@ -402,7 +402,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
         eventually(lambda: target.value("select count(*) from t") == 2)
         run_block(site.config, "mapping-lost#1")
         assert (tmp_path / "backup.yaml").read_text().startswith("# Backup of streamer's mapping")
-        # Another file takes its place, and then it comes back.
+        # A different file takes its place, and then the file comes back.
         database.write_bytes(b"")
         eventually(lambda: "was replaced" in shown(site, "/readyz"))
         away.rename(database)

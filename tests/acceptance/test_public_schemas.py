@@ -49,7 +49,7 @@ def test_a_public_schema_arrives_whole(
 
 
 def migrate(source: Database, *target: str) -> None:
-    """Run Django's migrations up to *target*, or down to it."""
+    """Run Django's migrations up or down to *target*."""
     environment = {
         "DJANGO_SETTINGS_MODULE": "tests.acceptance.django_site",
         "DJANGO_DATABASE": source.server.url(source.name),

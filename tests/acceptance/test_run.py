@@ -1,4 +1,4 @@
-"""`streamer run` as users run it: a process, its signals, its pages, its neighbours."""
+"""`streamer run` as users run the command: the process, signals, pages, neighbours."""
 
 import json
 import os
@@ -207,7 +207,7 @@ def test_two_tenants_in_one_table_until_one_is_torn_down(
     assert source.execute("select 1 from pg_publication") == []
     assert second.value("select count(*) from pg_publication") == 2
     assert target.execute("select sid, id, v from t order by 1, 2") == rows, "the rows stay"
-    # A source that comes back refuses its rows of before.
+    # A source that comes back refuses its earlier rows.
     write_config(path, source, target, "t: {}", sid="eu", others={"us": second})
     with Process(path, spark=False) as process:
         refused = "truncate_target: true"

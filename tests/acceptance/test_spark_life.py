@@ -1,4 +1,4 @@
-"""The jobs of Spark end with the rounds that wanted them."""
+"""The jobs of Spark end with their rounds."""
 
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -12,7 +12,7 @@ TASKS = (
 async def test_a_round_that_is_given_up_makes_room_for_the_next(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """A task without a purpose would go on for an hour, and there is one place."""
+    """A task without a purpose would go on for an hour, in the only place."""
     source.execute("create table t (id int primary key)")
     source.execute("insert into t select generate_series(1, 4000)")
     settings = "sync: {jobs: 1, rows_per_second: 1}"

@@ -1,4 +1,4 @@
-"""No other client on the network or the machine reads passwords from the Spark process."""
+"""No foreign client on the network or the machine reads passwords from the Spark process."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ input()
 
 @pytest.fixture
 def open_spark() -> Iterator[psutil.Process]:
-    """A local driver without its protection: it lets every client fetch blocks."""
+    """A local driver without protection, from which every client can fetch blocks."""
     with subprocess.Popen(
         [sys.executable, "-c", OPEN_SPARK],
         stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ def command_lines(processes: list[psutil.Process]) -> str:
 
 
 def test_a_stranger_fetches_what_an_open_spark_broadcasts(open_spark: psutil.Process) -> None:
-    """The client of the next test is one that works."""
+    """The client of the next test works without protection."""
     found = [broadcast_blocks(address) for address in listening(family(open_spark))]
     assert SECRET.encode() in b"".join(found)
 
@@ -98,7 +98,7 @@ def test_no_port_gives_blocks_away_and_no_process_shows_a_password(
         assert [ip for ip, _ in addresses if ip not in LOOPBACK] == []
         assert [address for address in addresses if broadcast_blocks(address)] == []
         assert SECRET not in command_lines(members)
-        # Its workers' environment is the JVM's.
+        # The workers have the environment of the JVM.
         assert SECRET not in str(java.environ())
         assert not VARIABLES & java.environ().keys()
         for path in filter(Path.is_file, (tmp_path / "spool").rglob("*")):
@@ -113,7 +113,9 @@ def test_no_port_gives_blocks_away_and_no_process_shows_a_password(
 def test_a_cluster_that_protects_nothing_gets_no_job(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`check` reports it beforehand, from the files; the driver reports its effective settings."""
+    """`check` reports the problem beforehand, from the files; the driver reports effective
+    settings.
+    """
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     source.execute("create table t (id int primary key)")
     config = tmp_path / "config.yaml"

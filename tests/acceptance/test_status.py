@@ -81,14 +81,14 @@ def test_on_a_terminal_it_draws_a_screen_and_gives_the_terminal_back(config: Pat
         while not re.search(pattern, shown):
             try:
                 data = os.read(ours, 65536).decode(errors="replace")
-            except OSError:  # the other end is closed
+            except OSError:  # the program has closed its end
                 data = ""
             assert data, shown
             shown += data
 
     try:
         read_until(r"(?s)not started.*not started")
-        assert "\x1b[?1049h" in shown  # the other screen
+        assert "\x1b[?1049h" in shown  # the alternate screen
         process.send_signal(signal.SIGINT)
         read_until(r"\x1b\[\?1049l")
         assert process.wait(30) == 0

@@ -1,5 +1,5 @@
-"""The first full sync under writes and under kills. It runs on Spark where Spark has a part in the
-claim; elsewhere threads copy.
+"""The first full sync under writes and under kills. Spark copies where the claim is about Spark;
+elsewhere threads copy.
 """
 
 import os
@@ -201,8 +201,8 @@ def test_a_table_with_foreign_rows_is_not_emptied_without_consent(
 def test_killing_any_part_of_a_copy_ends_equal(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
-    """The process starts Spark again when a part of it died, and the next process when it died
-    itself.
+    """The process starts Spark again after the death of a part of Spark, and the next process after
+    the death of the process.
     """
     fill(source)
     for db in (source, target):

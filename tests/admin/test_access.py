@@ -160,7 +160,7 @@ async def test_without_credentials_no_other_site_changes_anything(
 
 
 async def test_a_body_that_is_not_json_is_not_read_as_json(open_admin: OpenAdmin) -> None:
-    """A form of another site could send it without a preflight request."""
+    """A form of a foreign site could send this type without a preflight request."""
     async with open_admin("") as admin, admin.client(None) as client:
         response = await client.post(
             "/api/databases", content='{"name": "x"}', headers={"Content-Type": "text/plain"}

@@ -34,7 +34,7 @@ async def make_shop(client: httpx.AsyncClient) -> None:
 
 
 async def refused(admin: Admin, client: httpx.AsyncClient, status: int, *words: str) -> None:
-    """streamer refuses to apply, in these words, and has changed nothing."""
+    """Check that streamer refuses to apply, in these words, without a change."""
     before = (await admin.service.store.latest(), admin.service.mapping, list(admin.engine.applied))
     response = await client.post("/api/apply", json=FORCE)
     assert response.status_code == status, response.text

@@ -39,7 +39,7 @@ async def test_two_hundred_sources_with_20000_tables_are_one_small_page(
                       "waits for its turn: number 2 of 3", "25 % copied", "199 of 200 sources stream"):  # fmt: skip
             assert words in page, words
         assert page.count(f'href="{RUNBOOKS}/') >= 3
-        # The script of an open page hears nothing of single tables.
+        # The script of an open page gets no events of single tables.
         assert "data-brief" in page
 
         second = labels_of((await client.get("/?page=4")).text)
@@ -70,7 +70,7 @@ async def test_two_hundred_sources_with_20000_tables_are_one_small_page(
         assert [row["label"] for row in listed["items"]] == labels
         assert listed["items"][1]["problems"][0]["runbook"].startswith(RUNBOOKS)
         assert (await client.get("/api/sources?health=bad&q=t017")).json()["total"] == 1
-        # The page of one source shows a part of its tables.
+        # The page of a source shows a part of the tables.
         assert len((await client.get("/source?database=shop&sid=t017")).text) < 150_000
 
 
@@ -122,7 +122,7 @@ def test_a_copy_in_chunks_shows_the_chunk_that_comes() -> None:
 
 
 class Requested:
-    """Records requests about many sources; the one of t017 fails."""
+    """Records requests about many sources; the request of t017 fails."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
@@ -275,7 +275,7 @@ def test_a_bulk_resume_leaves_out_tables_that_wait_before_a_mass_delete() -> Non
 
 
 class Relation:
-    """A relation as a choice reads it."""
+    """A relation in the form that a choice reads."""
 
     def __init__(
         self, relation_id: int, source: str, state: str, waiting_mass_delete: object = None

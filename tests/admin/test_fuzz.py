@@ -25,7 +25,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 @pytest.fixture
 def address(tmp_path: Path, target: Database) -> Iterator[str]:
-    """The API on a real server, in a thread with a loop of its own."""
+    """The API on a real server, in a thread with a separate loop."""
     address = f"127.0.0.1:{free_port()}"
     started, stop = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()

@@ -312,7 +312,7 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
                 assert shown in page.text
         assert asked == 1
 
-        # However many tables there are, a page has some of them, and finds the others.
+        # A page shows some of any number of tables, and finds the rest.
         assert "All 450 tables" in pages[0].text.replace("\u202f", "")
         last = (await client.get("/source?database=shop&page=3")).text
         assert "public.t449" in last
@@ -358,7 +358,7 @@ async def test_the_wizard_writes_nothing_before_its_last_step(open_admin: OpenAd
         assert [row["name"] for row in content["tables"]] == ["t"]
         revealed = await admin.service.store.reveal(content)
         assert [secret in url for url in revealed.values()] == [True]
-        # It is done once, and an unknown name leads back to the first step.
+        # The step runs once, and an unknown name leads back to the first step.
         again = await client.post(step, data={"csrf": csrf, "pick": "0"} | pair)
         assert again.headers["location"].startswith("/sources/new?note=")
         taken = await client.post("/sources/new", data=typed | {"do": "keep"})
@@ -379,7 +379,7 @@ def test_a_connection_without_tables_is_forgotten_and_is_of_one_user() -> None:
 
 
 def a_table(name: str, **values: Any) -> dict[str, Any]:
-    """Return a table as the status has it."""
+    """Return a table in the form of the status."""
     return {"source": f"public.{name}", "target": f"public.{name}", "type": "clone",
             "state": "ready", "error": None, "quarantined": 0, "rows_copied": 1,
             "rows_total": None, "end_lsn": "0/1", **values}  # fmt: skip
@@ -388,7 +388,7 @@ def a_table(name: str, **values: Any) -> dict[str, Any]:
 def show(
     admin: Admin, monkeypatch: pytest.MonkeyPatch, *tables: dict[str, Any], **values: Any
 ) -> None:
-    """Let the status be that of one source "shop" with *tables*."""
+    """Let the status be that of a source "shop" with *tables*."""
     source: dict[str, Any] = {"database": "shop", "sid": None, "state": "streaming", "slot": "s",
         "error": None, "lag_bytes": 0, "lag_seconds": 0.0, "retained_wal_bytes": 7,
         "confirmed_flush_lsn": None, "tables": list(tables), "heartbeat_seconds": None,
@@ -485,7 +485,7 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
         assert (await client.get("/help/runbooks/absent")).status_code == 404
         assert 'href="/help/runbooks/table-in-error"' in (await client.get("/help")).text
 
-        # One state is chosen out of all, here and on the page of the source.
+        # A state is chosen out of all states, here and on the page of the source.
         assert "error 2" in page
         for path in ("/?state=paused", "/source?database=shop&state=paused"):
             page = (await client.get(path)).text

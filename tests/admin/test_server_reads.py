@@ -16,7 +16,7 @@ PATHS = ("status", "plan", "discover?url_id=1", "audit", "quarantine", "conflict
 
 
 class Counted:
-    """A function that knows how many of its calls run."""
+    """A function that counts its running calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -55,7 +55,7 @@ async def test_many_requests_of_a_reader_share_their_reads(
                 answers = await asyncio.gather(*asked)
                 assert {answer.status_code for answer in answers} == {200}, path
         assert {name: one.calls for name, one in counted.items() if one.calls > 1} == {}
-        # A change lets the next request read again; one that is refused does not.
+        # A change lets the next request read again; a refused change does not.
         async with admin.client(VIEWER_TOKEN) as viewer:
             assert (await viewer.delete("/api/tables/1")).status_code == 403
             await viewer.get("/api/status")

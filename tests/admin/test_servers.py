@@ -67,7 +67,7 @@ async def test_discover_shows_every_table_and_what_would_hinder_it(
         assert [n for n, table in tables.items() if table["mapped"]] == [("audit", "events")]
         assert found["server"]["wal_level"]
 
-        # Its names can be given back as they are.
+        # The next request may contain its names unchanged.
         odd = tables["public", '"odd.name*"']
         row = await post(client, "tables", database_id=1, schema=odd["schema"], name=odd["name"])
         assert row["name"] == '"odd.name*"'

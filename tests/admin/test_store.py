@@ -144,7 +144,7 @@ async def test_damage_that_a_statement_meets_is_noticed_before_the_next_look(
 
 
 async def test_two_processes_edit_one_database(tmp_path: Path) -> None:
-    """The command line, beside `run`: each sees the other's changes, and nothing is lost."""
+    """The command line, beside `run`: each sees the changes of the other, and no change is lost."""
     path = tmp_path / "mapping.sqlite"
     stores = [await open_store(path, Keyring.temporary()) for _ in range(2)]
     await asyncio.gather(

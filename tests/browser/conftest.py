@@ -1,6 +1,6 @@
-"""A real browser, and a running process to look at with it.
+"""A real browser, and a running process behind the pages.
 
-One headless Chromium serves all tests here. `SCREENSHOTS=DIRECTORY` has the tests leave pictures
+A headless Chromium serves all tests here. `SCREENSHOTS=DIRECTORY` has the tests leave pictures
 there: light, dark and on a phone.
 """
 
@@ -25,8 +25,8 @@ WAIT_MS = 30_000
 expect.set_options(timeout=WAIT_MS)
 
 
-# Of the package, not of the session: while Playwright's synchronous side works, no other test can
-# have an event loop in this thread.
+# Of the package, not of the session: while Playwright's synchronous side works, no test can have an
+# event loop in this thread.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """Records violations by a page: of its policy, in its script, by leaving for another site."""
+    """Records violations by a page: of the policy, in the script, by requests to a foreign site."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -66,7 +66,7 @@ class Watched:
 
 
 class Site:
-    """A process that runs, and pages of it."""
+    """A running process, and its pages."""
 
     def __init__(self, process: Process, base: str, browser: Browser) -> None:
         self.process = process
@@ -163,7 +163,9 @@ def sites(tmp_path: Path, target: Database, browser: Browser) -> Iterator[Sites]
 
 
 def look(page: Page, name: str) -> None:
-    """Check that a page fits a phone, and save pictures of it if SCREENSHOTS asks for them."""
+    """Check that a page fits a phone, and save pictures of the page if SCREENSHOTS names a
+    directory.
+    """
     size = page.viewport_size
     assert size is not None
     if directory := os.environ.get("SCREENSHOTS"):

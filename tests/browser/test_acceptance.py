@@ -1,4 +1,4 @@
-"""As a new user would: an empty SQLite file, a browser, and nothing else."""
+"""As a new user would: an empty SQLite file and a browser."""
 
 import os
 import re
@@ -35,7 +35,8 @@ def test_two_sources_a_table_broken_and_mended_and_the_export_runs(
         page = site.page()
         page.goto("/")
 
-        # The first source with its tables; the second is of the same group, and has them already.
+        # The first source with its tables; the second source of the group has the same tables
+        # already.
         add_source(page, "shop", source, sid="eu", tables=("public.orders", "public.items"))
         apply(page)
         expect(page.get_by_role("heading", name="1 source streams, 2 tables ready")).to_be_visible()
@@ -106,7 +107,7 @@ def export(page: Page, directory: Path) -> Path:
 
 
 def same(source: Database, target: Database, sid: str) -> None:
-    """Wait until the target has the rows of *source*, and no others under its sid."""
+    """Wait until the target has exactly the rows of *source* under the sid."""
     for table, columns in (("orders", "id, note"), ("items", "id, order_id, price")):
         wanted = contents(source, table, f"row({columns})")
         sql = f"select (row({columns}))::text from {table} where sid = '{sid}' order by 1"

@@ -21,7 +21,7 @@ HISTORY_BYTES_MAX = 60_000
 
 @pytest.fixture
 def base(tmp_path: Path) -> Iterator[str]:
-    """Serve a large fleet; return its address."""
+    """Serve a large fleet; return the address."""
     port = free_port()
     log = tmp_path / "fleet.log"
     server = ForkedProcess(
@@ -68,7 +68,7 @@ def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
     assert rows(page)[:2] == ["shop:t017", "shop:t033"]
     look(page, "wall")
 
-    # The first thing that an operator needs is one tab and one key away.
+    # A tab and a key lead to the first problem.
     problem = page.get_by_role("row").filter(has=page.get_by_role("link", name="shop:t033"))
     expect(problem).to_contain_text("column note is missing")
     expect(problem.get_by_role("link", name="Runbook")).to_have_attribute(
@@ -103,7 +103,7 @@ def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
     expect(page.get_by_role("row", name="shop:t017")).to_contain_text("no table to pause")
     look(page, "bulk-done")
 
-    # The history of one source is drawn under the page's policy, in both colour schemes.
+    # The page draws the history of a source under its policy, in both colour schemes.
     page.goto("/source?database=shop&sid=t017")
     lag = page.get_by_role("img", name=re.compile("^Lag, the last 1 h: now .* at most"))
     expect(lag.locator("canvas")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The page in a real browser, on a real process: an operator's work with it."""
+"""The page in a real browser, on a real process: an operator's work."""
 
 import re
 
@@ -34,7 +34,7 @@ def add_source(
 
 
 def apply(page: Page) -> None:
-    """See the plan of the chosen tables, and apply it."""
+    """See the plan of the chosen tables, and apply the plan."""
     page.get_by_role("button", name="Add to the draft").click()
     expect(page.get_by_role("heading", name="Plan", exact=True)).to_be_visible()
     page.get_by_role("button", name="Apply").click()
@@ -46,7 +46,7 @@ def row_of(page: Page, table: str) -> Locator:
 
 
 def stay(page: Page) -> None:
-    """Mark the page: later changes must appear without loading it again."""
+    """Mark the page: later changes must appear without a reload."""
     page.evaluate("window.isTheSamePage = true")
 
 
@@ -55,9 +55,9 @@ def has_stayed(page: Page) -> bool:
 
 
 def texts_on(page: Page, path: str, selector: str) -> list[str]:
-    """Return the texts of the elements that another page has for this user.
+    """Return the texts of the elements of a second page for this user.
 
-    Loading and painting it would take ten times the CPU.
+    To load and paint that page would take ten times the CPU.
     """
     texts: list[str] = page.evaluate(
         """async ([path, selector]) => {
@@ -110,7 +110,7 @@ def test_from_nothing_to_a_copy_that_is_watched(
     look(page, "plan")
     page.get_by_role("button", name="Apply").click()
 
-    # The copy is seen as it goes, without loading the page again.
+    # The page shows the progress of the copy, without a reload.
     expect(page.get_by_text("Revision 1 is now running")).to_be_visible()
     stay(page)
     row = row_of(page, "public.orders")
@@ -124,7 +124,7 @@ def test_from_nothing_to_a_copy_that_is_watched(
     expect(row_of(page, "public.nokey")).to_contain_text("public.plain")
     expect(page.locator("#connection")).to_have_text("live")
 
-    # Then the stream: a rate that is drawn, and no lag once it is through.
+    # Then the stream: a drawn rate, and no lag in the end.
     source.execute("insert into orders select n, 'y' from generate_series(20001, 40000) n")
     expect(page.locator("[data-spark] polyline")).to_have_count(1)
     eventually(lambda: target.value("select count(*) from orders") == 40000)
@@ -174,7 +174,8 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_text("Revision 2 is now running")).to_be_visible()
 
-    # A column that the target lacks: the page shows it without a search, and its fix is exact.
+    # A column that the target lacks: the page shows the column without a search, and the fix is
+    # exact.
     stay(page)
     source.execute("alter table t add v text; insert into t values (1, 'one')")
     row = row_of(page, "public.t")
@@ -213,7 +214,8 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     eventually(lambda: target.value("select count(*) from t") == 1)
     expect(page.locator(".head .state")).to_have_text("ready")
 
-    # A row in quarantine: seen, and tried again once the target takes it; another is given up.
+    # A row in quarantine: shown, and tried again once the target accepts the row; a second row is
+    # dropped.
     source.execute("insert into q values (1, -1), (2, -2), (3, 3)")
     page.goto("/")
     expect(page.get_by_text("2 changes are in quarantine")).to_be_visible()
@@ -261,7 +263,7 @@ def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
     log_in(page, "alice", "alice's password")
     expect(page).to_have_url(f"{site.base}/sources/new")  # where alice wanted to go
 
-    # With nothing but the keyboard.
+    # With the keyboard alone.
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
     page.keyboard.press("Enter")
@@ -287,7 +289,7 @@ def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
     expect(other.get_by_role("heading", name="Columns")).to_be_visible()
     for path in ("/", "/mapping", "/plan", "/tables/1", "/urls/1", "/databases/1"):
         assert texts_on(other, path, "form button") == ["Log out"], path
-    # Nor with a form of one's own.
+    # Nor with a forged form.
     other.goto("/mapping")
     with other.expect_navigation():
         other.evaluate(
@@ -307,7 +309,7 @@ def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
 
 
 HOSTILE = "</td><script>alert('x')</script><img src=x onerror=\"alert(1)\">&amp;{{7*7}}"
-"""Text that must be seen as it is."""
+"""Text that must appear unchanged."""
 
 
 def test_hostile_names_and_values_are_text(
@@ -369,7 +371,7 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     expect(row).to_contain_text("ready")
     expect(page.locator("#connection")).to_have_text("live")
     look(page, "static")
-    # The script writes numbers as the server does, or they would flicker.
+    # The script writes numbers like the server, because numbers would flicker otherwise.
     for name, function in (
         ("size", number_text.size),
         ("duration", number_text.duration),
@@ -423,7 +425,7 @@ def test_without_javascript_nothing_is_missing_but_being_live(
 
 
 def reloaded(page: Page, pattern: str) -> None:
-    """Reload *page* as soon as the server has *pattern* on it."""
+    """Reload *page* as soon as the server's page has *pattern*."""
     eventually(lambda: re.search(pattern, page.request.get(page.url).text()), what=pattern)
     page.reload()
 

@@ -1,4 +1,4 @@
-"""The screens of an operator with real content on them, in a browser: they fit, and are true."""
+"""The screens of an operator with real content, in a browser: all fit, and are true."""
 
 from functools import partial
 
@@ -51,7 +51,7 @@ sources:
     expect(copies).to_contain_text("%", timeout=60_000)
     look(page, "copies")
 
-    # Rows that the target refuses, and a column that it lacks.
+    # Rows that the target refuses, and a column that the target lacks.
     source.execute(
         "insert into payments select n, -n from generate_series(1, 12) n;"
         "insert into audit values (1, 'a value that the target has no column for')"

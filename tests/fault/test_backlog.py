@@ -1,4 +1,4 @@
-"""A target that is away does not fill the source's disk, and the journal loses nothing."""
+"""An unreachable target does not fill the source's disk, and the journal loses no change."""
 
 import asyncio
 import errno
@@ -47,7 +47,7 @@ def settings_of(place: str, directory: Path) -> str:
 
 
 async def relation_of(bookkeeping: Bookkeeping, name: str) -> RelationRecord:
-    """Return the record of a table, by its name at the source."""
+    """Return the record of a table by the name at the source."""
     (found,) = [r for r in await read_relation_records(bookkeeping) if r.source == name]
     return found
 
@@ -347,7 +347,7 @@ async def test_warn_only_says_and_an_operator_drops_the_slot(
         await until(lambda: retained_bytes(source) < 1024 * 1024, "WAL is released")
         assert (await streamer.status())["backlog"]["state"] in ("ok", "warning")
 
-        # The disk is almost full, and nothing else helps.
+        # The disk is almost full, and no milder policy helps.
         drop = block("source-disk-fills#3", {"streamer_shop_eu": "streamer_shop"})
         with pytest.raises(psycopg.errors.ObjectInUse):
             await asyncio.to_thread(source.execute, drop)

@@ -1,4 +1,4 @@
-"""Killed at every step between slot, journal and target, the program goes on as if nothing was."""
+"""Killed at every step between slot, journal and target, the program goes on without loss."""
 
 from itertools import cycle
 from pathlib import Path
@@ -79,7 +79,9 @@ def test_killed_at(
 def test_told_to_stop_while_it_spools(
     tmp_path: Path, source: Database, target: Database, target_proxy: Proxy
 ) -> None:
-    """It ends in time although the target is away, and the next one goes on with the journal."""
+    """The process ends in time during an outage of the target, and the next process goes on with
+    the journal.
+    """
     kills = spooling(tmp_path, source, target)
     with kills.process() as process:
         caught_up(process)

@@ -1,4 +1,4 @@
-"""A copy in chunks that is killed at every step continues at its chunk, exactly once."""
+"""A copy in chunks that is killed at every step continues at the chunk, exactly once."""
 
 import asyncio
 from pathlib import Path

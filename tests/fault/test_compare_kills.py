@@ -1,7 +1,7 @@
-"""`streamer compare` killed at its failpoints: nothing is harmed, and another run goes on.
+"""`streamer compare` killed at its failpoints does no harm, and the next run goes on.
 
-The comparison runs by turns on Spark and without it, and each goes on with the ranges that the other
-has left. One Spark loses the Python processes of its tasks at each failpoint, and then its JVM.
+The comparison runs by turns with and without Spark, and each run goes on with the remaining ranges.
+A Spark loses the Python processes of tasks at each failpoint, and then the JVM.
 """
 
 import asyncio
@@ -27,15 +27,15 @@ from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import eventually
 
 TABLES = [f"t_{n}" for n in range(16)]
-"""Enough that ranges are left for the last victim: killed tasks may end a few on their way out."""
+"""Enough that ranges are left for the last victim: killed tasks may end a few before they die."""
 SESSIONS = "select count(*) from pg_stat_activity where application_name = 'streamer compare'"
 BLOCKED = f"{SESSIONS} and wait_event_type = 'Lock'"
 DONE = "select count(*) from streamer.compared_range where source_rows is not null"
 RANGES, KEYS = "compare.range_done", "compare.keys_read"
-"""In the order of a comparison: all ranges are done when it reads keys."""
+"""In the order of a comparison: the read of keys comes after all ranges."""
 SPARK = {"STREAMER_SYNC__COMPARE_ON_SPARK_ABOVE": "0"}
 ALL = os.environ.get("TEST_COMBINATIONS") == "all"
-"""In `make nightly`: each victim that costs another start of Spark dies at each failpoint, too."""
+"""In `make nightly`: each victim that costs a start of Spark dies at each failpoint, too."""
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -54,12 +54,12 @@ def find_stopped(family: set[psutil.Process]) -> psutil.Process | None:
 
 
 def find_java(task: psutil.Process) -> psutil.Process:
-    """Return the JVM of a task: other tests of this process may have left one, too."""
+    """Return the JVM of a task: earlier tests of this process may have left a JVM, too."""
     return next(parent for parent in task.parents() if parent.name() == "java")
 
 
 class Command:
-    """A `streamer compare` in a process of its own."""
+    """A `streamer compare` in a separate process."""
 
     def __init__(self, config: Path, failpoint: str | None = None, **variables: str) -> None:
         self.temporary = config.parent / "tmp"
@@ -106,7 +106,7 @@ class Command:
             stopped.send_signal(signal.SIGCONT)
 
     def assert_failed(self) -> str:
-        """The command ends with all of its processes, and without a result; return its log."""
+        """The command ends with all its processes, and without a result; return the log."""
         code, log = self.process.wait(120), self._log.read_text()
         eventually(lambda: not any(map(is_alive, self._family)), 60, "they end")
         assert (code != 0, self._output.read_text()) == (True, ""), log
@@ -201,7 +201,7 @@ async def test_killed_at_each_failpoint_the_next_comparison_goes_on(
             real.setattr(SparkLauncher, "submit", _submit)
             real.setattr(SparkLauncher, "prepare", _prepare)
             real.setattr(launcher, "IDLE_SECONDS", 300.0)
-            # Each Python process of a task dies in the first comparison, those of the other two stop.
+            # Each Python process of a task dies in the first comparison, and stops in the next two.
             real.setenv(VARIABLE, f"{RANGES}=kill@1,{KEYS}=stop@1")
             async with compare_command.comparing(settings) as spark:
                 with pytest.raises(SparkJobError, match="worker exited unexpectedly"):
@@ -212,7 +212,7 @@ async def test_killed_at_each_failpoint_the_next_comparison_goes_on(
                         await asyncio.to_thread(case.kill, failpoint, victim)
                 await kill_tasks(case, spark)
                 killing = asyncio.create_task(asyncio.to_thread(kill_jvm))
-                with pytest.raises(SparkJobError):  # its message depends on the moment
+                with pytest.raises(SparkJobError):  # the message depends on the moment
                     await case.compare_on(spark)
                 await killing
                 await asyncio.to_thread(case.rest)

@@ -45,7 +45,7 @@ def test_killed_at_each_step_a_cut_over_goes_on_or_back(
         assert code == 2, shown
         first, *later_steps = STEPS
         assert cut_over("--yes", failpoint=first)[0] == -9
-        # Back, and killed on the way; then it goes on all the same.
+        # Back, and killed on the way; then the cut-over goes on.
         assert cut_over("--undo", failpoint=UNDOING)[0] == -9
         for name in later_steps:
             code, shown = cut_over("--yes", failpoint=name)

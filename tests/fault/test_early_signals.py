@@ -1,4 +1,4 @@
-"""Signals during the start of the process work as they do later."""
+"""Signals during the start of the process work as later signals do."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ HANGUP = 1 << (signal.SIGHUP - 1)
 
 
 def survives_hangup(pid: int) -> bool:
-    """Whether SIGHUP is ignored or handled, as the kernel reports it."""
+    """Whether the kernel reports SIGHUP as ignored or handled."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigIgn", "SigCgt"))]
     return any(mask & HANGUP for mask in masks)

@@ -1,7 +1,6 @@
-"""Failovers that lose something, or lead to a server that they should not lead to.
+"""Failovers that lose changes, or lead to a wrong server.
 
-Each ends in one of two ways. Streaming goes on without a hole, or the source stops and names the
-remedy.
+In each case, streaming goes on without a gap, or the source stops and names the remedy.
 """
 
 import asyncio
@@ -76,9 +75,9 @@ async def test_a_journal_goes_on_at_the_new_primary(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The target is away meanwhile, so its timeline is the former one.
+    """The target is unreachable meanwhile, and so has the former timeline.
 
-    A standby that is the source becomes the primary in the middle of its stream.
+    A standby that is the source becomes the primary in the middle of the stream.
     """
     monkeypatch.setattr(backlog, "MEASURE_SECONDS", 0.2)
     source, second = pair
@@ -130,7 +129,7 @@ async def test_a_journal_goes_on_at_the_new_primary(
 async def test_a_promotion_inside_a_streamed_transaction_ends_it(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
-    """The new primary has no such transaction. Its slot is an old one, so changes come again."""
+    """The new primary has no such transaction. The slot is old, so changes come again."""
     source, second = pair
     target.execute(DDL)
     streamer = configured(tmp_path, source, target)
@@ -170,7 +169,7 @@ async def test_a_promotion_inside_a_streamed_transaction_ends_it(
 async def test_a_promotion_inside_a_first_copy_begins_it_again(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
 ) -> None:
-    """The slot was made on the old primary, and no standby has it."""
+    """The old primary made the slot, which no standby has."""
     source, second = pair
     source.execute("insert into t select generate_series(1, 100); insert into log values (1)")
     path = tmp_path / "config.yaml"
@@ -234,7 +233,7 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
             await streamer.stop()
 
     resync = "streamer resync '*.*' --database shop"
-    # A stranger has the address of the url, and the same name for its database.
+    # A foreign server has the address of the url, and a database of the same name.
     stranger = Database(target.server, name)
     error = await refused(stranger)
     assert "a different server now: system identifier" in error
@@ -275,7 +274,9 @@ async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
 async def test_the_old_primary_that_runs_again_is_never_followed(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
-    """The url names it first, and no table has changed between the fork and the reconnection."""
+    """The url names the old primary first, and no table has changed between the fork and the
+    reconnection.
+    """
     source, second = pair
     target.execute(DDL)
     streamer = configured(tmp_path, source, target)
@@ -328,7 +329,8 @@ async def test_the_old_primary_that_runs_again_is_never_followed(
 
         await streamer.eventually(goes_on, SECONDS)
 
-        # WHEN an operator gives the new primary up THEN the target gets the rows of the old one.
+        # WHEN an operator gives the new primary up THEN the target gets the rows of the old
+        # primary.
         await asyncio.to_thread(second.stop)
         remedy = await remedy_of(streamer, None, "it is the old primary")
         await streamer.stop()
@@ -422,7 +424,7 @@ async def test_a_snapshot_that_a_standby_took_while_it_switched_is_taken_again(
 async def test_a_standby_that_holds_changes_back_is_named_and_the_sql_lets_them_go(
     target: Database, tmp_path: Path, server_directory: Path
 ) -> None:
-    """The server sends keepalives with its clock all the while."""
+    """The server always sends keepalives with the time of its clock."""
     target.execute(DDL)
     with running(server_directory / tmp_path.name / "held", versions()["18"]) as server:
         server.execute(f"create database {target.name}")

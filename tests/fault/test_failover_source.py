@@ -80,7 +80,7 @@ async def test_a_failover_slot_lets_streaming_go_on(
     """The primary dies as soon as the target has a row, which the standby has by then."""
     source, second = pair
     target.execute(DDL)
-    # A slot that was made without it becomes one.
+    # A slot without failover becomes a failover slot.
     streamer = configured(tmp_path, source, target)
     streamer.start()
     await streamer.caught_up(SECONDS)
@@ -186,7 +186,7 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
 async def the_source_follows_another_primary(
     streamer: Streamer, pair: tuple[OnEither, Standby], target: Database, directory: Path
 ) -> None:
-    """Another standby becomes the primary while streamer reads, and then the source itself."""
+    """A second standby becomes the primary while streamer reads, and then the source itself."""
     source, second = pair
     keys = "select string_agg(id::text, ' ' order by id) from t"
 
@@ -199,7 +199,7 @@ async def the_source_follows_another_primary(
     third = standby(source.server, directory / "third", "16", "third")
     with third as new:
         await asyncio.to_thread(second.cut)
-        await asyncio.to_thread(new.wait)  # the standby must not be ahead of its new primary
+        await asyncio.to_thread(new.wait)  # the standby must not be ahead of the new primary
         source.server.kill()
         await asyncio.to_thread(new.promote)
         await asyncio.to_thread(second.follow, new)
@@ -210,7 +210,7 @@ async def the_source_follows_another_primary(
             return target.value("select timeline from streamer.source") == 2
 
         await streamer.eventually(is_followed, SECONDS)
-        # A kill may come at any time, so the timeline is there before its first change.
+        # A kill may come at any time, so streamer stores the timeline before its first change.
         assert target.value(keys) == "2 3 4 5"
         await streamer.stop()
         await the_standby_alone(second)
@@ -245,7 +245,7 @@ def at_primary(second: Standby, remedy: Remedy) -> None:
 
 
 async def the_standby_alone(second: Standby) -> None:
-    """Without its primary in the url, streamer prints the SQL for the primary."""
+    """If the url lacks the primary, streamer prints the SQL for the primary."""
     alone = SourceMapping("alone", None, Secret(second.url("shop")), (), ddl=DdlCapture.CAPTURE)
     (captures,) = check_capture(await read_source(alone, "public"))
     assert captures.fix is not None
@@ -438,7 +438,7 @@ async def test_a_script_that_only_the_target_still_has_stops_the_source(
 async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, server_directory: Path
 ) -> None:
-    """Each of them calls its timeline 2."""
+    """Both standbys call their timelines 2."""
     source, second = pair
     target.execute(DDL)
     with standby(source.server, server_directory / tmp_path.name / "third", "18", "third") as third:
@@ -454,14 +454,14 @@ async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
                     await streamer.caught_up(SECONDS)
         await streamer.stop()
         await asyncio.to_thread(second.cut)
-        source.execute("create table unmapped ()")  # another fork than that of the second
+        source.execute("create table unmapped ()")  # not the fork of the second
         await asyncio.to_thread(third.cut)
         source.server.kill()
         for each in (second, third):
             await asyncio.to_thread(each.promote)
         keys = "select string_agg(id::text, ' ' order by id) from t"
 
-        # The target has nothing from behind the fork, so it may go on with either.
+        # The target has no change from behind the fork, so either server will do.
         for server in (second, third):
             streamer = configured(tmp_path, Database(server, "shop"), target, "failover: true")
             streamer.start()
@@ -473,7 +473,7 @@ async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
             await streamer.stop()
         assert target.value(keys) == "1 3"
 
-        # This one lacks a row, and its own is in front of its slot.
+        # This server lacks a row, and its own row is in front of its slot.
         second.execute("insert into t values (2)", "shop")
         (row,) = second.execute("select pg_current_wal_lsn()::text", "shop")
         second.execute(f"select pg_replication_slot_advance('streamer_shop', '{row[0]}')", "shop")

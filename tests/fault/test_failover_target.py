@@ -1,4 +1,6 @@
-"""The target fails over to a standby that lacks commits: they come again, or the source stops."""
+"""The target fails over to a standby that lacks commits: the commits come again, or the source
+stops.
+"""
 
 import asyncio
 import contextlib
@@ -70,7 +72,7 @@ async def until(condition: Any, what: str) -> None:
 async def test_a_commit_that_the_standby_lacks_comes_again(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was not acknowledged when the target failed over, so the source still has it."""
+    """streamer had not acknowledged the change at the failover, so the source still has it."""
     may_store = asyncio.Event()
     may_store.set()
     acknowledge = AcknowledgedPositions.acknowledge
@@ -169,7 +171,7 @@ async def test_connections_to_two_servers_never_pass_for_one(
                 f" where application_name like '{moved}'"
             )
             servers.source.execute("insert into t values (2)")
-            if moved == "streamer bookkeeping%":  # the lock is where it was, and so is the rest
+            if moved == "streamer bookkeeping%":  # the lock and the rest stay on the same server
                 await until(lambda: servers.rows(servers.first) == [1, 2], "the change")
                 assert servers.rows(servers.second) == [1]
                 return
@@ -180,7 +182,7 @@ async def test_connections_to_two_servers_never_pass_for_one(
 async def test_check_takes_a_promoted_standby_for_another_server_than_its_origin(
     servers: Servers, tmp_path: Path
 ) -> None:
-    """Its system identifier, database and tables are those of the origin."""
+    """The copy has the system identifier, database and tables of the origin."""
     origin = Database(servers.first, "dw")
 
     async def own_targets(server: Server) -> int:

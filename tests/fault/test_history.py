@@ -28,7 +28,7 @@ def write(source: Database, first: int, last: int) -> None:
 
 
 async def error_of(streamer: Streamer) -> str:
-    """Wait until the source stops; return its error."""
+    """Wait until the source stops; return the error."""
 
     def failures() -> list[object]:
         return [supervisor.failure for supervisor in streamer.engine.supervisors]
@@ -89,12 +89,12 @@ def test_a_slot_that_moves_between_its_check_and_the_stream(
         caught_up(process)
         assert process.terminate() == 0
     with Process(config, environment={VARIABLE: "slot.checked=stop"}) as process:
-        # GIVEN a process that has checked the slot and does not read it yet
+        # GIVEN a process that has checked the slot and does not read yet
         eventually(lambda: is_frozen(process))
-        # WHEN another one reads it further, as the journal of a replica does
+        # WHEN a second process moves the slot, as the journal of a replica does
         advance_slot(source)
         process.process.send_signal(signal.SIGCONT)
-        # THEN the source stops with the changes that are lost, and nothing goes on
+        # THEN the source stops because of the lost changes, and no table goes on
         eventually(lambda: status(config)[0]["state"] == "error")
         assert RESYNC in status(config)[0]["error"]
         assert "before this process read it" in process.output
@@ -127,7 +127,7 @@ async def test_a_dropped_publication(
 
 
 class Restored:
-    """A source on a server of its own, which gets the files of an earlier time."""
+    """A source on a separate server, which gets the files of an earlier time."""
 
     def __init__(self, server: CopiedServer, target: Database, path: Path) -> None:
         server.execute("create database shop")
@@ -155,7 +155,7 @@ def restored(target: Database, tmp_path: Path, server_directory: Path) -> Iterat
 
 
 async def test_the_source_is_restored_to_an_earlier_time(restored: Restored) -> None:
-    """It stays behind its old position at first, and then has written past that."""
+    """The restored source is behind the old position at first, and then writes past it."""
     source = restored.source
     async with restored.streaming() as streamer:
         await streamer.caught_up()
@@ -180,7 +180,9 @@ async def test_the_source_is_restored_to_an_earlier_time(restored: Restored) -> 
 async def test_a_source_is_restored_that_lacks_only_a_transaction_without_rows(
     what: str, restored: Restored, target: Database, tmp_path: Path
 ) -> None:
-    """The target has its effect, and the source has written past its old position since."""
+    """The target has the effect of the script, and the source has written past the old position
+    since.
+    """
     source = restored.source
     async with restored.streaming("ddl: capture") as streamer:
         await streamer.caught_up()

@@ -1,4 +1,4 @@
-"""Lanes that move between connections, while everything goes wrong that may."""
+"""Lanes that move between connections, under faults of all kinds."""
 
 from itertools import count
 
@@ -31,8 +31,8 @@ def commits(streamer: Streamer, worker: int) -> float:
 async def test_lanes_that_move_all_the_time_keep_their_order(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pause, a resync, a TRUNCATE, another definition, rows in quarantine, lost sessions, a lost
-    stream and a large transaction meet lanes on their way.
+    """A pause, a resync, a TRUNCATE, a new definition, rows in quarantine, lost sessions, a lost
+    stream and a large transaction meet moving lanes.
     """
     unsettle(monkeypatch.setattr)
     monkeypatch.setattr(open_services, "place_count", lambda workers: 4)
@@ -82,7 +82,7 @@ async def test_lanes_that_move_all_the_time_keep_their_order(
         assert_equal(source, target)
         assert_same(source, target, "again")
 
-        # WHEN lanes stay at their places, and one of them waits for a lock
+        # WHEN lanes stay with their workers, and a lane waits for a lock
         monkeypatch.setattr(hot_lanes, "ASIDE_SECONDS", 600)
         pipeline = streamer.engine.supervisors[0].pipeline
         services = streamer.engine._services
@@ -100,13 +100,11 @@ async def test_lanes_that_move_all_the_time_keep_their_order(
             return "public.whole" in placed()
 
         await streamer.eventually(has_place)
-        await (
-            streamer.caught_up()
-        )  # else the lock, and this task with it, could wait for the engine
+        await streamer.caught_up()  # else the lock and this task could wait for the engine
         with locked(target, "whole"):
             write_some()
             await waiting(streamer, target, "streamer worker")
-            # THEN the others pass
+            # THEN the remaining lanes pass
             for table in ("keyed", "keyless"):
                 rows = f"select count(*), max({'id' if table == 'keyed' else 'a'}) from {table}"
                 wanted = source.execute(rows)

@@ -1,4 +1,4 @@
-"""Changes in flight while their lane changes hands count once."""
+"""Changes in flight during a hand-over of the lane count once."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Killed at each step of its work, the program continues as if no process had died.
+"""Killed at each step of the work, the program continues without loss.
 
-A story has the steps at which one process after the other dies, the work meanwhile, and the rows of both
-sides in the end. Other files have the steps of copies, journals, comparisons and commands.
+A story has the steps at which process after process dies, the work meanwhile, and the rows of both
+sides in the end. Separate files have the steps of copies, journals, comparisons and commands.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.support.mixed import DDL, HISTORY, TABLES, assert_equal, write
 from tests.support.postgres import Database
 
 ELSEWHERE = ("sync.", "indexes.", "journal.", "compare.", "execute.", "cutover.", "purge.", "slot.")
-"""Steps that test_sync_kills, test_backlog_kills and others have."""
+"""Steps that test_sync_kills, test_backlog_kills and similar files have."""
 T = "create table t (id int primary key, v text);"
 FIFTY = "insert into t select g, 'v' from generate_series(1, 50) g;"
 CAPTURED = "ddl: capture"
@@ -120,8 +120,8 @@ insert into {0} values (1, 'a', 'b', 'c');
 
 
 def change_lists(kills: Kills) -> None:
-    """Let a list shrink and another grow. The target has the new column already, so only the list
-    shows that changes lack it.
+    """Let a column list shrink and a second list grow. The target has the new column already, so
+    only the list shows that changes lack the column.
     """
     kills.configure(LISTS.format("secret, w"))
     for db in (kills.target, kills.source):
@@ -164,7 +164,7 @@ and attnum > 0 and not attisdropped order by 1
 
 
 def change_columns(kills: Kills) -> None:
-    """Change the definition and rows, in one transaction and in several."""
+    """Change the definition and rows, in a single transaction and in several."""
     for statements in CHANGE_COLUMNS.format(n=kills.acts).split("\n\n"):
         kills.source.execute(statements)
     if kills.acts % 2:
@@ -201,7 +201,7 @@ create table {0}_rest partition of {0} default;
 
 
 def change_partitions(kills: Kills) -> None:
-    """Add a partition with rows, and detach or drop the one before, with rows around it."""
+    """Add a partition with rows, and detach or drop the partition before, with rows around."""
     number = kills.acts
     for table in "pq":
         kills.source.execute(
@@ -267,7 +267,7 @@ def braked(*failpoints: str, once: Act, between: Act, remaining: list[int]) -> S
     )
 
 
-# ---- tables join, leave, and get partitions and other names -----------------------------------
+# ---- tables join, leave, and get partitions and new names -------------------------------------
 
 JOINING = """
 "j_*": {}
@@ -321,7 +321,7 @@ def rename(kills: Kills) -> None:
 
 
 def drop(kills: Kills) -> None:
-    """Drop the table of a history with its last changes."""
+    """Drop the table of a history after the last changes."""
     name = kills.source.value("select min(relname) from pg_class where relname like 'h\\_%'")
     kills.source.execute(
         f"update {name} set v = 'last' where id = 1; insert into {name} values (9, 'x')"
@@ -352,7 +352,7 @@ def coming_and_going(*failpoints: str, once: Act, source: str = "") -> Story:
 
 
 def has_all_tables(kills: Kills) -> bool:
-    """Return whether each table has the rows of the source, and each dropped history its versions."""
+    """Return whether tables have the rows of the source, and dropped histories all versions."""
     tables = [str(row[0]) for row in kills.source.execute(PLAIN_TABLES)]
     are_made = all(
         kills.target.value(f"select to_regclass('{name}') is not null") for name in tables

@@ -1,6 +1,6 @@
 """A user's lock on one target table, for longer than any time-out, under steady load.
 
-``TEST_LOCK_SECONDS=120`` holds it for two minutes.
+``TEST_LOCK_SECONDS=120`` holds the lock for two minutes.
 """
 
 import os
@@ -18,7 +18,7 @@ from tests.support.waiting import eventually
 
 LOCK_SECONDS = float(os.environ.get("TEST_LOCK_SECONDS", "6"))
 WORKERS = [1, 8] if os.environ.get("TEST_COMBINATIONS") == "all" else [1]
-"""With one worker, the locked table shares it with the others."""
+"""With one worker, all tables share the worker of the locked table."""
 GROWTH_BYTES_MAX = 48 * 1024 * 1024
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LOCK_SECONDS + 180)]
@@ -33,7 +33,7 @@ SLOT = "select {} from pg_replication_slots where slot_name = 'streamer_shop'"
 
 
 def load(source: Database, n: int) -> None:
-    """Write about half a megabyte, most of it to the locked table."""
+    """Write about half a megabyte, most to the locked table."""
     first = n * 1000
     source.execute(
         f"""
@@ -58,7 +58,7 @@ def test_a_locked_table_holds_nobody_up_and_nothing_is_acknowledged_behind_it(
     write_config(config, source, target, TABLES, settings=f"workers: {workers}")
     with Process(config) as process, target.connect() as user:
         caught_up(process)
-        for n in range(20):  # buffers have their size, statements are known
+        for n in range(20):  # buffers have grown, statements are prepared
             load(source, n)
         caught_up(process)
         walsender = source.value(SLOT.format("active_pid"))

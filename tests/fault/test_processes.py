@@ -48,7 +48,7 @@ def configure(directory: Path, source: Database, target: Database, port: int) ->
 
 
 def children(process: Process) -> list[psutil.Process]:
-    """Return the two processes, the first one first."""
+    """Return the two processes in order."""
     return sorted(process.children("plain_streamer"), key=lambda child: child.cmdline()[-1])
 
 
@@ -65,7 +65,7 @@ def asked_all_the_time(port: int) -> Iterator[Counter[str]]:
             except httpx.ConnectError:
                 answers["refused"] += 1
             except httpx.TransportError:
-                answers["cut"] += 1  # the process that had accepted it was killed
+                answers["cut"] += 1  # the process behind the connection was killed
 
     thread = threading.Thread(target=ask, name="asks")
     thread.start()
@@ -77,7 +77,7 @@ def asked_all_the_time(port: int) -> Iterator[Counter[str]]:
 
 
 def store_minutes(target: Database) -> tuple[int, float, float, float]:
-    """Store a minute of each source as two processes do; return its time and summary."""
+    """Store a minute of each source as two processes do; return time and summary."""
     at = int(time.time()) // 60 * 60 - 600
 
     async def store() -> None:
@@ -102,7 +102,7 @@ def store_minutes(target: Database) -> tuple[int, float, float, float]:
 
 
 def leave_journals(spool: Path, source: Database, target: Database) -> None:
-    """Make a journal in *spool* of each source, which begins where its slot stands."""
+    """Make a journal in *spool* for each source, which begins at the position of the slot."""
     rows = target.execute("select slot, system_identifier from streamer.source")
     assert len(rows) == 2
     for slot, system_identifier in rows:
@@ -118,7 +118,7 @@ def leave_journals(spool: Path, source: Database, target: Database) -> None:
 
 
 def history(port: int, name: str) -> tuple[float, ...] | None:
-    """Return the first known moment of a source, as the process that answers shows it."""
+    """Return the first known moment of a source, as shown by the process that answers."""
     answer = httpx.get(
         f"http://127.0.0.1:{port}/api/sources/history?database={name}", timeout=SECONDS
     ).json()
@@ -155,13 +155,13 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
         eventually(are_shared, SECONDS, "not shared")
         are_equal()
         with asked_all_the_time(port) as answers:
-            # WHEN the one that serves the port dies
+            # WHEN the process that serves the port dies
             children(process)[0].kill()
-            # THEN another one starts in its place, and nothing is lost or doubled
+            # THEN a new process starts in its place, and no change is lost or doubled
             eventually(are_shared, SECONDS, "not shared again")
             are_equal()
 
-            # AND one scrape has the metrics of both
+            # AND a scrape has the metrics of both
             def scrape_has_both() -> bool:
                 metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=SECONDS).text
                 return all(
@@ -170,7 +170,7 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
                 )
 
             eventually(scrape_has_both, SECONDS, "no scrape has the metrics of both")
-            # WHEN the configuration loses a source THEN both processes let it go
+            # WHEN the configuration loses a source THEN both processes release the source
             path = process.config
             path.write_text(path.read_text().rpartition("- {database: c")[0])
             process.process.send_signal(signal.SIGHUP)
@@ -184,26 +184,26 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
         orphans = children(process)
         process.kill()
         assert psutil.wait_procs(orphans, SECONDS)[1] == []
-    # GIVEN minutes that other processes have stored, one of them by two
+    # GIVEN minutes that earlier processes have stored, a minute by two processes
     stored = store_minutes(target)
     # AND journals of a process that no longer starts
     spool = tmp_path / "spool"
     leave_journals(process_directory(spool, 3), source, target)
     with Process(process.config, spark=False) as process:
         eventually(lambda: shares(process).total() == 2, SECONDS, "not streaming")
-        # THEN the process that answers shows the history of all sources, whichever runs them
+        # THEN the process that answers shows the history of the sources of both processes
         wanted = [stored, stored]
         eventually(
             lambda: [history(port, name) for name in NAMES[:2]] == wanted, SECONDS, "no history"
         )
-        # AND one process reads the journals to their end, and removes them
+        # AND a process reads the journals to the end, and removes the journals
         caught_up(process)
         eventually(lambda: not [*spool.rglob("*.journal")], SECONDS, "the journals are still there")
         assert not process_directory(spool, 3).exists()
         eventually(lambda: shares(process).total() == 2, SECONDS, "not streaming again")
         for name in NAMES[:2]:
             assert_same(source, target, name)
-        # WHEN all are asked to stop THEN they end in order
+        # WHEN all have to stop THEN all end in order
         both = children(process)
         assert process.terminate() == 0
         assert not any(child.is_running() for child in both)

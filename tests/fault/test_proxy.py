@@ -54,7 +54,7 @@ async def test_a_source_that_is_cut_anywhere(
 async def test_a_target_that_is_cut_in_place_of_its_answer(
     source: Database, target: Database, target_proxy: Proxy, stream: MakeStreamer, consistency: str
 ) -> None:
-    """The target commits, and its answer is lost: for changes and bookkeeping alike."""
+    """The target commits, and the answer is lost: for changes and bookkeeping alike."""
     settings = f"consistency: {consistency}\nworkers: 2\ncommit_interval: 0.02"
     first = 0
 
@@ -64,7 +64,7 @@ async def test_a_target_that_is_cut_in_place_of_its_answer(
         first += count
 
     async def loses_no_more() -> bool:
-        # A worker may write all of these transactions in one commit; others need another.
+        # A worker may write all these transactions in a commit; some modes need several.
         if not target_proxy.is_answering:
             await write_more(1)
         return target_proxy.is_answering
@@ -72,7 +72,7 @@ async def test_a_target_that_is_cut_in_place_of_its_answer(
     async with stream(TABLES, settings=settings) as streamer:
         await streamer.caught_up()
         for n in range(8):
-            execute = b"E\0\0\0\x09\0\0\0\0\0"  # of a statement that commits by itself
+            execute = b"E\0\0\0\x09\0\0\0\0\0"  # of a statement that commits without BEGIN
             target_proxy.lose_answers(b"commit\0" if n % 2 else execute, times=3)
             await write_more(10)
             await streamer.eventually(loses_no_more)
@@ -127,7 +127,9 @@ async def test_a_target_that_swallows_everything_is_noticed(
     stream: MakeStreamer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No connection is ever closed, and yet the program gives them up, and the locks they hold."""
+    """The program gives up silent connections and their locks, although no connection is ever
+    closed.
+    """
     monkeypatch.setattr(watch, "CHECK_SECONDS", 0.3)
     target.parameters = "connect_timeout=2"
     async with stream(TABLES) as streamer:

@@ -1,4 +1,6 @@
-"""Spark dies in the middle of a repair's copy: the table is as it was, and then it is repaired."""
+"""Spark dies in the middle of a repair's copy: the table stays unchanged, and the next repair
+succeeds.
+"""
 
 import asyncio
 import contextlib
@@ -59,7 +61,7 @@ def kill_spark_twice(case: Case) -> None:
             if victim == "JVM":
                 for java in process.children("java"):
                     java.kill()
-                go_on(process)  # a worker that outlives its JVM changes nothing
+                go_on(process)  # a worker that outlives the JVM changes no row
             for worker in workers:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     worker.kill()

@@ -1,4 +1,4 @@
-"""The source fails over while one of two processes that share it dies."""
+"""The source fails over while one of its two processes dies."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -55,7 +55,7 @@ def test_a_replica_and_the_primary_of_its_sources_die_at_once(
         eventually(are_synchronized, SECONDS, "the standby lacks slots")
         dying = start(2)
         shared(first, dying, write=site.write)
-        # WHEN one process and the primary die together
+        # WHEN a process and the primary die together
         for _ in range(20):
             site.write()
         source.server.kill()
@@ -64,10 +64,10 @@ def test_a_replica_and_the_primary_of_its_sources_die_at_once(
         site.source = Database(second, "shop")
         for _ in range(20):
             site.write()
-        # THEN the other process goes on with all sources
+        # THEN the remaining process goes on with all sources
         shared(first, write=site.write)
         site.are_equal(first)
-        # AND another one joins
+        # AND a new process joins
         third = start(3)
         shared(first, third, write=site.write)
         site.are_equal(third)

@@ -1,4 +1,4 @@
-"""Several processes with one configuration share the sources; any of them may die or freeze."""
+"""Several processes with the same configuration share the sources; any may die or freeze."""
 
 import html
 import signal
@@ -43,13 +43,13 @@ class Site:
         self.group = ""
 
     def config(self, number: int) -> tuple[Path, int]:
-        """Write the configuration of one process; return its path and port."""
+        """Write the configuration of a process; return path and port."""
         (self.directory / str(number)).mkdir()
         self.ports[number] = free_port()
         return self._write_config(number), self.ports[number]
 
     def map_another_table(self) -> None:
-        """Let the files of all processes map one more table of the last source."""
+        """Let the files of all processes map a further table of the last source."""
         for database in (self.source, self.target):
             database.execute("create table joins (n int)")
         self.also = ALSO
@@ -81,7 +81,7 @@ class Site:
             self.source.execute(f"insert into {name} values ({self.rows})")
 
     def are_equal(self, process: Process) -> None:
-        """Everything arrives, once."""
+        """Every change arrives, once."""
         self.write()
         caught_up(process)
         for name in NAMES:
@@ -89,7 +89,7 @@ class Site:
 
 
 def shares(process: Process) -> Counter[int]:
-    """Return how many sources each process streams, by its pid; of one that moves, none does."""
+    """Return how many sources each process streams, by pid; a moving source does not count."""
     found = [each for each in status(process.config) if each["state"] == "streaming"]
     names = [str(each["process"]) for each in found if each["process"] is not None]
     return Counter(int(name.rpartition(":")[2]) for name in names)
@@ -105,7 +105,7 @@ def shared(
     write: Callable[[], None] = lambda: None,
     limited: Process | None = None,
 ) -> None:
-    """Wait until *processes* stream an even share each; *limited* beside them has one source."""
+    """Wait until *processes* stream an even share each, and *limited* streams one source."""
     count = len(NAMES) - (limited is not None)
     wanted = [(count + each) // len(processes) for each in range(len(processes))]
 
@@ -132,44 +132,45 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
             process = Process(config, *options, spark=False, environment=environment)
             return stack.enter_context(process), port
 
-        # GIVEN a process with all sources WHEN two more join THEN each has its share
+        # GIVEN a process with all sources WHEN two more join THEN each has a share
         first, _ = start(1)
         shared(first)
         second, _ = start(2)
         third, port = start(3)
         shared(first, second, third, write=site.write)
         site.are_equal(first)
-        # AND each of them shows the whole fleet
+        # AND each process shows the whole fleet
         sees_fleet(third, port, [first, second, third])
-        # WHEN one is killed THEN the others take its sources over
+        # WHEN a process is killed THEN the remaining processes take over its sources
         first.kill()
         shared(second, third, write=site.write)
         site.are_equal(second)
-        # WHEN one freezes with uncommitted rows in the target
+        # WHEN a process freezes with uncommitted rows in the target
         options = ("--max-sources", "1")
         frozen, _ = start(4, *options, STREAMER_FAILPOINTS="apply.before_commit=stop")
         has_share(second, frozen)
         site.write()
         eventually(lambda: is_frozen(frozen), SECONDS, "not frozen")
-        # THEN the others take over, although it still has its locks and slots
+        # THEN the remaining processes take over, although the frozen process still has locks and
+        # slots
         shared(second, third, write=site.write)
         site.are_equal(second)
-        # AND what it commits once it goes on does not count
+        # AND its later commits do not count
         frozen.process.send_signal(signal.SIGCONT)
         shared(second, third, limited=frozen, write=site.write)
         site.are_equal(second)
-        # WHEN all lose their locks at once THEN each goes on, and nothing is lost or doubled
+        # WHEN all lose their locks at once THEN each goes on, and no change is lost or doubled
         target.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where application_name like 'streamer lock %'"
         )
         shared(second, third, limited=frozen, write=site.write)
         site.are_equal(third)
-        # WHEN one ends in order THEN the others have its sources
+        # WHEN a process ends in order THEN the remaining processes have its sources
         assert second.terminate() == 0
         shared(third, limited=frozen)
         site.are_equal(third)
-        # WHEN one reads its configuration again THEN the other follows by itself
+        # WHEN a process reads the configuration again THEN its peer follows without a signal
         site.map_another_table()
         before = {each["mapping"] for each in report(third.config)["replicas"]}
         frozen.process.send_signal(signal.SIGHUP)
@@ -193,7 +194,7 @@ def test_sources_without_a_replica_are_named_and_another_process_takes_them(
         def waiting_sources() -> list[dict[str, str]]:
             reasons = httpx.get(f"{base}/readyz", timeout=30).json()["reasons"]
             waiting = [reason for reason in reasons if reason["state"] == "waiting"]
-            return waiting if waiting == reasons else []  # the other source starts first
+            return waiting if waiting == reasons else []  # the second source starts first
 
         waiting = eventually(waiting_sources, SECONDS, "ready but for sources without a replica")
         assert {reason["error_code"] for reason in waiting} == {"no_replica"}
@@ -227,7 +228,9 @@ def test_sources_without_a_replica_are_named_and_another_process_takes_them(
 def test_a_replica_with_an_older_file_takes_no_source_until_an_operator_decides(
     tmp_path: Path, source: Database, target: Database
 ) -> None:
-    """It lacks a table that the fleet streams, and would take the table out of the publication."""
+    """The old file lacks a table that the fleet streams, and would take the table out of the
+    publication.
+    """
     site = Site(tmp_path, source, target)
     with ExitStack() as stack:
 
@@ -244,7 +247,7 @@ def test_a_replica_with_an_older_file_takes_no_source_until_an_operator_decides(
         late = start(2)
         pid = late.process.pid
         eventually(lambda: not newest(first).get(pid, True), SECONDS, "seen as outdated")
-        # THEN that one is named, and the other one streams all sources with all tables
+        # THEN the status names that process, and its peer streams all sources with all tables
         site.are_equal(first)
         assert newest(first) == {first.process.pid: True, pid: False}
         eventually(lambda: has_looked(target, pid), SECONDS, "the fleet has settled")
@@ -252,11 +255,11 @@ def test_a_replica_with_an_older_file_takes_no_source_until_an_operator_decides(
         source.execute("insert into joins values (1)")
         caught_up(first)
         assert target.execute("select n from joins") == [(1,)]
-        # WHEN its file is corrected THEN it gets its share by itself
+        # WHEN the file is corrected THEN the process gets a share without a signal
         site.also = ALSO
         site.config_again(2)
         shared(first, late, write=site.write)
-        # WHEN an operator says that another mapping is right THEN all follow
+        # WHEN an operator confirms a different mapping THEN all follow
         before = {each["mapping"] for each in report(first.config)["replicas"]}
         site.also = ""
         site.config_again(1)
@@ -277,10 +280,10 @@ def test_a_replica_leaves_sources_that_it_cannot_reach_to_another_one(
             config, _ = site.config(number)
             return stack.enter_context(Process(config, spark=False, environment=environment))
 
-        # GIVEN a machine from which no source can be reached: libpq connects to another address
+        # GIVEN a machine that reaches no source: libpq connects to a wrong address
         cut_off = start(1, PGHOSTADDR="127.0.0.99")
         eventually(lambda: is_held_by(cut_off, cut_off), SECONDS, "no source is taken")
-        # WHEN a replica starts on another machine THEN that one streams all sources
+        # WHEN a replica starts on a second machine THEN that replica streams all sources
         other = start(2)
         eventually(lambda: shares(other) == {other.process.pid: len(NAMES)}, SECONDS, "no share")
         site.are_equal(other)
@@ -301,7 +304,7 @@ def has_looked(target: Database, pid: int) -> bool:
 
 
 def newest(process: Process) -> dict[int, bool]:
-    """Return whether each replica has the newest mapping, by its pid."""
+    """Return whether each replica has the newest mapping, by pid."""
     return {
         int(each["process"].rpartition(":")[2]): each["has_newest_mapping"]
         for each in report(process.config)["replicas"]
@@ -309,7 +312,7 @@ def newest(process: Process) -> dict[int, bool]:
 
 
 def have_another_mapping(process: Process, before: set[str]) -> bool:
-    """Whether both replicas run one mapping that is not the one *before*."""
+    """Whether both replicas run the same mapping, and not the mapping *before*."""
     found = report(process.config)["replicas"]
     now = {each["mapping"] for each in found}
     return len(now) == 1 and now != before and all(each["has_newest_mapping"] for each in found)
@@ -333,7 +336,7 @@ def sees_fleet(process: Process, port: int, all_of_them: list[Process]) -> None:
             f'streamer_fleet_sources{{state="streaming"}} {len(NAMES)}.0' in metrics
             and metrics.count("\nstreamer_replica_sources{") == len(pids)
             and metrics.count("\nstreamer_source_process{") == len(NAMES)
-            # The details of a source are those of the process that runs it.
+            # The details of a source come from the process that runs the source.
             and metrics.count("\nstreamer_source_state{") == 5 * len(NAMES) // len(pids)
         )
 

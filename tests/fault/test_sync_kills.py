@@ -1,4 +1,4 @@
-"""Killed in every state of a table sync, and at every step from one to the next, it begins again."""
+"""Killed in every state of a table sync, and at every step between, the sync begins again."""
 
 import asyncio
 from functools import partial
@@ -27,7 +27,7 @@ def test_every_failpoint_is_here() -> None:
 async def test_killed_at_each_step_a_copy_and_then_a_resync_begin_again(
     sid: str | None, first: int, tmp_path: Path, source: Database, target: Database
 ) -> None:
-    """Each process goes on where the one before died, and dies at the step after the next one."""
+    """Each process goes on where the process before died, and dies two steps later."""
     case = Case(tmp_path, source, target, sid)
     for name in FIRST[first::2]:
         if name == "sync.part_copied":
@@ -42,7 +42,7 @@ async def test_killed_at_each_step_a_copy_and_then_a_resync_begin_again(
 
 
 def die_copying(case: Case, name: str) -> None:
-    """It is the process that copies which dies, each time after a part or two; ours goes on."""
+    """The copying process dies, each time after a part or two; the engine's process goes on."""
     case.part_dies(f"{name}@2", lambda: case.write(20))
 
 
@@ -86,8 +86,8 @@ async def test_killed_while_rows_that_differ_are_brought(
     source: Database,
     target: Database,
 ) -> None:
-    """No change of any row is lost, whether the copy has it or not. The process that copies dies
-    last.
+    """No change of any row is lost, whether or not the copy has the row. The process that copies
+    dies last.
     """
     case = Case(tmp_path, source, target, sid)
     await case.recover()

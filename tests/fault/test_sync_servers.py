@@ -1,7 +1,7 @@
 """Servers that restart and backends that are killed in every state of a table sync.
 
-SIGSTOP halts the program at a step of a sync, and something happens to a server. Then the program
-continues, finds out, and brings the tables to the same end by itself.
+SIGSTOP halts the program at a step of a sync, and a fault hits a server. Then the program
+continues, detects the fault, and brings the tables to the same end without help.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def restart(mode: str) -> Callable[[Database], None]:
 
 
 def kill_backends(db: Database) -> None:
-    """Kill -9 the backend: the postmaster then ends all the others and recovers."""
+    """Kill -9 the backend: the postmaster then ends all backends and recovers."""
     pids = db.execute(
         "select pid from pg_stat_activity where datname = current_database()"
         " and application_name like 'streamer%' and pid <> pg_backend_pid()"
@@ -83,7 +83,7 @@ def is_lost(session: Connection) -> bool:
 def answers(db: Database) -> bool:
     try:
         return db.value("select 1") == 1
-    except psycopg.OperationalError:  # it recovers
+    except psycopg.OperationalError:  # the server recovers
         return False
 
 
@@ -124,7 +124,7 @@ IN_LATER = [(name, *how) for name, how in zip(LATER, cycle(reversed(SIDES)), str
 
 @pytest.mark.parametrize("first", [0, 1])
 async def test_in_a_first_copy_and_then_in_a_resync(case: Case, first: int) -> None:
-    """The copy after a fault goes on to the step after the next one, where another happens."""
+    """The copy after a fault goes on for two steps, to the next fault."""
     await asyncio.to_thread(hit, case, IN_FIRST[first::2])
     case.ask_for_resync()
     await asyncio.to_thread(hit, case, IN_LATER[first::2])

@@ -23,7 +23,7 @@ LISTED = 'FIRST 1 ("streamer shop")'
 
 @pytest.fixture(scope="module")
 def synchronous_server(server_directory: Path) -> Iterator[Server]:
-    """A server of its own: the target's commits must not wait for the source's standbys."""
+    """A separate server: the target's commits must not wait for the source's standbys."""
     settings = {"synchronous_standby_names": LISTED}
     with running(server_directory / "synchronous", versions()["18"], settings) as server:
         server.execute(
@@ -58,12 +58,12 @@ async def test_a_commit_returns_when_the_target_has_it(
     insert = "set synchronous_commit = on; insert into t values ({})"
     async with await psycopg.AsyncConnection.connect(source.url, autocommit=True) as application:
         async with stream("t: {initial: none}") as streamer:
-            # The program publishes tables and creates its slot before anything confirms commits.
+            # The program publishes tables and creates the slot before a standby confirms commits.
             await streamer.table_state("public.t", "ready")
             for number in range(1, 4):
                 await application.execute(insert.format(number))
                 assert target.value("select max(id) from t") == number
-        # While no program runs, a commit waits. The next program confirms it.
+        # While no program runs, a commit waits. The next program confirms the commit.
         committing = asyncio.create_task(application.execute(insert.format(4)))
 
         async def waits() -> bool:
@@ -106,7 +106,7 @@ async def test_check_names_the_commits_that_wait(
 async def test_a_first_slot_that_waits_for_a_commit_says_so(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:
-    """Nothing confirms commits before the slot is there."""
+    """No standby confirms commits before the slot exists."""
     role = f"program_{source.name}"
     source.execute(f"create role {role} login superuser; create table t (id int primary key)")
     source.url_user = role
@@ -140,7 +140,7 @@ async def test_commits_that_wait_for_streamer_do_not_keep_a_copy_waiting(
     without_spark: None,
     mode: str,
 ) -> None:
-    """The slot of a copy waits for them, and they wait for the changes that its table holds."""
+    """The slot of a copy waits for transactions, which wait for the held changes of the table."""
     role = f"program_{source.name}"
     source.execute(
         f"create role {role} login superuser; create table t (id int primary key, v int default 0);"

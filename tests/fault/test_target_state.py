@@ -1,4 +1,4 @@
-"""The target has its own state, while nothing streams and no session writes."""
+"""The target has a separate state, while no source streams and no session writes."""
 
 import pytest
 
@@ -43,7 +43,7 @@ async def test_an_idle_source_reports_that_the_target_is_down_and_ages_grow(
         getattr(target_proxy, way)()
 
         async def is_reported() -> bool:
-            # The source may notice first, since a pipeline loses a session of its own.
+            # The source may find the outage first, because a pipeline loses its own session.
             return any(reason["state"] == "unreachable" for reason in streamer.engine.readiness())
 
         await until(is_reported)
@@ -90,7 +90,7 @@ async def test_a_target_that_is_a_standby_is_not_well(
 async def test_status_names_a_source_that_is_down_beside_the_target(
     target_proxy: Proxy, source_proxy: Proxy, stream: MakeStreamer
 ) -> None:
-    """Its own error and hint, and not those of the target, which has its state."""
+    """The source's own error and hint, and not those of the target, which has a separate state."""
     async with stream("t: {initial: none}") as streamer:
         await streamer.caught_up()
         target_proxy.leave()

@@ -80,7 +80,7 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
         try:
             await streamer.caught_up(60)
 
-            # Added by one line, which the process reads.
+            # Added by a line, which the process reads.
             code, said = await tenants(path, "add", "shop", us.url, "--sid", "us")
             assert (code, said["tenants"], said["lines"]) == (0, ["shop:us"], [])
             assert "  # Tenants, in the order of their coming.\n" in path.read_text()
@@ -105,12 +105,12 @@ async def test_a_tenant_is_added_compared_removed_and_purged_despite_kills(
             )
             assert ("public.log", "check", "CHECK ((id > 0))") in unequal
 
-            # A column of its own, which the target has when the tenant is gone.
+            # A column of this tenant, which the target has after the tenant's removal.
             target.execute("alter table log add column own int")
             us.execute("alter table log add column own int; insert into log values (900, 'v', 1)")
             await streamer.caught_up(60)
 
-            # Rows that are wanted, or on their way, are not deleted.
+            # The purge deletes no rows of a mapped tenant.
             code, said = await tenants(path, "purge", "shop", "--sid", "us", "--yes")
             assert code == 2
             assert "is in the mapping" in said

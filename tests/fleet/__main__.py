@@ -1,7 +1,7 @@
 """``make fleet SOURCES=60 REPLICAS=3``: the life of a fleet.
 
-It comes up in stages, and survives the death of each replica and a restart of each cluster. It
-shows one problem tenant on one screen of a browser, purges a tenant, and ends equal. With
+It comes up in stages, and survives the death of each replica and a restart of each cluster. The run
+shows a problem tenant on a screen of a browser, purges a tenant, and ends equal. With
 ``ARGS=--processes`` the replicas are processes of one `streamer run`. With ``ARGS=--spark`` Spark
 makes the copies, and every twentieth tenant has a table of 200,000 rows.
 """
@@ -217,7 +217,7 @@ def restart_each(fleet: Fleet) -> None:
 
 
 def show_a_problem(fleet: Fleet, sid: str) -> None:
-    """The target refuses a row of one tenant: one line of the status and one problem."""
+    """The target refuses a row of a tenant: a line of the status and a problem."""
     fleet.target.execute(f"alter table items add check (sid <> '{sid}' or v <> 'refused')")
     fleet.tenants[sid].execute("insert into items values (1000, 'refused', 0)")
 

@@ -1,4 +1,4 @@
-"""Indexes that copies of several sources put off come back, although one of the copies never ends."""
+"""Deferred indexes of several copies come back, although a copy never ends."""
 
 import asyncio
 from pathlib import Path
@@ -51,7 +51,7 @@ async def test_a_copy_that_is_given_up_leaves_no_table_without_indexes(
     submit, jobs, may_go_on = SparkLauncher.submit, list[int](), asyncio.Event()
 
     async def submit_late(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Let one source copy as both fill the table, and the other one later."""
+        """Let the first source copy as both fill the table, and the second source later."""
         jobs.append(len(jobs))
         if jobs[-1]:
             await may_go_on.wait()
@@ -66,10 +66,10 @@ async def test_a_copy_that_is_given_up_leaves_no_table_without_indexes(
         (other,) = states.keys() - {ready}
         assert states[other] == "copying"
         assert target.value(PUT_OFF) == 3, "the indexes and autovacuum wait for the other source"
-        # WHEN the other source's copy is given up
+        # WHEN the second source's copy is given up
         write_config(tmp_path / "config.yaml", sources[ready], target, "t:", sid=ready)
         await give_up(streamer, sources[other])
         may_go_on.set()
-        # THEN the table has its indexes
+        # THEN the table has all indexes
         await until(lambda: target.value(PUT_OFF) == 0)
         assert target.execute(INDEXES) == [("t_pkey",), ("t_v_idx",)]

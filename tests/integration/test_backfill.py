@@ -1,4 +1,4 @@
-"""Columns that existing rows of the target lack are brought, and nothing else."""
+"""A backfill brings the columns that existing rows of the target lack, and only these."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ FILL = "insert into {0} select g, 'v', 'secret ' || g from generate_series(1, 10
 
 @contextmanager
 def writing(source: Database, *tables: str) -> Iterator[None]:
-    """Change rows all the while: hot ones, new ones, deleted ones and keys."""
+    """Change rows all the while: hot rows, new rows, deleted rows and keys."""
     ended = threading.Event()
 
     def write() -> None:
@@ -120,7 +120,7 @@ async def test_a_tenant_gets_its_own_values_in_a_shared_table(
     )
     async with stream("t: {truncate_target: true}", sid="eu") as streamer:
         await streamer.caught_up()
-        # The target has the column already: another tenant's source had it first.
+        # The target has the column already, from the source of a second tenant.
         source.execute("alter table t add column n int default 7; update t set n = 8 where id = 2")
         source.execute("insert into t values (300, 'new', null, null)")
 
@@ -152,7 +152,7 @@ async def test_a_column_that_the_mapping_lets_in_or_an_operator_names_is_brought
             await streamer.eventually(is_there)
         await streamer.caught_up()
         await equal(streamer, source, target, "select * from t order by id")
-        # Another session changes rows of the target: the run brings only the named column back.
+        # A foreign session changes rows of the target: the run restores only the named column.
         target.execute("update t set v = 'theirs', secret = 'theirs' where id in (8, 9)")
         address = TargetAddress.parse(streamer.settings.target.url)
         options = Resync(Mode.DIFF, columns=("secret",)).to_json()
@@ -191,7 +191,7 @@ async def test_a_column_that_an_operator_adds_to_the_target_is_brought(
 async def test_a_column_of_set_that_the_target_lacked_is_brought_once_it_is_there(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """By `resume` while no change comes; by itself if a change has stopped the table."""
+    """By `resume` while no change comes; without a command if a change has stopped the table."""
     source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
 
     def is_filled(here: str, there: str) -> bool:

@@ -1,4 +1,4 @@
-"""Binary transport: the same as text would say, and text as soon as something does not fit."""
+"""Binary transport: the results of text, and text as soon as a type does not fit."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,7 +18,7 @@ T = "create table t (id int primary key, v text)"
 
 
 def asked(source: Database) -> str | None:
-    """Return the options of START_REPLICATION; None before it."""
+    """Return the options of START_REPLICATION; None before the stream starts."""
     queries = source.execute(
         "select a.query from pg_stat_activity a join pg_replication_slots s on s.active_pid = a.pid"
         f" where s.database = '{source.name}' and not s.temporary and a.query like 'START_REPL%'"
@@ -46,7 +46,7 @@ async def until_text(source: Database, streamer: Streamer) -> None:
 
 
 def both_columns(name: str) -> str:
-    """Define a column of the type, and one of its arrays."""
+    """Define a column of the type, and a column of its array type."""
     return f'"{name}" pg_catalog."{name}", "{name}s" pg_catalog."{name}"[]'
 
 
@@ -143,7 +143,7 @@ async def test_keys_whose_equality_is_not_that_of_their_bytes(
     for number, values in enumerate(KEYS.values()):
         a, b, _, d = map(quote_literal, values)
         t = f"t{number}"
-        # All in one window, so that they are folded.
+        # All in the same window, so that the changes are folded.
         source.execute(
             f"""
             insert into {t} values ({a}, repeat('long ', 5000), 1), ({d}, 'd', 1);
@@ -232,7 +232,7 @@ NO_FIT = {
     ("v int", "v positive"): "is integer, and public.positive at the target",
     ("v positive", "v int"): "is of public.positive, which is not safe in binary",
 }
-"""The advice about a column, by its definitions at the source and at the target."""
+"""The advice about a column, by the definitions at source and target."""
 
 
 async def test_what_does_not_fit_comes_as_text(
@@ -295,7 +295,7 @@ async def test_a_column_that_does_not_fit_is_added_while_streaming(
             await until_text(source, streamer)
             assert_same(source, target, "t")
             assert_same(source, target, "other")
-            # Back to a fitting definition: text it stays, as long as the process lives.
+            # Back to a fitting definition: the transport stays text, as long as the process lives.
             source.execute("alter table t drop m; insert into t values (1001, 'last')")
             target.execute("alter table t drop m")
             await streamer.caught_up()
@@ -317,7 +317,7 @@ async def test_a_type_that_changes_at_the_target_is_not_misread(
         source.execute("insert into t values (1, 1)")
         await streamer.caught_up()
         assert is_binary(source)
-        # Four bytes are four bytes: nothing but a look at the catalog tells a real from an integer.
+        # Four bytes are four bytes: only the catalog distinguishes a real from an integer.
         target.execute(f"alter table t alter n type {kind}")
         source.execute("insert into t values (2, 2), (3, null)")
         await streamer.caught_up()
@@ -368,7 +368,8 @@ create table h (id int not null, v text, sid <kind>, kvsz_start timestamptz not 
         ("text", "42", True),
         ("varchar(10)", "42", True),
         ("char(4)", "42", True),
-        # A number is a reason for text, also for the tables of the other tests: not their engine.
+        # A number is a reason for text for all tables of a source, so this test has a separate
+        # engine.
         ("int", "43", False),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every statement of the bookkeeping, once, on the tables as the migrations make them."""
+"""Every statement of the bookkeeping, once, on the tables of the migrations."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -333,7 +333,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
 async def test_a_late_store_leaves_a_pause_and_a_newer_request(
     books: Bookkeeping, is_paused: bool
 ) -> None:
-    """The state is decided from the row as it is when it is stored."""
+    """The statement decides the state from the row at the time of the write."""
     source_id, relation_id = await add_relation(books)
     if is_paused:
         await requests.make_request(books, relation_id, "pause")
@@ -357,7 +357,7 @@ async def test_a_late_store_leaves_a_pause_and_a_newer_request(
 async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
     books: Bookkeeping,
 ) -> None:
-    """The stream changes the rows of former chunks, so a copy of the others does not help."""
+    """The stream changes the rows of former chunks, so a copy of the rest does not help."""
     source_id, relation_id = await add_relation(books)
     await relation_states.demand_copy(books, relation_id, Resync())
     mass_delete = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)

@@ -1,4 +1,4 @@
-"""A connection that is cancelled while it opens leaves no session at the target."""
+"""A connection that is cancelled during the opening leaves no session at the target."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ STEP_SECONDS = 0.0003
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """An unclosed connection stays open: no accident of memory management closes it."""
+    """An unclosed connection stays open: garbage collection does not close the connection."""
     gc.collect()
     gc.disable()
     yield

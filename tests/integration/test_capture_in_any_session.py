@@ -31,7 +31,7 @@ insert into m select g, '2024-01-01 12:00+00'::timestamptz + g * interval '1 hou
 
 
 async def equal(streamer: Streamer, source: Database, target: Database, *tables: str) -> None:
-    """Wait until both sides have the same definitions; the last look says where they differ."""
+    """Wait until both sides have the same definitions; the last read shows the differences."""
     names = list(tables)
 
     async def is_equal() -> bool:

@@ -1,4 +1,4 @@
-"""The capture of definitions (`ddl: capture`) does no harm to a source, and tells no secrets of it."""
+"""The capture of definitions (`ddl: capture`) does no harm to a source, and reveals no secrets."""
 
 import asyncio
 import os
@@ -124,7 +124,7 @@ async def test_alter_type_waits_for_no_table(shared: Shared, command: str) -> No
             assert time.monotonic() - began < 2 + PATIENCE_MS / 1000
         holder.execute("rollback")
     await shared.caught_up()
-    labels = "select enum_range(null::mood)::text"  # u has brought them
+    labels = "select enum_range(null::mood)::text"  # brought by u
     assert target.execute(labels) == source.execute(labels)
 
 
@@ -315,7 +315,7 @@ async def test_a_hundred_commands_in_one_transaction_keep_to_its_own_number(shar
             session.execute(f"create table n{number} (id int)".encode())
             session.execute(f"drop table n{number}".encode())
         session.execute("commit")
-    # No number of a subtransaction went between it and the next transaction.
+    # No subtransaction took a number before the next transaction.
     assert source.execute(f"select txid_current() - {first[0]}") == [(1,)]
     await shared.caught_up()
     columns = "select count(*) from pg_attribute where attrelid = 't'::regclass"
@@ -325,7 +325,7 @@ async def test_a_hundred_commands_in_one_transaction_keep_to_its_own_number(shar
 async def test_commands_behind_a_released_savepoint_are_captured(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """Their number is lower than that of the savepoint."""
+    """Numbers of the functions are lower than that of the savepoint."""
     for db in (source, target):
         db.execute(f"{DDL}; insert into t values (1, 'a')")
     async with stream(T, group=f"{ALL}\ncreate: all") as streamer:
@@ -377,7 +377,7 @@ async def test_a_table_of_messages_that_its_owner_changes_fails_no_command(
         for harm in HARM_TO_MESSAGES:
             notices: list[str | None] = []
             with source.connect() as session:
-                session.execute("begin")  # and its end repairs the table
+                session.execute("begin")  # the end of the transaction repairs the table
                 session.execute(harm.encode())
                 session.add_notice_handler(lambda told, to=notices: to.append(told.message_primary))  # type: ignore[misc]
                 session.execute("alter table t add column c int")
@@ -397,7 +397,7 @@ async def test_a_table_that_streamer_does_not_publish_costs_one_short_message(
     source.execute("create table other (id int); create index on other (id)")
     async with stream(T, group=ALL) as streamer:
         await streamer.caught_up()
-        # Without its long way, the capture fails for each command that takes it.
+        # Without the slow path, the capture fails for each command that needs the path.
         source.execute(
             "drop function streamer_shop.follow, streamer_shop.follow_drop; drop table streamer_shop.place"
         )
@@ -438,7 +438,7 @@ async def test_a_damaged_capture_fails_no_command(shared: Shared, harm: str) -> 
     await shared.caught_up()
     notices: list[str] = []
     with shared.source.connect() as session:
-        session.execute("begin")  # and its end repairs the capture
+        session.execute("begin")  # the end of the transaction repairs the capture
         session.execute(harm.format(shared.capture).encode())
         session.add_notice_handler(lambda told: notices.append(told.message_primary or ""))
         session.execute("alter table t add column c int")

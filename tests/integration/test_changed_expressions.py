@@ -1,4 +1,4 @@
-"""Columns that `set` computes otherwise are brought for existing rows, and nothing else."""
+"""A changed `set` brings the recomputed columns of existing rows, and only these."""
 
 import json
 
@@ -57,7 +57,7 @@ async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
         target.execute("update t set v = 'theirs' where id in (8, 9)")
         target.execute("update h set v = 'theirs' where id in (18, 19)")
         rows = target.value("select rows_copied from streamer.relation where source = 'public.t'")
-        # WHEN the expression changes while it runs
+        # WHEN the expression changes during the run
         with writing(source, "t"):
             write_config(
                 streamer.path, source, target, rules("secret: \"'x' || id\"", "b: 'lower(b)'")
@@ -81,19 +81,19 @@ async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
         )
         assert target.value("select count(*) from t where v = 'theirs'") == 2
         assert target.value("select count(*) from h where v = 'theirs'") == 2
-        # THEN open versions have kept their times, and rows that only the append table has stay.
+        # THEN open versions keep the times, and rows that only the append table has stay.
         assert target.value("select count(*) from h") == 110
         assert target.value("select secret from a where id = 7") != "x7"
         assert target.value("select count(*) from h where v = 'v' and kvsz_end < now()") == 10
-        # AND its ledger says that no copy has replaced the rows.
+        # AND the ledger says that no copy has replaced the rows.
         assert rows == target.value(
             "select rows_copied from streamer.relation where source = 'public.t'"
         )
-    # WHEN, between two runs, one column is added and the other is removed
+    # WHEN, between two runs, a column is added and a second column is removed
     source.execute("update t set secret = 'new' where id = 20")
     write_config(streamer.path, source, target, "t: {set: {extra: 'upper(v)'}}")
     async with stream("t: {set: {extra: 'upper(v)'}}") as streamer:
-        # THEN the removed one has the source's values again
+        # THEN the removed column has the source's values again
         await same(
             streamer,
             source,
@@ -104,7 +104,7 @@ async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
         await streamer.caught_up()
         assert target.value("select count(*) from t where v = 'theirs'") == 2
         assert target.value("select unfilled from streamer.relation") == []
-        # WHEN the other is removed, which no column of the source replaces
+        # WHEN the added column is removed, which no column of the source replaces
         before = target.execute("select id, extra from t order by id")
         write_config(streamer.path, source, target, "t: {}")
         await streamer.apply()
@@ -178,7 +178,7 @@ async def test_a_column_that_cannot_be_brought_is_tried_again_by_resume_and_a_pa
         await request(address, "pause", "t", **WHERE)
         await streamer.table_state("public.t", "paused")
         source.execute("update t set v = '1' where id = 50")
-        # AND another column is wanted meanwhile, as the planner asks for it
+        # AND the planner meanwhile requests a second column
         relation = target.value("select id from streamer.relation")
         options = json.dumps({"mode": "diff", "columns": ["secret"], "automatic": True})
         target.execute(
@@ -192,12 +192,12 @@ async def test_a_column_that_cannot_be_brought_is_tried_again_by_resume_and_a_pa
         await streamer.eventually(is_taken)
         assert (await streamer.table("public.t"))["state"] == "paused"
         assert target.execute("select * from t order by id") == before
-        # THEN `resume` brings it
+        # THEN `resume` brings the column
         await request(address, "resume", "t", **WHERE)
         query = "select id, v, (100 / v::int)::text from t order by id"
         await same(streamer, source, target, query, "select id, v, secret from t order by id")
         await streamer.table_state("public.t", "ready")
-        # A failed one that the next start brings.
+        # A failed backfill that the next start repeats.
         source.execute("update t set secret = 'a' where id < 3")
         write_config(streamer.path, source, target, "t: {set: {secret: '(1 / (id - 3))::text'}}")
         await streamer.apply()

@@ -1,4 +1,4 @@
-"""The output of `streamer check` and its exit codes; it changes nothing."""
+"""The output and the exit codes of `streamer check`, which changes neither side."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""`streamer check` and the rules of the mapping: tables, identities, several sources of one table."""
+"""`streamer check` and the rules of the mapping: tables, identities, several sources of a table."""
 
 import pytest
 
@@ -80,7 +80,8 @@ async def test_a_partition_that_is_a_foreign_table_is_named(checker: Checker) ->
         "WAL: public.farther;",
         "detach",
     )
-    # Its replica identity does not count, so that updates of the others travel.
+    # The replica identity of the table does not count, so that updates of the remaining tables
+    # travel.
     await checker.is_gone(WARNING, "updates and deletes are not replicated")
 
 
@@ -232,7 +233,9 @@ async def test_two_groups_with_the_same_sid(checker: Checker, second: Database) 
 async def test_run_refuses_the_table_of_two_tenants_that_check_refuses(
     checker: Checker, stream: MakeStreamer, second: Database
 ) -> None:
-    """The rows of one tenant come at most. With the fix that `check` prints, both stream."""
+    """Only the rows of a single tenant could come. With the fix that `check` prints, both tenants
+    stream.
+    """
     create = "create table items (id int primary key, name text)"
     both(checker, create)
     second.execute(create)
@@ -267,7 +270,7 @@ async def test_run_refuses_the_table_of_two_tenants_that_check_refuses(
 async def test_run_refuses_the_table_of_a_source_that_was_away_when_the_rules_were_checked(
     checker: Checker, second: Database
 ) -> None:
-    """It has the sid of another group, so both would write the same rows."""
+    """The url has the sid of a second group, so both would write the same rows."""
     for db in (checker.source, second):
         db.execute(f"{ITEMS}; insert into items values (1, '{db.name}')")
     checker.configure("'item*':", sid="eu")

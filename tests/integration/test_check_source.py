@@ -1,4 +1,4 @@
-"""`streamer check` at a source: its server, role, publications and slot. Running its SQL is the remedy."""
+"""`streamer check` at a source: server, role, publications, slot. The printed SQL is the remedy."""
 
 import re
 from collections.abc import Callable
@@ -88,7 +88,7 @@ async def test_a_role_that_may_nothing_at_the_source(role: str, checker: Checker
     await checker.mends(ERROR, "row level security would hide rows")
     checker.run_fix(published)
     assert not matching(await checker.findings(), ERROR)
-    # A table that is not published comes on top: only its SQL is to be run.
+    # A table that is not published comes on top: only the SQL for that table is to be run.
     source.execute(f"create table later (id int primary key); grant select on later to {role}")
     checker.configure("items: {}\ninner_.t: {}\nlater: {}")
     found = await checker.mends(ERROR, "does not own publication", "does not own public.later")
@@ -120,7 +120,8 @@ async def test_publications_made_beforehand_that_keep_something_back(checker: Ch
         "create publication streamer_shop_ins with (publish = 'truncate')"
     )
     checker.configure("items: {}\np: {}")
-    # One statement mends all options of a publication: each one stops the tables that stream.
+    # A single statement mends all options of a publication: each option stops the tables that
+    # stream.
     await checker.finds(ERROR, '"streamer_shop": publishes partitions by their own names')
     await checker.finds(ERROR, '"streamer_shop_ins": publishes partitions by their own names')
     await checker.mends(ERROR, "does not publish update, delete, truncate")
@@ -150,7 +151,7 @@ async def test_transactions_that_a_new_slot_waits_for(
         connection.autocommit = False
         connection.execute("insert into items values (2)")
         pid = connection.info.backend_pid
-        # Of others, the role may not see how long they have been at it.
+        # The role may not see the start of foreign transactions.
         checker.source.url_user = role
         checker.configure("items:")
         await checker.finds(WARNING, "a transaction that has been open for a while", f"pid {pid},")
@@ -172,7 +173,7 @@ async def streamed(checker: Checker, stream: MakeStreamer) -> None:
 
 
 async def run_resync(checker: Checker, finding: Finding) -> None:
-    """Run the command of a finding, with the steps of `run` at its start."""
+    """Run the command of a finding, with the first steps of `run`."""
     assert finding.fix is not None
     assert finding.fix.sql == ("streamer resync '*.*' --database shop",)
     settings, _ = static_mapping.load(checker.path)
@@ -183,7 +184,7 @@ async def run_resync(checker: Checker, finding: Finding) -> None:
 
 async def test_a_slot_or_a_server_that_is_another(checker: Checker, stream: MakeStreamer) -> None:
     await streamed(checker, stream)
-    with prepared(checker.source, "p"):  # no statement waits for it: slot and rows are there
+    with prepared(checker.source, "p"):  # no statement waits: slot and rows exist
         assert await checker.findings() == []
     checker.target.execute("update streamer.source set system_identifier = '7'")
     await checker.finds(ERROR, "the source is a different server now", "need a resync")

@@ -86,7 +86,7 @@ async def report_of(checker: Checker) -> CheckReport:
 
 
 def run_script(checker: Checker, script: str, path: Path) -> None:
-    """Run the script as the administrator, whose session is in a database of its own."""
+    """Run the script as the administrator, whose session is in a separate database."""
     path.write_text(script)
     psql = versions()[version_of_tests()] / "psql"
     url = checker.source.server.url("postgres")

@@ -1,4 +1,6 @@
-"""`streamer check` at the target: role, bookkeeping, origins, foreign keys. Running its SQL is the remedy."""
+"""`streamer check` at the target: role, bookkeeping, origins, foreign keys. The printed SQL is the
+remedy.
+"""
 
 from streamer.bookkeeping.deferred_indexes import defer_indexes
 from streamer.config import static_mapping
@@ -94,7 +96,7 @@ async def test_truncate_is_not_needed_where_nothing_is_truncated(
     await checker.finds(WARNING, "lacks truncate", "an interrupted copy")
     checker.configure("items:")
     await checker.mends(ERROR, "lacks truncate")
-    # It must leave others' objects as they are, also while it copies.
+    # streamer must not change foreign objects, even during a copy.
     settings, _ = static_mapping.load(checker.path)
     checker.target.execute("create index on items (name)")
     async with target_connection(TargetAddress.parse(settings.target.url)) as connection:
@@ -145,7 +147,7 @@ async def test_foreign_keys_and_triggers_that_cannot_be_switched_off(
 
 
 async def test_a_target_that_refuses_the_bookkeeping(checker: Checker) -> None:
-    """What `run` would meet, `check` meets before, and leaves nothing behind."""
+    """`check` meets the errors that `run` would meet, and leaves no object behind."""
     both(checker, ITEMS)
     checker.configure("items:")
     target = checker.target

@@ -38,7 +38,7 @@ async def test_missing_tables(checker: Checker) -> None:
 
 @pytest.mark.usefixtures("without_spark")
 async def test_run_refuses_targets_in_the_words_of_check(checker: Checker) -> None:
-    """Rows of a table that is its own target would be replaced by those of a snapshot."""
+    """A copy would replace the rows of a table that is its own target by rows of a snapshot."""
     source = checker.source
     source.execute(f"{ITEMS}; create table copied (id int primary key)")
     source.execute("create table seen (id int primary key); create view sight as table seen")
@@ -226,7 +226,7 @@ async def test_enum_labels_that_the_target_lacks(checker: Checker) -> None:
 
 
 async def test_types_of_extensions(checker: Checker) -> None:
-    # The packaged servers come with the one, those of a distribution with the other.
+    # Packaged servers and servers of a distribution come with different extensions.
     available = (
         "select name from pg_available_extensions where name in ('vector', 'citext') limit 1"
     )
@@ -291,7 +291,7 @@ VALUES = {
 
 
 def _is_kept(connection: "psycopg.Connection[Any]", value: str, source: str, target: str) -> bool:
-    """Whether a value, written to *target* as text, is the same when it is read as *source* again."""
+    """Whether a value, written to *target* as text, comes back unchanged as *source*."""
     try:
         row = connection.execute(
             f"select (v::text::{target})::{source}::text = v::text"
@@ -313,7 +313,7 @@ def test_types_said_to_be_safe_are(shared_server: Server) -> None:
 
 
 async def test_a_source_column_sid(checker: Checker, stream: MakeStreamer) -> None:
-    """It stands where the sid of the url would be written."""
+    """The constant takes the place of the url's sid."""
     checker.source.execute("create table t (sid text, id int, v text, primary key (sid, id))")
     checker.configure("t:", sid="eu")
     await checker.finds(ERROR, 'column "sid" of source table "public.t"', "column for the sid")

@@ -35,7 +35,7 @@ def create(name: str, key: str, *, more: str = "") -> str:
 
 
 async def until_it_has(streamer: Streamer, table: str, count: int) -> None:
-    """Wait until *count* chunks of *table* are there, and not all of it."""
+    """Wait until the target has *count* chunks of *table*, but not all chunks."""
 
     async def is_there() -> bool:
         tables = [each for source in await streamer.statuses() for each in source["tables"]]
@@ -88,16 +88,17 @@ def change(source: Database) -> None:
     for sql in DATED_CHANGES:
         source.execute(sql)
     for sql in (
-        # Neither this row nor its large value is in the copied range, and the update omits it.
+        # Neither this row nor the large value is in the copied range, and the update omits the
+        # value.
         "update moved set g = -5 where g = 1200",
-        # A DELETE of its old key would be ignored, and would leave a second row.
+        # streamer would ignore a DELETE of the old key, and leave a second row.
         "update appended set g = g + 2000 where g = 3",
         "alter table altered add added int default 7",
         "update narrowed set large = 'before' where g % 2 = 0",
         "alter table narrowed drop column v",
         "alter table retyped alter g type text using 'k' || g; insert into retyped (g) values ('x')",
         "truncate emptied; insert into emptied (g, u, t) select 1, u, 'a' from pairs limit 1",
-        # The old row of an update has everything.
+        # The old row of an update has all columns.
         "update pairs set u = '00000000-0000-0000-0000-000000000001', v = 1 where g % 100 = 0",
         "update hist set v = g; delete from hist where g % 3 = 0",
     ):
@@ -145,7 +146,7 @@ async def test_only_text_of_a_collation_that_orders_bytes_is_found(source: Datab
 async def test_a_key_that_gets_another_type_as_its_chunk_begins_begins_the_copy_again(
     stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other tables of the round go on."""
+    """The remaining tables of the round go on."""
     source.execute(create("retyped", "g") + create("other", "g"))
     altered: list[str] = []
 
@@ -360,7 +361,7 @@ async def test_a_target_that_is_renamed_during_its_copy_costs_no_row(
     monkeypatch: pytest.MonkeyPatch,
     is_resync: bool,
 ) -> None:
-    """The parts go to a table by its name."""
+    """Parts reach a table by its name."""
     source.execute("create table t (id int primary key); insert into t values (1), (2)")
     copy_parts = Round._copy_parts
     renamed = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Private servers of tests: copies that nothing takes for one another."""
+"""Private servers of tests: copies that no test confuses."""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""`column_list`: excluded columns stay at the source, and no change of another column is lost."""
+"""`column_list`: excluded columns stay at the source, and no change of the remaining columns is
+lost.
+"""
 
 import asyncio
 from pathlib import Path
@@ -71,7 +73,7 @@ async def test_a_list_follows_the_rule_and_the_table_without_a_loss(
 
     async with stream(RULE.format("secret")) as streamer:
         await streamer.table_state("public.t", "ready", 60)
-        # Its UPDATE works, and its columns stay where they are.
+        # An UPDATE of the table works, and excluded columns stay at the source.
         await streamer.table_state("public.f", "error", 60)
         source.execute("insert into f values (1, 'x'); update f set secret = 'y'")
         assert "is FULL" in (await streamer.table("public.f"))["error"]
@@ -87,12 +89,12 @@ async def test_a_list_follows_the_rule_and_the_table_without_a_loss(
             return here == there
 
         await streamer.eventually(lambda: is_same("id, name"), 60)
-        # Partitions with columns in another order, and a table that publishes only inserts.
+        # Partitions with columns in a different order, and a table that publishes only inserts.
         source.execute("update p set name = 'z', secret = 'n'; update p set id = 12 where id = 1")
         source.execute("insert into k values ('b', 'n')")
         await streamer.eventually(lambda: is_same("id, name", "p"), 60)
         await streamer.eventually(lambda: is_same("name", "k"), 60)
-        # The target has the column first, so nothing else would stop the table.
+        # The target has the column first, so no missing column stops the table.
         target.execute("alter table t add note text")
         await asyncio.to_thread(
             source.execute,

@@ -1,4 +1,4 @@
-"""A source table gets a column while it is streamed: stop, add, ignore."""
+"""A source table gets a column while streamer streams: stop, add, ignore."""
 
 import re
 from pathlib import Path
@@ -103,7 +103,7 @@ async def test_ignore_leaves_it_out(shared: Shared, kind: str) -> None:
 @streams("t: {initial: none, on_column_added: <setting>}", source=DDL)
 async def test_a_type_that_the_target_lacks_stops_the_table(shared: Shared, setting: str) -> None:
     source, target = shared.source, shared.target
-    # One that no session finds without the name of its schema.
+    # A type that no session finds without the name of the schema.
     schema = f"feelings_{setting}"
     make_type = f"create schema {schema}; create type {schema}.mood as enum ('ok', 'bad')"
     await shared.caught_up()
@@ -164,7 +164,7 @@ async def test_a_role_that_may_not_add_it_stops_the_table(
 async def test_a_column_added_in_the_middle_of_a_large_transaction(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Adding it must not wait for the transaction that needs it."""
+    """The ALTER TABLE must not wait for the transaction that needs the column."""
     monkeypatch.setattr(open_session, "PIECE_BYTES_MAX", 20_000)
     source.execute(DDL)
     async with stream("t: {initial: none, on_column_added: add}") as streamer:

@@ -23,7 +23,7 @@ CHANGES = {
 
 
 async def error_of(streamer: Streamer, table: str) -> str:
-    """Wait until a table shows an error, and return it."""
+    """Wait until a table shows an error, and return the error."""
     found: list[str] = []
 
     async def is_said() -> bool:
@@ -53,11 +53,11 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
     async with stream("\n".join(tables)) as streamer:
         await streamer.caught_up(60)
 
-        # WHEN their columns change, and then one row
+        # WHEN columns of the tables change, and then a row
         for name, statement in CHANGES.items():
             source.execute(f"{statement}; update {name} set id = 3 where id = 2")
 
-        # THEN a rename is offered, and nothing is added in its place
+        # THEN a rename is offered, and no column is added
         for name in ("renamed", "renamed_add"):
             error = await error_of(streamer, name)
             (statement,) = re.findall(r"run there: ([^;]*);", error)
@@ -66,7 +66,7 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
         # AND a value that all rows got is added with the column
         (statement,) = re.findall(r"run there: ([^;]*);", await error_of(streamer, "filled"))
         target.execute(statement)
-        # AND values that each row has of its own come by themselves, once the column is there
+        # AND values that differ by row come without a request, once the target has the column
         error = await error_of(streamer, "computed")
         assert "copies the values of the existing rows" in error
         target.execute(re.findall(r"run there: ([^;]*);", error)[0])

@@ -1,6 +1,6 @@
-"""Settings that must not matter do not: a bit of everything, with every combination of settings.
+"""Settings that must not matter do not: changes of many kinds, with every combination of settings.
 
-`make matrix` runs all tests with some combinations; this one runs with all, each time.
+`make matrix` runs all tests with some combinations; this test always runs with all.
 """
 
 import psycopg
@@ -61,7 +61,8 @@ async def test_a_bit_of_everything(
     source.execute(DDL + KEYLESS)
     async with stream(TABLES) as streamer:
         await streamer.caught_up()
-        # Small transactions, one large, a rolled back part of it, and others between.
+        # Small transactions, a large transaction with a rolled back part, and transactions in
+        # between.
         for table in ("clone", "append", "hist"):
             source.execute(CHANGES.format(table, 0))
         with psycopg.connect(source.server.url(source.name)) as large:

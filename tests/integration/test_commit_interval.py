@@ -1,4 +1,4 @@
-"""The times of commits at the target, and the operator's settings for them."""
+"""The times of commits at the target, and the settings for these times."""
 
 import pytest
 
@@ -23,7 +23,7 @@ async def test_a_stop_commits_the_changes_that_wait_for_the_least_interval(
             return target.execute("select count(*) from t") == [(1,)]
 
         async def wait_in_window() -> bool:
-            # Changes, not shares: consecutive transactions may arrive as one block.
+            # Changes, not transactions: consecutive transactions may arrive as a block.
             return sum(worker._filling.change_count for worker in services.workers) == 3
 
         source.execute("insert into t values (1, 'a')")

@@ -173,7 +173,7 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
         return run(job)
 
     monkeypatch.setattr(local_program, "run", measure)
-    # As text, a value of char(n) keeps its blanks.
+    # As text, a value of char(n) keeps the blanks.
     target.execute("create table padded (sid text, id int, c text, v text, primary key (sid, id))")
     with database(shared_server, "source_us") as other:
         other.execute(OTHER_DDL)
@@ -204,8 +204,8 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
 
 COMPARING = "from pg_stat_activity where application_name = 'streamer compare'"
 LIVE_RUNS = int(os.environ.get("COMPARE_RUNS", "1"))
-"""Comparisons of two tenants with twelve tables under writes, after one on Spark, by turns without
-and on Spark; `make nightly` makes ten.
+"""Comparisons of two tenants with twelve tables under writes, after a comparison on Spark, by turns
+without and on Spark; `make nightly` makes ten.
 """
 TENANT_DDL = """
 create table hot (id int primary key, n bigint not null, note text);
@@ -261,7 +261,7 @@ async def running(path: Path) -> AsyncIterator[Streamer]:
 async def two_tenants(
     tmp_path: Path, source: Database, target: Database, shared_server: Server
 ) -> AsyncIterator[tuple[Streamer, Database]]:
-    """Have a streamer with two sources, and the second of them."""
+    """Have a streamer with two sources, and the second source."""
     with database(shared_server, "source_us") as other:
         for one in (source, other):
             one.execute(TENANT_DDL)
@@ -303,14 +303,14 @@ async def test_live_traffic_of_two_tenants_gives_no_false_alarm_and_both_ways_ag
     spark_context: SparkContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ranges are cut and split. Each way goes on with a comparison of the other, and both give the
-    same answer. Then hot rows, keys that move, TRUNCATE, and a resync meanwhile.
+    """Ranges are cut and split. Threads continue a comparison of Spark, Spark a comparison of
+    threads, with the same answer. Then hot rows, keys that move, TRUNCATE, and a resync meanwhile.
     """
     monkeypatch.setattr(comparison, "count_ranges", lambda rows, rate: 4)
     monkeypatch.setattr(cut_ranges, "SAMPLED_ROWS", 1000)  # ranges of equal size
     monkeypatch.setattr(cut_ranges, "FETCH_ROWS", 60)
     async with two_tenants(tmp_path, source, target, shared_server) as (streamer, other):
-        # Spark loads its classes now: traffic costs as much as its comparison.
+        # Spark loads classes now: traffic costs as much as the comparison.
         target.execute(PLANTED_AT_TENANTS)
         await _both_ways_agree(streamer, target, compare, spark_context, tmp_path, monkeypatch)
         found = await compare(streamer, ComparisonScope(("hot",), sid="eu"))
@@ -353,7 +353,7 @@ async def _live_traffic_gives_no_false_alarm(
 
 
 def _refuse_parts(digest: Callable[..., Any], relation_id: int | None = None) -> Callable[..., Any]:
-    """Return *digest* with an error for each part of a range, of one table or of all."""
+    """Return *digest* with an error for each part of a range, of a single table or of all."""
 
     def refuse(self: RangeReader, unit: Unit, *, is_first: bool) -> Any:
         if is_first or relation_id not in (None, unit.relation_id):
@@ -364,9 +364,7 @@ def _refuse_parts(digest: Callable[..., Any], relation_id: int | None = None) ->
 
 
 def _on_workers(digest: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    """Return a task with *digest* and with the bounds of this test: workers have modules of their
-    own.
-    """
+    """Return a task with *digest* and the bounds of this test: workers have separate modules."""
 
     def find_parts(rows: Any, **work: Any) -> Iterator[Any]:
         with (
@@ -387,7 +385,7 @@ async def _both_ways_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spark goes on with a comparison that threads began, and gives the answer of threads. The
-    parts of one table cannot be read. Spark's report in Parquet has the rows of the one in JSON.
+    parts of one table cannot be read. Spark's report in Parquet has the rows of the JSON report.
     """
     parquet = tmp_path / "report.parquet"
     write = spark_program._write_report
@@ -460,8 +458,8 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With all ranges read, it ends before the rows of the one that differs are. Later the sums of a
-    whole range are read, and those of its parts fail.
+    """With all ranges read, the command ends before the rows of the differing range are read. Later
+    the sums of a whole range are read, and the sums of the parts fail.
     """
     source.execute("create table t (id int primary key, v text); analyze t")
     source.execute("insert into t select g, 'v' from generate_series(1, 400) g; analyze t")
@@ -472,7 +470,7 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
     digest = RangeReader.digest
 
     def lose_connections(self: RangeReader, unit: Unit, *, is_first: bool) -> Any:
-        """Lose the connection to the source in the middle, as often as one task of Spark may."""
+        """Lose the connection to the source in the middle, as often as a task of Spark may."""
         if len(lost) < local_program.ATTEMPTS - 1:
             lost.append(self)
             self._servers.source(self._tables[unit.relation_id].source_id)
@@ -522,8 +520,8 @@ async def test_what_an_interrupted_comparison_found_counts_on_request_and_for_th
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its ranges lose a row after they were found equal. A copy, a rewrite or a definition since
-    then lets the next comparison begin at the first range, even on request.
+    """The ranges lose a row after the comparison found the ranges equal. A copy, a rewrite or a
+    definition since then lets the next comparison begin at the first range, even on request.
     """
     source.execute("create table t (id int primary key, v text); analyze t")
     source.execute("insert into t select g, 'v' from generate_series(1, 400) g; analyze t")
@@ -601,7 +599,7 @@ async def test_memory_does_not_grow_with_the_width_of_rows(
     target: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All rows differ, with a key and without one: hashes travel, and one row at a time."""
+    """All rows differ, with and without a key: hashes travel, and a row at a time."""
     source.execute(WIDE_DDL + WIDE_ROWS.format("s"))
     target.execute(WIDE_DDL + WIDE_ROWS.format("t"))
     peaks = []
@@ -640,8 +638,8 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     monkeypatch: pytest.MonkeyPatch,
     version: int,
 ) -> None:
-    """Rows are narrow, in pages by their key. A uuid has its neighbours in other pages, and a heap
-    has no key. Before PostgreSQL 14 a server reads all pages for a range of some.
+    """Rows are narrow, in pages by key. A uuid has its neighbours in distant pages, and a heap has
+    no key. Before PostgreSQL 14, a server reads all pages for a range of pages.
     """
     ddl = (
         "create table narrow (id int primary key); create table heap (n int, v text);"
@@ -677,7 +675,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     def note(self: ComparedTable, *arguments: Any, pages: Any = ALL_PAGES) -> str:
         read.append((self.source_name, pages))
         if self.source_name == "public.heap" and next(numbers) < 2:
-            both_read.wait(30)  # for the other one of two sessions
+            both_read.wait(30)  # for the second of two sessions
         statements.append(digest_sql(self, *arguments, pages=pages))
         return statements[-1]
 
@@ -722,7 +720,7 @@ async def test_spark_reads_a_table_without_ranges_page_by_page(
     target: Database,
     spark_context: SparkContext,
 ) -> None:
-    """Workers have the bounds of the program, so the table has wide values outside of its pages."""
+    """Workers have the bounds of the program, so the table has wide values in TOAST storage."""
     for db in (source, target):
         db.execute(
             "create table heap (n int, filler char(3000), wide text);"

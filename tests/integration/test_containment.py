@@ -1,4 +1,4 @@
-"""Trouble of one table or source ends the work for that, and never the process."""
+"""A problem of a table or source ends the work for that object, and never the process."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,7 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
         source.execute("insert into t values (1, 'one')")
         await streamer.caught_up(SECONDS)
         assert not broken
-        # Another process has moved the progress of one table, so it seems.
+        # A second process seems to have moved the progress of a table.
         target.execute("update streamer.relation set end_lsn = '0/1' where source = 'public.t'")
         source.execute("insert into u values (1, 'one'); insert into t values (2, 'two')")
         await streamer.caught_up(SECONDS)
@@ -93,7 +93,7 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
 async def test_a_drainer_that_lost_its_cancellation_ends_with_the_attempt(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The attempt loses its right while the drainer plans, and planning fails at that moment."""
+    """The attempt loses the lock while the drainer plans, and planning fails at that moment."""
     for db in (source, target):
         db.execute(DDL)
     plans = Planner.plans
@@ -146,7 +146,7 @@ async def test_a_defect_between_windows_or_in_a_guard_does_not_end_the_process(
 
         monkeypatch.setattr(owner, name, broken)
 
-    # The window is lost with its changes; the target commits, and the answer is lost.
+    # The window and its changes are lost; the target commits, and the answer is lost.
     breaks_once(Worker, "_commit")
     breaks_once(TargetTransaction, "commit", is_after=True)
     breaks_once(BacklogGuard, "_judge")

@@ -1,6 +1,6 @@
 """Rows that a session at the target deletes and inserts again while streamer waits for them.
 
-The statement that waits finds neither row: the old one is gone, and its snapshot lacks the new one.
+The statement that waits finds neither row: the old row is gone, and the snapshot lacks the new row.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def names() -> list[tuple[str, str]]:
 
 
 def make(source: Database, target: Database) -> str:
-    """Make the tables, with three rows each; return their rules."""
+    """Make the tables, with three rows each; return the rules."""
     target.execute(TRIGGER)
     rules = []
     for table, name in names():
@@ -80,7 +80,7 @@ def make(source: Database, target: Database) -> str:
 
 @contextlib.contextmanager
 def users(target: Database) -> Iterator[dict[int, Connection]]:
-    """Yield sessions by their pids: each has deleted and inserted a row of one table again."""
+    """Yield sessions by pid: each session has deleted and inserted a row of a table again."""
     with contextlib.ExitStack() as stack:
         sessions = {}
         for table, name in names():
@@ -128,7 +128,9 @@ async def test_a_row_that_goes_and_comes_while_streamer_waits_gets_its_change(
                     source.execute(FACTS[name][-1].format(table))
 
                 def let_go() -> bool:
-                    """Let users commit that streamer waits for, until it has waited for all."""
+                    """Let users commit for whom streamer waits, until streamer has waited for all
+                    users.
+                    """
                     for (pid,) in target.execute(BLOCKING):
                         if session := sessions.pop(int(str(pid)), None):
                             session.execute("commit")
@@ -157,7 +159,7 @@ end $$;
 create trigger meet before insert on {0} for each row execute function meet_{0}();
 alter table {0} enable always trigger meet
 """
-"""In place of a session whose row is there for each attempt of one window, and gone after it."""
+"""In place of a session whose row exists at each attempt of a window, and not afterwards."""
 ATTEMPTS = {"t": 3, "wide": 1}
 """Attempts until a change would go into quarantine. Rows of wide tables have fewer."""
 
@@ -187,7 +189,7 @@ async def test_rows_that_come_and_go_put_no_change_into_quarantine(
 async def test_a_trigger_that_suppresses_changes_stops_no_table(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """Sets count fewer rows than they have, and exact order finds each row."""
+    """Sets count too few rows, and exact order finds each row."""
     source.execute("create table t (id int primary key, v text)")
     target.execute(
         "create table t (id int primary key, v text);"

@@ -1,4 +1,4 @@
-"""A part of a copy writes only where the source's lock is held by the process that planned it."""
+"""A part of a copy writes only if the process that planned the part holds the source's lock."""
 
 import asyncio
 from typing import Any
@@ -29,17 +29,17 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
         return ", ".join(failure["kind"] for failure in failures), len(rows)
 
     async def orphan_first(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Copy like a task that outlived its process, before the valid task."""
+        """Copy like a task that outlived a process, before the valid task."""
         if len(found) < 5:  # the process may look at the token meanwhile, and begin again
             lock_class, source_id, pid, token = job["ends"]["fence"]
-            # WHEN another process has stored its token after this one was planned
+            # WHEN a second process has stored a token since the plan of this task
             target.execute("update streamer.source set lock_token = 'another'")
             found["taken over"] = await copy(job)
             target.execute(f"update streamer.source set lock_token = '{token}'")
             # OR a promoted standby has the token, and not the lock
             not_held = (lock_class, source_id, pid + 1, token)
             found["failed over"] = await copy(job, fence=not_held)
-            # OR the source's url leads to another server, or another timeline
+            # OR the source's url leads to a different server or timeline
             system_identifier, timeline, started = job["ends"]["place"]
             found["other source"] = await copy(job, place=("1", timeline, started))
             found["promoted source"] = await copy(
@@ -53,7 +53,7 @@ async def test_a_task_writes_only_under_its_claim_and_reads_only_from_the_server
     monkeypatch.setattr(SparkLauncher, "submit", orphan_first)
     async with stream("t:") as streamer:
         await streamer.caught_up(60)
-        # THEN the task writes nothing, and the valid one copies all
+        # THEN the task writes no row, and the valid task copies all rows
         nothing = ("elsewhere", 0)
         assert found == {
             "taken over": nothing,

@@ -1,4 +1,4 @@
-"""A copy that waits names the session that holds it up, or the copies that come first."""
+"""A copy that waits names the session that blocks the copy, or the copies that come first."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ NAMES = ("a_held", "b_next")
 
 
 def resync(target: Database, *names: str) -> None:
-    """Ask for all at once, so that one round copies them."""
+    """Request all copies at once, so that a single round copies the tables."""
     listed = ", ".join(f"'public.{name}'" for name in names)
     target.execute(
         "insert into streamer.request (relation_id, action) select id, 'resync'"
@@ -50,7 +50,7 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
             # WHEN a session at the target locks a table that is copied again
             holder.execute("lock table a_held in access exclusive mode")
             resync(target, "a_held")
-            # THEN the copy names it as it prepares the table
+            # THEN the copy names the session while preparing the table
             await streamer.eventually(lambda: waits("a_held", lock), 60)
             shown = await asyncio.to_thread(
                 run_block, streamer.path, "copy-does-not-finish#1", {"orders": "a_held"}
@@ -59,7 +59,7 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
             assert table["waiting_for"].startswith('a lock on target table "public.a_held"')
             holder.rollback()
             await streamer.caught_up(60)
-            # AND as it fills the table, if that is when the session hinders it
+            # AND while filling the table, if the session blocks that step
             target.execute("truncate a_held, b_next")
             holder.execute("lock table a_held, b_next in share mode")
             resync(target, "a_held", "b_next")

@@ -109,7 +109,7 @@ async def test_programs_go_over_and_their_changes_come_back(
         target.execute("update words set n = 0 where term = 'w1'")
         with pytest.raises(CutoverError, match="may have written to the target"):
             await case.undo()
-        await case.run()  # nothing is left
+        await case.run()  # no step is left
 
         returning = Streamer(back)
         returning.start()
@@ -155,7 +155,7 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
         ]
         target.execute("insert into t values (7, 'row 7')")
 
-        # Every step but the last is done, then all of it is undone.
+        # Run every step but the last, then undo all steps.
         async with case.open() as work:
             for step in list(Step)[:-1]:
                 await work._do(step)
@@ -181,13 +181,13 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
         async with case.open() as work:
             await work._do(Step.STOP_WRITES)
             await work._do(Step.DRAIN)
-        # A program that was forgotten writes behind the marker: the last step finds it.
+        # A forgotten program writes behind the marker: the last step finds the program.
         source.execute("insert into words values ('late', 1)")
         with pytest.raises(CutoverError, match=r"after the stop.*--undo"):
             await case.run()
         await asyncio.to_thread(run_block, streamer.path, "cutover-stops#2")
 
-        # A step behind the stop fails, its cause is removed, and the command resumes.
+        # A step behind the stop fails; after the removal of the cause, the command resumes.
         await streamer.caught_up()
         target.execute("update words set n = 0 where term = 'w1'")
         case = Case(streamer, CutoverOptions())
@@ -213,7 +213,7 @@ def is_counted(db: Database, number: int) -> bool:
 
 
 async def end_sessions(source: Database, target: Database) -> None:
-    """End this test's sessions at the target: they may have changes that are not counted yet."""
+    """End this test's sessions at the target, which may have uncounted changes."""
     others = (
         "from pg_stat_activity where application_name not like 'streamer%'"
         f" and datname = '{target.name}'"
@@ -235,7 +235,7 @@ async def test_the_comparison_of_the_downtime_reads_the_changes_and_misses_no_di
     source.execute("insert into notes select g, 'note ' || g from generate_series(1, 30) g")
     async with stream(f"{TABLES}notes:\n") as streamer:
         await streamer.caught_up()
-        for db in (source, target):  # a session reports its counts as it idles, or ends
+        for db in (source, target):  # a session reports counts when idle, and at its end
             await until(partial(is_counted, db, 100))
         await end_sessions(source, target)
         case = Case(streamer, CutoverOptions())
@@ -250,8 +250,8 @@ async def test_the_comparison_of_the_downtime_reads_the_changes_and_misses_no_di
         assert "changes of 1 table (public.t)" in shown
         assert "2 tables (public.notes, public.words)" in shown
 
-        # A command that was killed has the marks of its check. It finds a row that only the target
-        # lost, one that only the target changed, and one that the stream does not bring.
+        # A killed command has stored the counters of the check. The next command finds a row that
+        # only the target lost, a row that only the target changed, and a row that the stream omits.
         kept = target.execute("delete from t where id = 9 returning v")
         target.execute("update notes set note = 'wrong' where id = 1")
         with psycopg.connect(source.url, autocommit=True) as elsewhere:
@@ -269,7 +269,7 @@ async def test_the_comparison_of_the_downtime_reads_the_changes_and_misses_no_di
         target.execute(f"insert into t values (9, '{kept[0][0]}')")
         target.execute("update words set n = 100 where term = 'w5'")
         for db in (source, target):
-            # Another column of the same name: xmin says nothing about its values.
+            # A new column of the same name: xmin does not show its values.
             db.execute(
                 "set transaction read write; alter table notes drop note;"
                 "alter table notes add note text default 'x'"
@@ -301,7 +301,7 @@ async def test_a_sequence_of_several_sources_never_gives_a_value_twice(
         # GIVEN a source that has gone over, whose programs write at the target
         await Case(streamer, CutoverOptions(), "eu").run()
         assert target.value(insert) == 1001
-        # WHEN another one goes over, whose sequences have lower values
+        # WHEN a second source goes over, whose sequences have lower values
         await Case(streamer, CutoverOptions(), "us").run()
         # THEN the sequences go on
         assert target.value(insert) == 1002
@@ -309,7 +309,7 @@ async def test_a_sequence_of_several_sources_never_gives_a_value_twice(
 
 
 def administer(db: Database, statement: str) -> None:
-    """Run a statement in a session of its own, which ends: no other is to be ended for a step."""
+    """Run a statement in a separate, short session, so that a step has no session to end."""
     options = "-c default_transaction_read_only=off"
     with psycopg.connect(db.server.url(db.name), autocommit=True, options=options) as connection:
         connection.execute(statement.encode())
@@ -323,7 +323,7 @@ async def test_a_session_that_the_role_cannot_see_fails_the_stop_and_the_check(
         await streamer.caught_up()
         source.execute(f"create role watcher_{source.name} login")
         role = f"watcher_{source.name}"
-        # GIVEN a role that may not read pg_stat_activity, and another role in a transaction
+        # GIVEN a role that may not read pg_stat_activity, and a second role in a transaction
         program = psycopg.connect(source.url, application_name="shop")
         program.execute("insert into t (v) values ('late')")
         try:

@@ -1,4 +1,6 @@
-"""`ddl: capture`: changes of definitions are made at the target, in their place in the stream."""
+"""`ddl: capture`: streamer makes changes of definitions at the target, in their place in the
+stream.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -42,7 +44,7 @@ def definition(db: Database) -> list[tuple[object, ...]]:
 
 
 def assert_equal(source: Database, target: Database) -> None:
-    """Compare the rows and the definitions, whose columns may be in another order."""
+    """Compare the rows and the definitions, whose columns may have a different order."""
     assert definition(source) == definition(target)
     names = ", ".join(sorted(quote_identifier(str(row[0])) for row in definition(source)))
     read = f"select {names} from t order by id"
@@ -88,7 +90,7 @@ async def test_columns_change_in_the_order_of_the_stream(
         await streamer.caught_up()
         source.execute("insert into t values (1, 'a', 1), (2, 'b', 2)")
         for number, (command, data) in enumerate(COMMANDS):
-            together = f"alter table t {command}; {data}"  # one transaction
+            together = f"alter table t {command}; {data}"  # a single transaction
             for part in [together] if number % 2 else together.split("; ", 1):
                 source.execute(part)
         await streamer.caught_up()
@@ -105,7 +107,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         address = TargetAddress.parse(streamer.settings.target.url)
 
         async def stops(statement: str) -> str:
-            """Stop at *statement*, with the rows before it and none behind it."""
+            """Stop at *statement*, with all rows from before and no row from behind."""
             source.execute("insert into t (id) select coalesce(max(id), 0) + 1 from t")
             source.execute(f"{statement}; insert into t (id) select max(id) + 1 from t")
             await streamer.table_state("public.t", "error")
@@ -187,7 +189,7 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
             )
             await streamer.eventually(are_equal)
 
-        async def is_not_null() -> bool:  # as soon as all rows have their values
+        async def is_not_null() -> bool:  # as soon as all rows have values
             found = await asyncio.to_thread(definition, target)
             return next(row[2] for row in found if row[0] == "n") is True
 
@@ -229,7 +231,7 @@ def assert_carried(source: Database, carrier: str) -> None:
 
 
 async def streamed(source: Database) -> None:
-    """Wait until the source has sent everything that sessions have written so far."""
+    """Wait until the source has sent all changes so far."""
     source.execute("create table if not exists flushed (); insert into flushed default values")
     lsn = source.value("select pg_current_wal_flush_lsn()")
 
@@ -266,7 +268,7 @@ async def test_savepoints_and_streamed_transactions(
             ["id", "name", "amount", "kept", "nested", "last"]
         )
         assert_equal(source, target)
-        # The next message would make up for an undone change: it was not made at all.
+        # The next message would repair an undone change, which was never made.
         address = TargetAddress.parse(streamer.settings.target.url)
         done = await ddl_decisions.read_records(address, None, None, with_done=True)
         assert [change for record in done for change in record.changes] == [
@@ -361,7 +363,9 @@ async def one_expression_for_both(
 async def rename_at_once(
     streamer: Streamer, source: Database, second: Database, target: Database
 ) -> None:
-    """Two tenants rename a column, and neither sees the other's change before its own is over."""
+    """Two tenants rename a column, and neither sees the change of the peer before its own change
+    ends.
+    """
     target.execute("alter table t add column headline varchar(10)")
 
     async def both_wait() -> bool:
@@ -383,7 +387,7 @@ async def rename_at_once(
 async def join_with_a_column_more(
     server: Server, streamer: Streamer, source: Database, target: Database
 ) -> None:
-    """A tenant comes with a column that the others get later."""
+    """A tenant comes with a column that the remaining tenants get later."""
     with database(server, "third") as third:
         third.execute(
             "create table t (id int primary key, headline varchar(10), amount bigint, early int);"
@@ -426,7 +430,7 @@ async def test_a_role_without_the_right_gets_the_statements(
             for statement in finding.fix.sql:
                 source.execute(statement)
             assert not list(check_capture(await read_source(mapped, "public")))
-            # Now the source can tell its definition, which the row needs.
+            # Now streamer can read the definition at the source, which the row needs.
             await streamer.table_state("public.t", "ready")
             await streamer.caught_up()
         async with stream(T, group=CAPTURE) as streamer:

@@ -127,7 +127,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def state(db: Database, table: str) -> dict[str, list[str]]:
-    """Return the definition of a table, its sequences and its rows."""
+    """Return the definition, the sequences and the rows of a table."""
     found = described(db, f"{db.schema}.{table}")
     rows = db.execute(f"select to_jsonb(t)::text from {table} t")
     return {name: found[name] for name in ("indexes", "constraints", "columns")} | {
@@ -194,7 +194,7 @@ async def test_a_copy_brings_the_whole_migration_of_a_key_as_one_difference(
 async def test_a_history_and_a_clone_take_another_key_between_rows(
     source: Database, target: Database, stream: MakeStreamer, group: str
 ) -> None:
-    """The former key may repeat, and be null, once it is none."""
+    """The values of a former key may repeat, and be null."""
     for table in ("t", "h", "late"):
         source.execute(f"create table {table} (id int primary key, uid int not null, v text)")
         source.execute(f"insert into {table} values (1, 10, 'a'), (2, 20, 'b')")
@@ -242,7 +242,7 @@ async def test_a_history_and_a_clone_take_another_key_between_rows(
     group=GROUP,
 )
 async def test_a_history_takes_a_key_that_an_index_becomes(shared: Shared, index: str) -> None:
-    """The index of a history is not unique, so it cannot become the key."""
+    """The index of a history is not unique, and cannot become the key."""
     source, target = shared.source, shared.target
     await shared.caught_up()
 
@@ -270,7 +270,7 @@ async def test_a_history_takes_a_key_that_an_index_becomes(shared: Shared, index
 async def test_a_history_whose_key_was_absent_goes_on_after_the_printed_command(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """The key comes back, or another one, before an operator reads the message."""
+    """The key, or a new key, comes back before an operator reads the message."""
     keys = {"same": "id", "other": "uid"}
     for table in keys:
         source.execute(f"create table {table} (id int primary key, uid int not null, v text)")

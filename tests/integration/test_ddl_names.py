@@ -1,4 +1,4 @@
-"""`ddl: capture`: names that move from one column, index or constraint to another."""
+"""`ddl: capture`: names that move between columns, indexes or constraints."""
 
 import asyncio
 from functools import partial
@@ -61,7 +61,7 @@ async def alike(streamer: Streamer, source: Database, target: Database, table: s
 async def test_names_that_move_in_one_difference_reach_the_target(
     source: Database, target: Database, stream: MakeStreamer, mode: dict[str, str]
 ) -> None:
-    """A copy that is due makes the changes of several commands as one difference."""
+    """A due copy makes the changes of several commands as a single difference."""
     for table in MOVES:
         source.execute(CREATE.format(table))
     rules = "\n".join(f"{table}: {{truncate_target: true}}" for table in MOVES)
@@ -113,7 +113,7 @@ async def test_tenants_exchange_names_and_widen_columns_one_after_the_other(
         await streamer.caught_up()
         await change("a", swap, "id, x, y, z")
         await change("b", f"{swap}; update t set x = 5 where id = 1", "id, x, y, z")
-        # One tenant renames, the other one makes the column wider before its own rename.
+        # A tenant renames the column; its peer first makes the column wider.
         await change("a", "alter table t rename z to w", "id, x, y, w")
         await change("b", "alter table t alter z type bigint; update t set z = 5000000000", "id, z")
         await change("b", "alter table t rename z to w", "id, x, y, w")
@@ -130,7 +130,7 @@ async def test_tenants_exchange_names_and_widen_columns_one_after_the_other(
 async def test_a_column_comes_again_with_a_wider_or_a_narrower_type(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
-    """The target has the column already: a history keeps it, and another tenant added it."""
+    """The target has the column already: kept by a history, or added by a second tenant."""
     for db in (source, second):
         db.execute(
             "create table t (id int primary key); create table h (id int primary key, n int, m bigint);"
@@ -146,7 +146,7 @@ async def test_a_column_comes_again_with_a_wider_or_a_narrower_type(
         source.execute("alter table t add n int; update t set n = 1; alter table t add m bigint")
         await streamer.caught_up()
         second.execute("alter table t add n bigint, add m int; update t set n = 5000000000, m = 2")
-        # A key becomes wider by a column beside it, and by a column that replaces it.
+        # A key becomes wider by an added column, and by a column that replaces the key.
         source.execute(
             "alter table h add big bigint; update h set big = n + 5000000000;"
             "alter table h drop n; alter table h rename big to n; insert into h values (2, 7, 8)"

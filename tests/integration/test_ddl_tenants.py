@@ -1,4 +1,4 @@
-"""Sources that share a target table change their definitions one after the other."""
+"""Sources that share a target table change definitions one after the next."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -65,7 +65,7 @@ class Tenants:
         async def is_alike() -> bool:
             try:
                 return await asyncio.to_thread(read)
-            except psycopg.Error:  # a column is on its way
+            except psycopg.Error:  # the column does not exist yet
                 return False
 
         await self.streamer.eventually(is_alike, 60)
@@ -128,7 +128,7 @@ async def test_the_last_of_two_sources_makes_the_commands_of_a_transaction_for_b
     assert "the table continues once the remaining sources have made this change" in str(remedy)
     assert not remedy.has("ddl apply")  # which would fail again
 
-    # The other source has its definition, and its rows go on.
+    # The second source has its former definition, and its rows go on.
     await tenants.run("b", "insert into t (id, v) values (30, 3)")
     await tenants.streamer.eventually(
         lambda: has(tenants, "select from t where sid = 'b' and id = 30")
@@ -182,7 +182,7 @@ CREATED: Sequence[tuple[str, str, str]] = (
 async def test_a_source_that_comes_second_takes_a_new_type_as_the_first_has_it_by_now(
     tenants: Tenants, created: str, changed: str, used: str
 ) -> None:
-    # The second source is behind: its table is at its creation of the type when the first changes.
+    # The second source lags: its table has reached the creation of the type when the first changes.
     for command in (created, changed, used):
         await tenants.run("a", command)
     column = "select from t where sid = 'a' and id = 2 and to_jsonb(t)::text ~ 'Bonn|short|deep'"
@@ -201,7 +201,7 @@ async def test_a_source_that_comes_second_takes_a_new_type_as_the_first_has_it_b
 async def test_a_source_that_others_have_left_behind_is_copied_by_the_command_of_its_error(
     tenants: Tenants,
 ) -> None:
-    """They made the same changes in another way, so nothing tells that theirs are these."""
+    """The peers made the same changes in a different way, so no message shows the equality."""
     await tenants.run("a", f"begin; {BY_TEXT}; commit; insert into t (id) values (20)")
     await remedy_of(tenants.streamer, "public.t", "waits for a decision", "a")
     other = BY_TEXT.replace(

@@ -1,5 +1,5 @@
-"""`ddl: capture`: tables that share a type, and wait for each other as it changes. They never wait in a
-circle.
+"""`ddl: capture`: tables that share a type wait for each other at a change of the type, and never
+in a circle.
 """
 
 import asyncio
@@ -186,7 +186,7 @@ async def test_a_type_that_changes_during_a_copy_has_it_begin_again(
         source.execute("insert into b values (2, 'happy')")
         await streamer.caught_up()
         target.execute("delete from b where id = 2")  # so that a comparison has rows to copy
-        await pause(streamer, "a")  # the target's type stays as it is
+        await pause(streamer, "a")  # the target's type stays unchanged
         gate.clear()
         submitted.clear()
         read.clear()

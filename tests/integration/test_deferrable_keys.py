@@ -18,7 +18,7 @@ CHANGES = (
     "update {t} set id = id + 1",
     "update {t} set id = id - 1",
     LATE + "update {t} set id = 8 - id; commit",
-    # A key is inserted again before its former row goes.
+    # An insert repeats a key before the former row goes.
     LATE + "insert into {t} values (3, 'b'); delete from {t} where id = 3 and v <> 'b'; commit",
     LATE + "insert into {t} values (4, 'x'); update {t} set id = 40 where id = 4 and v <> 'x';"
     "update {t} set v = 'y' where id = 4; commit",

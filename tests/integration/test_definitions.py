@@ -1,4 +1,4 @@
-"""Definitions of a source's tables, rendered for their targets, are exact on real servers."""
+"""Rendered definitions of a source's tables are exact on real servers."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -89,7 +89,7 @@ def places(*known: TargetPlace) -> Callable[[RelationName], TargetPlace | None]:
 
 
 def execute(target: Database, planned: list[Planned], *, online: bool) -> None:
-    """Run the statements as the program does: together, or each by itself."""
+    """Run the statements as the program does: together, or one by one."""
     with target.connect() as connection:
         connection.execute("set search_path = ''")
         for each in planned:
@@ -153,7 +153,8 @@ def test_names_go_through_the_mapping_and_sid_leads_what_is_unique(
         """
     )
     definition = read_definition(source, 'public."or""ders"')
-    # A swap: the columns that the source calls "order" and year are other columns at the target.
+    # A swap: the columns that the source calls "order" and year are different columns at the
+    # target.
     columns = {"per son": "person", "Name": 'na"me', "order": "select", "year": "order"}
     columns |= {name: name for name in ("id", "at", "tags", "doc", "mood", "mail", "price", "box")}
     own = place(ORDERS, RelationName("s", 'ta"rget'), has_sid=True, columns=columns)

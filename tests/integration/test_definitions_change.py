@@ -31,7 +31,7 @@ async def test_the_target_first_or_the_source_first(
         db.execute(f"{DDL}; insert into t values (1, 1, 'one')")
     async with stream("t: {initial: none, truncate_target: true}") as streamer:
         await streamer.caught_up()
-        # Added: at the target first nothing stops.
+        # Added: at the target first, no table stops.
         target.execute("alter table t add c text")
         source.execute("insert into t values (2, 2, 'two')")
         source.execute("alter table t add c text; insert into t values (3, 3, 'three', 'c')")
@@ -43,7 +43,7 @@ async def test_the_target_first_or_the_source_first(
         source.execute("alter table t alter a type bigint")
         source.execute("update t set a = 9223372036854775807 where id = 2")
         await streamer.caught_up()
-        # The source first: a misfit stops the table, and its end lets the table continue.
+        # The source first: a misfit stops the table until the misfit ends.
         source.execute("alter table t alter a type text using 'n' || a")
         source.execute("insert into t values (4, 'not a number', 'four', null)")
         await streamer.table_state("public.t", "error")
@@ -51,7 +51,7 @@ async def test_the_target_first_or_the_source_first(
         target.execute("alter table t alter a type text using 'n' || a")
         await streamer.caught_up()
         assert_same(source, target, "t")
-        # Renamed, both to each other's names: rows from before have the values of the other column.
+        # Two columns swap names: earlier rows have the values of the partner column.
         swap = (
             "alter table t rename a to x; alter table t rename b to a; alter table t rename x to b"
         )
@@ -63,7 +63,7 @@ async def test_the_target_first_or_the_source_first(
         await streamer.caught_up(60)
         columns = "id, a, b, c"
         assert contents(source, "t", columns) == contents(target, "t", columns)
-        # Dropped: at the source first the target's keeps its default.
+        # Dropped: at the source first, the target's column keeps its default.
         target.execute("alter table t alter c set default 'none'")
         source.execute("alter table t drop c; insert into t values (7, 'b', 'a')")
         await streamer.caught_up()
@@ -234,7 +234,7 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
 
 
 async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: Database) -> None:
-    """Partitions that were created as such brought nothing, at any depth and after any writes."""
+    """Partitions created as partitions bring no rows, at any depth and after any writes."""
     source.execute(
         """
         create table p (id int default 0, day date check (day > '2000-01-01')) partition by range (day);
@@ -351,7 +351,7 @@ async def test_a_partition_is_not_known_before_a_copy_has_brought_its_rows(
             await until(lambda: "was attached as a partition" in str(target.value(error)))
             ask("resync", '{"mode": "diff"}')
         await until(lambda: "check constraint" in str(target.value(error)))
-        # WHEN the table goes on without its error THEN it shows the gap again, or closes it
+        # WHEN the table goes on without the error THEN it shows the gap again, or closes the gap
         target.execute("alter table p drop constraint p_id_check")
         await forget_the_error(streamer)
         if group == "ddl: off":
@@ -415,7 +415,7 @@ async def test_rows_of_a_subtransaction_are_older_than_the_partition_by_their_co
     async with connection(mapping) as plain:
         (leaf,) = (await read_leaves(plain, [name]))[name]
         assert await had_rows(plain, leaf) == (way in BROUGHT)
-        # Another table takes its name between both looks.
+        # A new table takes the name between the two checks.
         source.execute("alter table p2 rename to aside; create table p2 (id int)")
         assert await had_rows(plain, leaf) in (None, *[False] * (way in CAME_LATER))
 
@@ -447,7 +447,7 @@ async def test_a_partition_that_may_not_be_read_goes_by_the_catalog(source: Data
 async def test_a_key_that_changes_live_no_longer_tells_rows_apart(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """With REPLICA IDENTITY FULL, RELATION says nothing of the primary key."""
+    """With REPLICA IDENTITY FULL, RELATION does not show the primary key."""
     columns = "id int not null, part int not null, keep bool, v text"
     source.execute(
         f"create table t ({columns}, primary key (id)); alter table t replica identity full"

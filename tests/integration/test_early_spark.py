@@ -25,7 +25,7 @@ async def test_spark_starts_early_only_for_a_source_that_waits_for_a_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def start(self: SparkLauncher) -> None:
-        """Starts nothing."""
+        """Starts no process."""
 
     monkeypatch.setattr(SparkLauncher, "start", start)
     source.execute("create table items (id int primary key)")

@@ -1,4 +1,4 @@
-"""Servers that a test runs for itself, and their answers."""
+"""Servers that a test runs, and their answers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Keys that are equal to their type, and have other bytes: numeric scale, nondeterministic collations."""
+"""Keys that are equal by type, and differ in bytes: numeric scale, nondeterministic collations."""
 
 import subprocess
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def has_icu(binaries: Path) -> bool:
 
 
 ICU = next((major for major, binaries in versions().items() if has_icu(binaries)), None)
-"""A server with ICU and citext; those of distributions have them, the packaged ones do not."""
+"""A server with ICU and citext; servers of distributions have both, packaged servers do not."""
 KEYS = {"numeric": ("numeric", "1.0", "1.00")}
 OF_DISTRIBUTIONS = {
     "collation": ("text collate caseless", "'a'", "'A'"),
@@ -79,7 +79,7 @@ async def test_one_row_of_them_takes_the_place_of_the_other(
 
     async with stream(rules, group=f"transport: {transport}") as streamer:
         await streamer.caught_up()
-        # WHEN a key comes again with other bytes, in one window and in two
+        # WHEN a key comes again with different bytes, in one window and in two
         change(
             f"begin; insert into {{t}} values ({one}, 'old', repeat('x', 3000)); delete from {{t}}; "
             f"insert into {{t}} values ({other}, 'new', repeat('x', 3000)); commit"
@@ -92,7 +92,7 @@ async def test_one_row_of_them_takes_the_place_of_the_other(
         await streamer.caught_up()
         change(f"begin; update {{t}} set v = v || '!'; update {{t}} set id = {other}; commit")
         await streamer.caught_up()
-        # THEN it has one row, and versions that do not overlap
+        # THEN the key has one row, and versions that do not overlap
         for table in tables:
             where = " where kvsz_end > '9000-01-01'" if table == "history" else ""
             found = target.execute(f"select id::text, v, length(big) from {table}{where}")

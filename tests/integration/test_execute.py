@@ -1,4 +1,4 @@
-"""`streamer execute`: a script once, at its place among the changes of the stream."""
+"""`streamer execute`: a script runs once, at its place among the changes of the stream."""
 
 import asyncio
 import json
@@ -171,7 +171,7 @@ async def test_a_script_runs_once_between_the_changes_before_and_after_it(
         result = await execute(streamer, "add note", ADD_NOTE)
         assert (result.record.state, result.is_new) == (ScriptState.DONE, True)
         source.execute("insert into t values (501, 'x', 'new'); update t set note = 'y' where id=1")
-        # Both sides count what a script of the target sees at its place in the stream.
+        # Both sides count the rows that a script of the target sees at its place in the stream.
         count = "insert into counted select count(*) || ' ' || (select count(*) from u) from t"
         await execute(streamer, "count", count, ScriptSide.BOTH)
         source.execute("delete from u; delete from t where id > 10")
@@ -209,7 +209,7 @@ async def test_a_script_that_fails_at_the_source_leaves_nothing_and_may_be_corre
                 await execute(streamer, problem, script)
             assert source.value("select to_regclass('made')") is None
             assert target.value("select to_regclass('made')") is None
-        # A script of the same id that never took effect can be run again as it was.
+        # A script that never took effect can run again unchanged under the same id.
         source.execute("create table later (id int)")
         target.execute("create table later (id int)")
         await streamer.caught_up()
@@ -305,7 +305,7 @@ async def test_a_message_of_another_role_never_becomes_sql_at_the_target(
             for prefix in ("streamer.execute", "streamer.ddl"):
                 emit = f"select pg_logical_emit_message(true, '{prefix}', '{content}')"
                 source.execute(emit)
-                # As text of a script, a message is one of a transaction of ours.
+                # With the text of a script, a message needs a transaction of ours.
                 await execute(streamer, str(hash((prefix, content))), emit, ScriptSide.SOURCE)
         source.execute("insert into t values (1, 'x')")
         await streamer.caught_up()
@@ -342,7 +342,7 @@ async def test_a_script_waits_for_a_table_that_is_paused_and_status_names_it(
 async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_skipped(
     source: Database, target: Database, stream: MakeStreamer, short_backoffs: None
 ) -> None:
-    """No table is copied, so the start makes another slot in place of the one that is there."""
+    """No table is copied, so the start makes a new slot in place of the existing slot."""
     set_up(source, target)
     tables = "t: {initial: none}"
     async with stream(tables) as streamer:
@@ -350,7 +350,8 @@ async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_
     result = await execute(streamer, "lost", "create table made (id int)", seconds=0)
     assert result.record.state is ScriptState.WAITING
     target.execute(
-        # Number 2147483647 is in the future of this server, and another one has given it out.
+        # Number 2147483647 is in the future of this server, and a second server has assigned the
+        # number.
         "insert into streamer.script"
         " (source_id, id, script, side, source_xid, system_identifier, timeline, requested_at)"
         " select id, name, 'select 1', 'both', 2147483647, system, 1, clock_timestamp()"

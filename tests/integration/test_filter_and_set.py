@@ -203,11 +203,11 @@ async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(shar
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
-        # The row enters, and the rest of it does not come.
+        # The row enters, and the rest of the row does not come.
         ("filter: 'v > 10'", "update t set v = 20"),
-        # It is not at the target, so whether it enters cannot be known.
+        # The row is not at the target, so streamer cannot decide whether the row enters.
         ("filter: 'v > 10 or length(big) < 9'", "update t set v = 2"),
-        # The target has the digest, not its input.
+        # The target has the digest, not the input.
         ("set: {big: 'v || md5(big)'}", "update t set v = 2"),
     ],
 )
@@ -252,7 +252,7 @@ async def test_a_large_transaction(shared: Shared) -> None:
 
 
 def published(source: Database, table: str) -> object:
-    """Return the filter of a table in its publication."""
+    """Return the filter of a table in the publication."""
     return source.value(
         "select coalesce(pg_get_expr(r.prqual, r.prrelid), 'all') from pg_publication_rel r"
         f" where r.prrelid = '{table}'::regclass"
@@ -268,9 +268,9 @@ def filtered(source: Database, condition: str) -> str:
 PUBLISHED = {
     # Not in the replica identity: the application's updates would fail.
     "outside": ("v > 3", "default", "all"),
-    # In it, by the key.
+    # In the filter, by the key.
     "in_key": ("id > 3", "default", "(id > 3)"),
-    # By FULL; and one that can fail.
+    # By FULL; and a filter that can fail.
     "in_row": ("v > 2", "full", "(v > 2)"),
     "fails": ("10 / v > 2", "full", "all"),
     "unlike": ("v <> 2", "full", "(v <> 2)"),
@@ -292,7 +292,7 @@ OF_PUBLISHED = "; ".join(
         [*(f"{name}: {{filter: '{rule}'}}" for name, (rule, _, _) in PUBLISHED.items()), "whole:"]
     ),
     source=OF_PUBLISHED,
-    sid="own",  # the server refuses filters of other tests, and then no table has one
+    sid="own",  # the server refuses filters of earlier tests, and then no table has a filter
 )
 async def test_the_publication_filters_where_that_is_safe(shared: Shared) -> None:
     source, target = shared.source, shared.target
@@ -336,14 +336,14 @@ async def test_another_filter_copies_the_table_again(
         await streamer.caught_up()
         assert target.value("select attempt from streamer.relation") == 1
         assert published(source, "t") == filtered(source, "(v > 15)")
-    # While it is away.
+    # While streamer is stopped.
     source.execute("insert into t values (21, 3, 'x')")
     async with stream("t: {filter: 'v < 4', set: {name: 'upper(name)'}}") as streamer:
         await streamer.caught_up()
         assert target.value(ids) == [1, 2, 3, 21]
         assert target.value("select string_agg(name, ',' order by id) from t") == "N1,N2,N3,X"
         assert published(source, "t") == filtered(source, "(v < 4)")
-        # While it runs: none that the source applies, another one, and none.
+        # While streamer runs: a filter that the source does not apply, a new filter, and no filter.
         write_config(streamer.path, source, target, "t: {filter: '8 / v = 2'}")
         await streamer.apply()
         await streamer.caught_up()

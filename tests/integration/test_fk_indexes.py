@@ -106,7 +106,7 @@ async def test_what_is_missing_is_built_and_nothing_else(
             ("parted_1", "sid, person_id", True),
             ("people", "other_id", True),
         ]
-        # Of an index that the table has attached, PostgreSQL does not say where it is from.
+        # PostgreSQL does not record the origin of an index that the table has attached.
         attached = "select count(*) from pg_inherits i join pg_class c on c.oid = i.inhrelid and c.relkind in ('i', 'I') where pg_get_indexdef(c.oid) like '%person_id%'"
         assert target.value(attached) == 3
         printed = command(streamer.path, "indexes", "--missing-fk", "--json")
@@ -202,7 +202,7 @@ async def test_what_a_killed_build_leaves_is_dropped_and_built_again(
         eventually(lambda: target.execute(BUILDING), 60, "it waits for the user's transaction")
         process.kill()
         process.wait()
-        # Its backend continues: that index is not a leftover yet.
+        # The backend continues, so the index is not a leftover yet.
         (result,) = await look(streamer, apply=True)
         assert (result["state"], "another process builds" in result["reason"]) == ("failed", True)
         assert ours(target) == [("orders", "person_id", False)]
@@ -221,7 +221,7 @@ async def test_what_a_killed_build_leaves_is_dropped_and_built_again(
 async def test_a_truncate_that_meets_a_build_passes(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """The build waits for a user, the TRUNCATE for the build: neither is in the way of the other."""
+    """The build waits for a user, the TRUNCATE for the build: neither blocks the other."""
     source.execute(f"{PEOPLE}; {ORDERS}; insert into orders values (1)")
     async with stream(TABLES) as streamer:
         await streamer.caught_up()
@@ -234,7 +234,7 @@ async def test_a_truncate_that_meets_a_build_passes(
 
             await streamer.eventually(is_waiting)
             source.execute("truncate orders; insert into orders values (2), (3)")
-            # The worker sends BEGIN and TRUNCATE as one query.
+            # The worker sends BEGIN and TRUNCATE as a single query.
             truncating = (
                 "select pid from pg_stat_activity where datname = current_database()"
                 " and application_name like 'streamer %' and wait_event_type = 'Lock'"

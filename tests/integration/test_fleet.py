@@ -1,4 +1,4 @@
-"""Many sources in one process: they begin in order, share few connections, and go their own way."""
+"""Many sources in a process begin in order, share few connections, and proceed separately."""
 
 import asyncio
 import re
@@ -46,7 +46,7 @@ async def running(
 
 
 class Gate:
-    """Lets copies of tables pass one by one, and records their order."""
+    """Lets copies of tables pass one by one, and records the order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copied: list[str] = []
@@ -75,7 +75,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 async def test_first_copies_come_in_order_and_sources_that_wait_have_no_slot(
     source: Database, target: Database, tmp_path: Path, gate: Gate
 ) -> None:
-    # GIVEN sources of different sizes and priorities, and one copy at a time
+    # GIVEN sources of different sizes and priorities, and a copy at a time
     for name, rows in (("large", 20_000), ("small", 1), ("first", 30_000)):
         source.execute(
             f"create table {name} (id int primary key);"
@@ -103,12 +103,12 @@ async def test_first_copies_come_in_order_and_sources_that_wait_have_no_slot(
             waiting = [name for name, each in found.items() if each["waiting_for"]]
             return len(waiting) == 2 and len(gate.copied) == 1
 
-        # WHEN all have asked for their turn
+        # WHEN all sources have requested a turn
         await streamer.eventually(all_have_asked, SECONDS)
         (begun,) = {"large", "small", "first"} - {
             name for name, each in (await states()).items() if each["waiting_for"]
         }
-        # THEN only one has a slot, beside the source that has nothing to copy
+        # THEN only one has a slot, beside the source without a table to copy
         await streamer.table_state("public.streamed", "ready", SECONDS)
         there = {name for (name,) in source.execute(slots)}
         assert there == {"streamer_streamed", f"streamer_{begun}"}
@@ -118,14 +118,14 @@ async def test_first_copies_come_in_order_and_sources_that_wait_have_no_slot(
                 assert re.match(turn, status["waiting_for"]), status
                 assert status["state"] == "starting"
                 assert status["error"] is None
-        # AND the others follow by priority, then by size
+        # AND the remaining sources follow by priority, then by size
         gate.open()
         await streamer.caught_up(SECONDS)
         rest = [name for name in ("first", "small", "large") if name != begun]
         assert gate.copied == [f"public.{name}" for name in (begun, *rest)]
         for name in ("large", "small", "first"):
             assert_same(source, target, name)
-        # AND one session of the process holds all locks
+        # AND a single session of the process holds all locks
         sessions = "select count(*) from pg_stat_activity where application_name like '{}%'"
         locks = sessions.format("streamer lock")
         assert target.value(f"{locks} and datname = current_database()") == 1
@@ -148,13 +148,13 @@ async def test_a_source_that_copies_nothing_keeps_no_turn_while_it_starts(
     source.execute("create table copied (id int primary key); insert into copied values (1)")
     sources = "- {database: a, urls: [{url: 'URL'}], tables: {streamed: {initial: none}}}\n"
     async with running(source, target, tmp_path, sources) as streamer:
-        # GIVEN a source that knows its tables and makes its slot next
+        # GIVEN a source that knows its tables, and whose next step makes the slot
         await reached.wait()
-        # WHEN another source has a table to copy
+        # WHEN a second source has a table to copy
         more = "- {database: b, urls: [{url: 'URL'}], tables: {copied: }}\n"
         streamer.path.write_text(streamer.path.read_text() + more.replace("URL", source.url))
         await streamer.apply()
-        # THEN that one copies
+        # THEN the second source copies
         await streamer.table_state("public.copied", "ready", SECONDS)
         may_go_on.set()
         await streamer.caught_up(SECONDS)
@@ -169,13 +169,13 @@ async def test_a_table_that_joins_does_not_wait_for_the_copies_of_others(
     async with running(source, target, tmp_path, sources) as streamer:
         # GIVEN a copy that does not end
         await until(lambda: gate.copied == ["public.big"], seconds=SECONDS)
-        # WHEN a source joins, which waits for its turn, and a table, which has another
+        # WHEN a source and a table join, which wait for separate turns
         gate.may_pass = {"public.joins"}
         text = streamer.path.read_text().replace("big: }", "big: , joins: }")
         text += "- {database: crm, urls: [{url: 'URL'}], tables: {waits: }}\n"
         streamer.path.write_text(text.replace("URL", source.url))
         await streamer.apply()
-        # THEN it is copied, and streams
+        # THEN the table is copied, and streams
         await streamer.table_state("public.joins", "ready", SECONDS)
         source.execute("insert into joins values (2)")
         await until(lambda: target.value("select count(*) from joins") == 2, seconds=SECONDS)
@@ -189,7 +189,7 @@ async def test_a_table_that_joins_does_not_wait_for_the_copies_of_others(
 async def test_a_table_whose_copy_fails_does_not_wait_for_the_end_of_its_round(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rewrite makes one copy begin again, and the target refuses another; a third one lasts."""
+    """A rewrite restarts the first copy, the target refuses the second, and the third lasts."""
     may_end, submitted = asyncio.Event(), 0
 
     async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -243,7 +243,9 @@ alter table slow enable always trigger linger;
 async def test_a_table_with_slow_batches_soon_delays_no_other_source(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By order of events: once the slow table is aside, others pass while a batch of it waits."""
+    """By order of events: once the slow table is aside, the remaining tables pass while its batch
+    waits.
+    """
     monkeypatch.setattr(slow_lanes, "LONG_TIMES", 0)  # this machine may be slow, too
     monkeypatch.setattr(worker, "SLOW_SECONDS", 600.0)
     monkeypatch.setattr(worker, "ASIDE_SECONDS", 600.0)
@@ -275,12 +277,12 @@ async def test_a_table_with_slow_batches_soon_delays_no_other_source(
             return is_aside()
 
         await streamer.eventually(has_moved, SECONDS)
-        # WHEN one of its batches does not end
+        # WHEN a batch of the table does not end
         target.execute("update gate set is_open = false")
         last = next(numbers)
         source.execute(f"insert into slow values ({last})")
         await until(at_work("streamer drainer"), seconds=SECONDS)
-        # THEN changes of its source and of the other one pass
+        # THEN changes of both sources pass
         for table in ("fast", "other"):
             source.execute(f"insert into {table} values ({last})")
             sql = f"select exists (select from {table} where id = {last})"
@@ -296,7 +298,7 @@ async def test_a_table_with_slow_batches_soon_delays_no_other_source(
 async def test_a_source_whose_tables_are_only_declared_leaves_no_snapshot_open(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """An open one keeps dead rows, and CREATE INDEX CONCURRENTLY waits for it."""
+    """An open transaction keeps dead rows, and delays CREATE INDEX CONCURRENTLY."""
     for db in (source, target):
         db.execute("create table t (id int primary key)")
     held = (

@@ -25,7 +25,7 @@ create table child (id int primary key, p int references parent{action})
 async def test_a_delete_that_would_take_rows_of_another_table_along_stops_its_table(
     source: Database, target: Database, stream: MakeStreamer, step: str
 ) -> None:
-    """The other table may have rows of the same key again, which the source keeps."""
+    """The second table may have rows of the same key again, which the source keeps."""
     for db in (source, target):
         db.execute(TABLES.format(action=" on delete cascade"))
     with ordinary_role(target) as role:
@@ -66,7 +66,7 @@ async def test_a_truncate_is_not_stuck_behind_rows_that_refer_to_the_same_keys_a
     in_one: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The tables have lanes of their own, as tables of two sources have."""
+    """The tables have separate lanes, as tables of two sources have."""
 
     async def no_groups(self: Relations, mappings: Iterable[RelationMapping]) -> Groups:
         return {}
@@ -134,14 +134,14 @@ async def test_tables_that_foreign_keys_connect_are_written_together(
                 "insert into child values ({0}, {0}, 'a'), ({0} + 1, {0} + 5, 'b');"
             )
             together = (
-                # Other keys than before, in every table.
+                # New keys in every table.
                 f"truncate grandparent, parent, child; {fill.format(100)}",
                 f"truncate child, parent, grandparent; {fill.format(104)}",
-                # Rows that are referred to go, and those that refer to them go elsewhere.
+                # Referenced rows go, and referencing rows move to different parents.
                 "insert into grandparent values (1, 'new'); update parent set g = 1",
                 """insert into grandparent values (8, 'new'); update parent set g = 8;
                 delete from grandparent where id <> 8; update grandparent set id = 1""",
-                # The source removes the row that is referred to first, then the others.
+                # The source removes the referenced row first, then the referencing rows.
                 "insert into grandparent values (2, 'x'); insert into parent values (2, 2, 2)",
                 "delete from grandparent where id = 2; insert into parent values (3, 1, 2)",
                 "update grandparent set id = 7 where id = 1",
@@ -155,7 +155,7 @@ async def test_tables_that_foreign_keys_connect_are_written_together(
             for table in NAMES:
                 assert_same(source, target, table)
 
-            # A row that the target refuses does not let transactions before it fail.
+            # A row that the target refuses does not undo earlier transactions.
             target.execute("alter table child alter v type varchar(3)")
             source.execute(
                 "begin; delete from child; delete from parent; delete from grandparent; commit"

@@ -1,4 +1,4 @@
-"""Partitions that are foreign tables: their changes are not in the WAL of the source."""
+"""Partitions that are foreign tables: the WAL of the source lacks their changes."""
 
 import asyncio
 
@@ -42,14 +42,15 @@ async def test_status_names_a_foreign_partition_and_its_table_goes_on(
         async def change(statement: str) -> None:
             await asyncio.to_thread(source.execute, statement)
 
-        # WHEN a foreign table becomes a partition THEN the status names it, and changes go on
+        # WHEN a foreign table becomes a partition THEN the status names the partition, and changes
+        # go on
         await change(FOREIGN)
         await until(lambda: 'changes of "public.far" are not replicated' in told())
         await change("update p set v = 'b' where id = 1; insert into p values (2, 'c')")
         await streamer.caught_up()
         assert target.execute("select * from p order by id") == [(1, "b"), (2, "c")]
         assert (await streamer.table("public.p"))["state"] == "ready"
-        # A later gap is not hidden behind this one.
+        # This gap does not hide a later gap.
         await change("alter table p attach partition filled for values from (20) to (30)")
         await until(lambda: '"public.filled" was attached as a partition' in told())
         assert '"public.far"' in told()
@@ -80,5 +81,5 @@ async def test_a_foreign_partition_does_not_keep_rows_of_attached_ones_back(
         await asyncio.to_thread(
             source.execute, "alter table p attach partition filled for values from (20) to (30)"
         )
-        # The wrapper of this test cannot read the foreign table, so the copy shows as its failure.
+        # The wrapper of this test cannot read the foreign table, so the copy fails visibly.
         await until(lambda: "has no handler" in told())

@@ -1,7 +1,7 @@
 """Golden cases: the SQL of a source's table, its rule, and the statements for its target.
 
 `golden_definitions.txt` has the cases. Each case also runs its statements. Then the target has the
-definition that the source has through the mapping: one model says both.
+mapped definition of the source: a single model yields both.
 """
 
 from collections.abc import Iterator
@@ -81,7 +81,7 @@ class Pair:
             return (await read_relations(plain, [T]))[T]
 
     async def definition(self) -> SourceDefinition:
-        """Return the definition as a message has it, with the text of defaults."""
+        """Return the definition in the form of a message, with the text of defaults."""
         known = (await self.relation()).definition
         texts = {c.name: c.default for c in read_definition(self.source, "public.t").columns}
         columns = (replace(column, default=texts[column.name]) for column in known.columns)

@@ -90,7 +90,7 @@ async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_ca
             return len(beats) > 12
 
         await s.eventually(has_beaten_often, 60)
-        # Others use that server as well, so some of it is stored; but far from all.
+        # Further tests use the server as well, so streamer stores some positions, but far from all.
         assert len(seen) <= len(beats) / 2
         await s.caught_up()  # `wait` still answers
         status = await s.status()
@@ -156,7 +156,7 @@ async def test_who_may_not_execute_it_streams_without_heartbeats(
         await s.caught_up()
         assert heartbeat(s) is None
         assert s.engine._services is not None
-        assert s.engine._services.without_heartbeat == {"shop"}  # and so the log said it once
+        assert s.engine._services.without_heartbeat == {"shop"}  # so the log has a single line
     (finding,) = [f for f in (await check(s.settings, s.mapping)).findings if "emit" in str(f)]
     assert finding.severity is Severity.INFO
     assert finding.fix is not None

@@ -122,7 +122,7 @@ async def test_identities_that_change_while_streaming(
         await streamer.caught_up(60)
         source.execute("update keyless set v = 'kept' where id = 2")
 
-        # A plain table goes on with another key: the stream tells that in order.
+        # A plain table goes on with a new key, which the stream announces in order.
         source.execute("alter table plain replica identity full; update plain set v = 'full'")
         source.execute("alter table plain replica identity default; update plain set id = 2")
 
@@ -160,7 +160,7 @@ async def test_a_partition_that_was_detached_for_a_while_is_told_of(
     without_spark: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In one transaction too: nothing that happened to it meanwhile is in the stream."""
+    """In a single transaction, too: the stream lacks the changes from between."""
     monkeypatch.setattr(looking, "CHECK_SECONDS", 0.5)
     source.execute(
         """
@@ -197,7 +197,9 @@ async def test_a_key_that_returns_before_the_publication_changes_is_noticed(
     without_spark: None,
     error: type[StreamerError],
 ) -> None:
-    """The table's stop is stored first, and a failure may come before any other fact is."""
+    """streamer stores the table's stop first, and a failure may come before the next fact is
+    stored.
+    """
     source.execute("create table t (id int primary key, v int)")
     failures: list[type[StreamerError]] = []
 

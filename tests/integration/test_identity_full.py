@@ -27,7 +27,7 @@ async def test_types_whose_equality_lies_or_is_missing(shared: Shared) -> None:
     )
     await shared.caught_up()
     assert_same(source, target, "t")
-    # Rows that differ only where `=` sees no difference: streamer finds the right one.
+    # Rows that differ only where `=` sees no difference: streamer finds the right row.
     source.execute("update t set b = '(9,9),(8,8)' where v = 'other'")
     source.execute("update t set v = 'changed' where n::text = '1.00'")
     source.execute("delete from t where ctid = (select min(ctid) from t where f = 'NaN')")

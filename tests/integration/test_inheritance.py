@@ -1,4 +1,4 @@
-"""Tables of the target that inherit from each other: each keeps the rows of its own source table."""
+"""Tables of the target that inherit from each other: each has only the rows of its source table."""
 
 import pytest
 
@@ -22,7 +22,7 @@ create table history_child (more int) inherits (history);
 async def test_changes_of_a_parent_leave_the_rows_of_its_children_alone(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """PostgreSQL's own subscription writes to exactly one table as well."""
+    """PostgreSQL's own subscription writes to a single table as well."""
     source.execute("".join(map(PAIR.format, KINDS)))
     target.execute("".join(PAIR.format(kind) for kind in KINDS if kind != "history") + HISTORY)
     rules = "".join(f"{k}: {{type: {k}}}\n{k}_child: {{type: {k}}}\n" for k in KINDS)
@@ -51,7 +51,7 @@ async def test_changes_of_a_parent_leave_the_rows_of_its_children_alone(
                 assert rows(table) == source_rows(table), table
 
         await check(*KINDS)
-        # WHEN the parent's rows change, as sets and one by one
+        # WHEN the parent's rows change, as sets and row by row
         change("update only {0} set v = v || '!'")
         await check(*KINDS)
         change(
@@ -66,7 +66,7 @@ async def test_changes_of_a_parent_leave_the_rows_of_its_children_alone(
         await streamer.table_state("public.clone", "ready", 60)
         await streamer.table_state("public.history", "ready", 60)
         await check("clone", "history")
-        # THEN the children keep their rows, and so they do when it is emptied
+        # THEN the children keep all rows, even when the parent is emptied
         change("truncate only {0}")
         await check("clone", "history")
         assert rows("append_child") == source_rows("append_child")

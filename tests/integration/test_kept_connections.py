@@ -24,7 +24,7 @@ async def kept() -> AsyncIterator[IdleConnections]:
 
 
 async def backend(kept: IdleConnections, source: SourceMapping) -> int:
-    """Ask one question; return the backend that answered."""
+    """Run a query; return the backend that answered."""
     async with kept.connection(source) as plain:
         assert (await fetch_one(plain, "show lock_timeout"))["lock_timeout"] == "0"
         await set_lock_timeout(plain, 5)

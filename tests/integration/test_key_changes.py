@@ -1,4 +1,4 @@
-"""A change of a key is one UPDATE at the target, in sets as in exact order."""
+"""A change of a key is a single UPDATE at the target, in sets as in exact order."""
 
 import re
 

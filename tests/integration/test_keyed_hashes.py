@@ -1,4 +1,4 @@
-"""A hashed column: copy, stream, resync and another key; the target never has the plain value."""
+"""A hashed column: copy, stream, resync and a new key; the target never has the plain value."""
 
 import hmac
 import json
@@ -35,7 +35,7 @@ def expected(source: Database, key: str) -> list[tuple[object, ...]]:
 
 
 def bookkeeping(target: Database) -> str:
-    """Everything that the target holds: its bookkeeping, and the tables of the test."""
+    """All data of the target: the bookkeeping, and the tables of the test."""
     names = target.execute(
         "select format('%I.%I', schemaname, tablename) from pg_tables"
         f" where schemaname in ('streamer', '{target.schema}')"
@@ -83,7 +83,7 @@ async def test_copy_stream_and_quarantine_hold_hashes_and_another_key_copies_the
         assert KEY not in bookkeeping(target)
         source.execute("delete from t where id = 13")
         await streamer.caught_up()
-        # Under its new name, no rule hashes the column.
+        # Under the new name, no rule hashes the column.
         source.execute("alter table t rename email to mail; insert into t values (8, 'p1ain8', 8)")
         await streamer.table_state("public.t", "error", 60)
         assert "p1ain" not in bookkeeping(target)
@@ -177,7 +177,7 @@ async def test_hashes_of_other_types_are_of_their_text_under_any_transport(share
     source.execute(f"insert into t values (3, {LISTED}); update t set i = 5, d = null where id = 1")
     await shared.caught_up()
     assert is_equal()
-    # Rows of the target have hashes of another text.
+    # Rows of the target have hashes of a different text.
     source.execute("alter table t alter n type numeric(12,1); insert into t values (4)")
     was = f'column "n" of table "{shared.own("t")}" was numeric(12,3) and is numeric(12,1) now'
     remedy = await remedy_of(shared, shared.own("t"), was)
@@ -365,7 +365,7 @@ async def test_a_hashed_column_that_the_target_lacks_is_added_as_text_without_it
     default = "select count(*) from pg_attrdef where adrelid = 't'::regclass"
     assert target.value(default) == 0
 
-    # The definitions that read the column are named, without their literals.
+    # The error names the definitions that read the column, without literals.
     async def are_named() -> bool:
         reason = 'streamer hashes column "email"'
         sql = f"select count(*) from streamer.definition where reason = '{reason}'"

@@ -19,13 +19,14 @@ create table k (id int primary key, u int <unique>, e int, exclude (e with =),
 @pytest.mark.parametrize("unique", ["unique", "unique deferrable initially deferred"])
 @streams("k: {initial: none}", both=UNIQUE, settings=SETTINGS)
 async def test_unique_keys_are_handed_from_row_to_row(shared: Shared, unique: str) -> None:
-    """In one transaction and in many, one window and several; also in circles."""
+    """In a single transaction and in many, in a window and in several; also in circles."""
     source, target = shared.source, shared.target
     await shared.caught_up()
     source.execute("insert into k select g, g, g from generate_series(1, 30) g")
     with source.connect() as connection:
         for _ in range(3):
-            # In many transactions: each takes the key that the one before has just released.
+            # In many transactions: each takes the key that the previous transaction has just
+            # released.
             connection.execute("update k set u = 0, e = 0 where id = 1")
             for n in range(2, 12):
                 connection.execute(f"update k set u = {n - 1}, e = {n - 1} where id = {n}")
@@ -33,7 +34,7 @@ async def test_unique_keys_are_handed_from_row_to_row(shared: Shared, unique: st
                     sql = f"select exists (select from k where id = {n} and u = {n - 1})"
                     await until(partial(target.value, sql))
             connection.execute("update k set u = id + 1000, e = id + 1000")
-            # In one: given away, deleted and born again with another's, swapped over a third.
+            # In one: a key given away, deleted and inserted again, swapped over a third.
             connection.execute(
                 """
                 begin;
@@ -88,7 +89,7 @@ async def test_foreign_keys_between_tables_of_different_workers(
     for table in ("parent", "child", "grandchild"):
         assert_same(source, target, table)
     assert all(t["state"] == "ready" for t in (await shared.status())["tables"])
-    # Together they are as the constraints say.
+    # Together, the rows fulfil the constraints.
     target.execute(
         "alter table child drop constraint child_p_fkey, add foreign key (p) references parent"
     )
@@ -154,7 +155,7 @@ async def test_an_ordinary_role_and_foreign_keys_between_workers(
     consistency: str,
     without_spark: None,
 ) -> None:
-    """It may not switch foreign keys off, so a child may have to wait for its parent."""
+    """The role may not switch foreign keys off, so a child may have to wait for the parent."""
     ddl = (
         "create table parent (id int primary key);"
         "create table child (id int primary key, p int references parent)"

@@ -1,4 +1,4 @@
-"""Tables and sources that come and go while everything else streams."""
+"""Tables and sources that come and go while the rest streams."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 
 @pytest.fixture
 def change(tmp_path: Path, source: Database, target: Database):
-    """Write other tables into the configuration and apply it."""
+    """Write new tables into the configuration, and apply the configuration."""
 
     async def write_and_apply(streamer: Streamer, tables: str, **options: Any) -> None:
         write_config(streamer.path, source, target, tables, **options)
@@ -67,7 +67,7 @@ async def test_tables_join_and_leave_while_others_stream(shared: Shared) -> None
     )
     assert source.execute(published) == [("b",)]
 
-    # Again, from the existing rows: its rows in the target are streamer's.
+    # Again, from the existing rows: the rows in the target are streamer's.
     await shared.change("{a: {truncate_target: true}, b: {}}")
     source.execute("delete from a where id = 2; insert into b values (4)")
     await shared.caught_up()

@@ -1,4 +1,4 @@
-"""SQLSTATE 53400 stands for several limits, and the advice is about the one that was reached."""
+"""SQLSTATE 53400 stands for several limits, and the advice is about the exceeded limit."""
 
 import asyncpg
 import psycopg

@@ -38,7 +38,7 @@ async def test_a_claim_is_proved_for_each_use_of_the_bookkeeping(target: Databas
         former = await acquire(sessions[0])
         held = bookkeeping.under(former)
         await set_source_state(held, former.source_id, "streaming")
-        # The session of the lock ends alone: all other connections of the process stay.
+        # The session of the lock ends alone: all further connections of the process stay.
         target.execute(f"select pg_terminate_backend({former.backend_pid}, 10000)")
         fence = await acquire(sessions[1])
         with pytest.raises(TargetMovedError):
@@ -74,7 +74,7 @@ async def test_sources_share_a_statement_and_each_keeps_its_own_right(
         assert [type(outcome) for outcome in outcomes] == [type(None)] * 2 + [TargetFencedError]
         assert use_held.call_count == 1
         assert target.value(stored) == ["0/10", "0/10", "0/0"]
-        # The stored position is another by now than the one that the caller expects.
+        # The stored position differs from the position that the caller expects.
         with pytest.raises(TargetFencedError):
             await positions.acknowledge(fences[0], replace(first, lsn=Lsn(32)))
         second = replace(first, stored_lsn=Lsn(16), lsn=Lsn(32))

@@ -131,7 +131,7 @@ async def test_tables_that_change_first_at_one_time_are_described_together(
         for name in names:
             assert target.execute(f"select v from {name}") == [(name,)]
     assert sorted(name for some in asked for name in some) == sorted(names)
-    # A worker asks for all of its tables at once, and joins the others that are asking.
+    # A worker requests all its tables at once, and joins the requests of further workers.
     assert len(asked) <= 4
 
 

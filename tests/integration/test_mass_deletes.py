@@ -26,7 +26,7 @@ FILL = "insert into t select g, 'x' from generate_series(1, 10) g"
 
 
 async def paused(streamer: Streamer, table: str = "public.t") -> dict[str, Any]:
-    """Wait until a table waits before a mass delete; return its status."""
+    """Wait until a table waits before a mass delete; return the status."""
     found: dict[str, Any] = {}
 
     async def is_so() -> bool:
@@ -118,7 +118,7 @@ async def test_a_skipped_truncate_leaves_the_rows_and_is_counted(
         source.execute(f"{FILL}; insert into h values (1, 'a'), (2, 'a')")
         await streamer.caught_up()
         source.execute("truncate t, other, h")
-        # New rows replace those of the same key that are still there, also in one transaction.
+        # New rows replace remaining rows of the same key, also in a single transaction.
         source.execute("insert into t values (1, 'new'); insert into h values (1, 'b')")
         source.execute(
             "begin; insert into t values (20, 'a'); truncate t;"
@@ -147,7 +147,7 @@ async def test_a_skipped_truncate_leaves_the_rows_and_is_counted(
 
 
 async def refused(streamer: Streamer, target: Database) -> Remedy:
-    """Make a request that names no transaction, as one from before the pause; return its remedy."""
+    """Make a request without a transaction, as from before the pause; return the remedy."""
     target.execute(
         "insert into streamer.request (relation_id, action)"
         " select id, 'resume' from streamer.relation where source = 'public.t'; notify streamer"
@@ -170,7 +170,7 @@ async def test_a_table_waits_before_a_mass_delete_until_it_is_resumed(
         await streamer.caught_up()
         source.execute(FILL)
         source.execute("delete from t where id <= 3")  # as many as are allowed
-        # The target gets the transaction before the mass delete, and none behind it.
+        # The target gets the transaction before the mass delete, and no later transaction.
         source.execute("begin; update t set v = 'before' where id = 4; commit")
         source.execute(
             "begin; insert into t values (11, 'in it'); delete from t where id > 4 and id < 9; commit"
@@ -215,7 +215,7 @@ async def test_deletes_that_an_operator_skips_stay_out_and_the_rest_goes_on(
             "insert into t values (1, 'again'); update t set v = 'late' where id = 9; commit"
         )
         await paused(streamer)
-        # A request that names no transaction, as one from before the pause, has no effect.
+        # A request without a transaction, as from before the pause, has no effect.
         target.execute(
             "insert into streamer.request (relation_id, action) select id, 'resume' from streamer.relation;"
             "notify streamer"

@@ -1,4 +1,4 @@
-"""Other contents of a slot: logical messages, empty transactions, changes with an origin."""
+"""Further contents of a slot: logical messages, empty transactions, changes with an origin."""
 
 import time
 from typing import Any

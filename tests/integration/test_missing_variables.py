@@ -1,4 +1,4 @@
-"""A source that lacks a variable or a password is in error by itself; the others run."""
+"""A source that lacks a variable or a password is in error; the remaining sources run."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ sources:
 async def test_a_source_lacks_a_variable_and_gets_it(
     source: Database, target: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both urls lead to one database under two slots, which is enough to see the streaming sources."""
+    """Both urls lead to a database under two slots, enough to see the streaming sources."""
     source.execute("create table t (id int primary key)")
     target.execute("create table t (sid text, id int, primary key (sid, id))")
     path = tmp_path / "config.yaml"

@@ -96,7 +96,7 @@ async def test_history_follows_a_key_that_changes_and_closes_on_truncate(shared:
         (5, "a", False, True, False),
     ]
     assert target.value("select count(*) from t where length(big) = 5000") == 2
-    # A copy may have closed the versions of a key later than the commit that brings it again.
+    # A copy may have closed the versions of a key later than the commit that inserts the key again.
     target.execute("update t set kvsz_end = now() + interval '1 hour' where id = 1")
     source.execute("update t set id = 1 where id = 5")
     await shared.caught_up()

@@ -1,4 +1,4 @@
-"""The requests to a source before PostgreSQL 14, forced on a newer one."""
+"""The requests to a source before PostgreSQL 14, forced on a newer server."""
 
 import dataclasses
 

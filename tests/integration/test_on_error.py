@@ -1,4 +1,4 @@
-"""A row that the target refuses stops its table, and nothing else."""
+"""A row that the target refuses stops its table, and no other table."""
 
 import asyncio
 
@@ -70,7 +70,7 @@ async def test_a_refused_row_stops_its_table_and_nothing_else(
 
         await streamer.eventually(is_acknowledged)
 
-        # The cause removed, it goes on by itself.
+        # Without the cause, the table goes on without a request.
         target.execute("alter table t drop constraint positive")
         await streamer.caught_up()
         assert contents(source, "t", "id, v") == contents(target, "t", "id, v")

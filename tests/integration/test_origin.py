@@ -1,4 +1,4 @@
-"""Databases that feed each other, or one after the other: replicated changes are tagged."""
+"""Databases that feed each other, or in a chain: streamer tags replicated changes."""
 
 import asyncio
 import contextlib
@@ -30,8 +30,8 @@ create table whole (a int, b text); alter table whole replica identity full;
 def server(
     request: pytest.FixtureRequest, shared_server: Server, servers: Callable[[str], Server]
 ) -> Server:
-    """The shared server, and the oldest one here: before 16, decoding cannot leave out tagged
-    changes itself.
+    """The shared server, and the oldest server here: before 16, decoding cannot leave out tagged
+    changes.
     """
     return shared_server if request.param == "shared" else servers(min(versions(), key=int))
 
@@ -45,7 +45,7 @@ async def streaming(
     sid: str | None = None,
     group: str = "",
 ) -> AsyncIterator[Streamer]:
-    """Stream from *source* to *target*. Slots of one server need names of their own: *sid*."""
+    """Stream from *source* to *target*. Slots of a server need different names: *sid*."""
     await asyncio.to_thread(path.mkdir)
     # Few workers: a server has place for ten origins by default.
     config, few = path / "config.yaml", "workers: 2"
@@ -72,7 +72,7 @@ async def test_two_databases_that_feed_each_other(server: Server, tmp_path: Path
                 )
             )
             await back.caught_up()
-            # Rows copied to the right, and removed there for another copy, stay there.
+            # Rows copied to the right, and removed there for a new copy, stay at the left.
             forth = await stack.enter_async_context(
                 streaming(tmp_path / "forth", left, right, "t:\nwhole:", "forth")
             )
@@ -159,7 +159,8 @@ async def test_a_cascade_passes_on_what_it_got_with_its_own_commit_times(
                         " and kvsz_start > '1900-01-02' order by kvsz_id"
                     )
                 ]
-                # Each transaction has a time of its own, not that of the first in its session.
+                # Each transaction has its own time, not the time of the session's first
+                # transaction.
                 assert len(times) == len(set(times)) >= 3
                 assert min(times) >= began  # type: ignore[type-var,operator]
 
@@ -215,7 +216,9 @@ def set_up(connection: Any) -> tuple[object, ...]:
 
 
 def ended(db: Database, left: int) -> None:
-    """Wait until only *left* sessions have an origin: a closed one keeps it for a moment."""
+    """Wait until only *left* sessions have an origin: a closed session keeps its origin for a
+    moment.
+    """
     used = "select count(*) from pg_locks where locktype = 'advisory' and pid <> pg_backend_pid()"
     here = f"{used} and database = (select oid from pg_database where datname = current_database())"
     eventually(lambda: db.value(here) == left, what="closed sessions end")
@@ -236,7 +239,7 @@ def test_places_of_dropped_databases_are_taken_when_there_are_no_others(
             stack.close()
             ended(gone, 0)
             with gone.connect() as other:
-                # A session that ended leaves its origin to the next.
+                # A session that ended frees the origin for the next.
                 assert set_up(other)[0] is True
                 assert len(own_origins(gone)) == 3
         with database(server, "kept") as kept, kept.connect() as one, kept.connect() as two:
@@ -249,7 +252,7 @@ def test_places_of_dropped_databases_are_taken_when_there_are_no_others(
 
 
 async def test_a_session_that_has_an_origin_keeps_it(target: Database) -> None:
-    """A round finishes several copies over one session, and each asks for an origin."""
+    """A round finishes several copies over one session, and each copy requests an origin."""
     target.execute("create table t (id int)")
     session = await TargetConnection.connect(TargetAddress.parse(Secret(target.url)), "streamer")
     try:

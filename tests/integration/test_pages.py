@@ -151,7 +151,7 @@ def commands_of(place: str) -> list[list[str]]:
 
 @pytest.fixture
 def shop(source: Database) -> Iterator[Database]:
-    """The database of the tutorial. Its statements make roles and the target."""
+    """The database of the tutorial, whose statements make roles and the target."""
     source.execute(
         """
         create schema audit;

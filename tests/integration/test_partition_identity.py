@@ -1,5 +1,5 @@
-"""A partition whose replica identity is not its root's: streamer guesses nothing, and the table
-stops.
+"""A partition whose replica identity differs from the root's stops the table: streamer does not
+guess.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from streamer.source.slot_and_publications.publication import ensure_publication
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 
-# The changes of a partition show that its identity was changed while it was published.
+# The changes of a partition show a change of its identity during publication.
 WHOLE = """
 create table whole (id int not null, v text) partition by list (id);
 create table whole_1 partition of whole for values in (1, 2);
@@ -66,7 +66,7 @@ async def test_a_partition_that_identifies_rows_otherwise_stops_its_table(
 async def test_updates_of_a_leaf_that_had_no_identity_for_a_moment_come_with_a_copy(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leaf has an identity again as soon as its updates are out of the publication."""
+    """The leaf has an identity again as soon as the publication omits updates of the leaf."""
     source.execute(
         "create table l (id int, part int, v text) partition by list (part);"
         "create table l_1 partition of l for values in (1);"

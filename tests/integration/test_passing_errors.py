@@ -1,4 +1,4 @@
-"""Errors of the target that pass: streamer tries again, without a tight loop, and loses nothing."""
+"""Temporary errors of the target: streamer retries without a tight loop, and loses no change."""
 
 import asyncio
 import time
@@ -98,7 +98,7 @@ async def test_a_deadlock_with_a_user(shared: Shared) -> None:
             source.execute("update t set v = v || '1' where id = 1")
             source.execute("update t set v = v || '2' where id = 2")
             await until(lambda: waits_for_lock(target), "the program waits for the user")
-            # PostgreSQL may choose either one; the stream continues afterwards.
+            # PostgreSQL may choose either session; the stream continues afterwards.
             try:
                 user.execute("set lock_timeout = '3s'; select from t where id = 1 for update")
             except (psycopg.errors.DeadlockDetected, psycopg.errors.LockNotAvailable):
@@ -158,7 +158,7 @@ async def test_one_table_of_which_the_target_takes_nothing_for_a_while(
     await until(lambda: int(str(target.value(attempts))) > 2, "it is tried again")
     assert target.value("select count(*) from t") == 0
     waited = time.monotonic() - began
-    # Each attempt tries a set, and then perhaps row by row; the first ones come fast.
+    # Each attempt tries a set, and then perhaps row by row; the first attempts come fast.
     assert int(str(target.value(attempts))) < 12 + 4 * waited
     assert (await shared.table("t"))["state"] == "ready", "it passes by itself"
     # An attempt under way holds the table, and ends in this thread.

@@ -36,7 +36,7 @@ select pid from pg_stat_activity where usename = '{role}' and backend_type <> 'p
 
 @pytest.fixture(scope="module")
 def asking(server_directory: Path) -> Iterator[Server]:
-    """A server that asks two roles for their passwords."""
+    """A server that demands passwords of two roles."""
     with running(server_directory / "asking", versions()["18"]) as server:
         hba = server.data / "pg_hba.conf"
         asked = "host all,replication reader,writer 127.0.0.1/32 scram-sha-256\n"
@@ -113,7 +113,7 @@ async def test_passwords_change_without_a_restart(
         before = sessions("reader") | sessions("writer")
         await streamer.apply()
         await streamer.engine.renew_passwords(streamer.settings.target.url)
-        await streamer.connect_again()  # the test's own sessions are among them
+        await streamer.connect_again()  # including the sessions of the test
         await arrives(4)
 
         async def are_new() -> bool:

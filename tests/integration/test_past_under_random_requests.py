@@ -1,5 +1,5 @@
-"""Tables that keep their past against a model: random requests, errors, new columns and restarts
-lose no version, and no row that comes and goes.
+"""Tables that keep the past, compared with a model. Random requests, errors, new columns and
+restarts lose no version, and no row that comes and goes.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Model:
 
     def check(self) -> None:
         found = self.target.execute("select v from h where id = 1 order by kvsz_id")
-        # A copy of all rows makes another version for the values of a new column.
+        # A copy of all rows makes a new version for the values of a new column.
         versions = [value for value, _ in itertools.groupby(v for (v,) in found)]
         assert versions == list(range(self.values + 1))
         for table in ("a", "m"):

@@ -1,4 +1,6 @@
-"""A pooler in transaction mode is named, at either side; one in session mode does no harm."""
+"""streamer names a pooler in transaction mode, at either side; a pooler in session mode does no
+harm.
+"""
 
 import asyncpg
 import pytest
@@ -52,7 +54,7 @@ async def test_session_mode_is_not(source: Database, target: Database) -> None:
 
 
 def test_a_statement_of_another_client_names_the_pooler() -> None:
-    """The first error of a pooler may come before the question for its mode."""
+    """The first error of a pooler may come before the query for the mode."""
     error = asyncpg.DuplicatePreparedStatementError(
         'prepared statement "__asyncpg_stmt_1__" already exists'
     )

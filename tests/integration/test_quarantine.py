@@ -1,5 +1,5 @@
-"""`on_error: quarantine`: rejected changes and later ones of their keys are put aside, and the rest
-of the table continues. After a fix they are applied again, and the tables are equal.
+"""`on_error: quarantine`: rejected changes and later changes of the same keys are put aside, and
+the rest of the table continues. After a fix, a retry applies the changes, and the tables are equal.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ async def short(target: Database) -> list[tuple[str, Any]]:
 
 
 async def ask(streamer: Streamer, target: Database, action: str, *ids: int) -> None:
-    """Ask, and wait until it is done."""
+    """Make a request, and wait for the outcome."""
     await command.request_action(address(target), action, Choice(f"{target.schema}.*", ids=ids))
 
     async def is_done() -> bool:
@@ -54,7 +54,7 @@ async def ask(streamer: Streamer, target: Database, action: str, *ids: int) -> N
 
 
 async def retry_like_twins(shared: Shared, names: Iterable[str]) -> None:
-    """Retry all rows; then each table has the rows of its twin, which refused none."""
+    """Retry all rows; then each table has the rows of its twin, which refused no row."""
     target, names = shared.target, list(names)
     for name in names:
         assert await rows(target, name), "nothing to try again"
@@ -70,7 +70,7 @@ async def retry_like_twins(shared: Shared, names: Iterable[str]) -> None:
 
 
 async def apply(streamer: Streamer, source: Database, *statements: str) -> None:
-    """Have each statement applied on its own: a window would fold rejected changes away."""
+    """Wait for each statement: a window would fold rejected changes away."""
     for statement in statements:
         source.execute(statement)
         await streamer.caught_up()
@@ -121,7 +121,7 @@ async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mend
     assert (status["state"], status["quarantined"], status["error"]) == ("ready", 8, None)
     assert sample(shared, "streamer_quarantined_rows") == 8
 
-    # Refused again, it stays, and says so.
+    # Refused again, the change stays, with the reason.
     await ask(shared, target, "retry")
     again = await rows(target)
     assert len(again) == 8
@@ -137,7 +137,7 @@ async def test_refused_rows_wait_with_all_that_follows_and_are_applied_when_mend
     assert_same(source, target, "t")
     assert (await shared.table("t"))["quarantined"] == 0
     assert sample(shared, "streamer_quarantined_rows") == 0
-    # As fast as before: nothing is held any more.
+    # As fast as before: quarantine holds no change any more.
     (supervisor,) = shared.engine.supervisors
     assert supervisor.pipeline is not None
     assert supervisor.pipeline.session is not None
@@ -173,7 +173,7 @@ def sample(shared: Shared, name: str) -> float:
 async def test_values_that_the_type_refuses_and_many_of_them(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
-    # Every other one, then a block of 3,000, then alternating causes; one transaction each.
+    # Every second row, then a block of 3,000, then alternating causes; a transaction each.
     source.execute("insert into t select g, 70000 * (g % 2), 'x' from generate_series(1, 60) g")
     source.execute("insert into t select g, 70000, 'x' from generate_series(1001, 4000) g")
     source.execute("insert into t select g, 1, repeat('x', g % 5) from generate_series(61, 99) g")
@@ -204,7 +204,7 @@ async def test_single_changes_are_retried_in_order_and_dropped(shared: Shared) -
     found = await rows(target)
     assert len(found) == 6
 
-    # One change brings the others of its row along; other rows stay.
+    # A change brings the remaining changes of its row along; different rows stay.
     target.execute(MEND)
     await ask(shared, target, "retry", found[3].id)
     assert target.execute("select id, v from t") == [(1, 10)]
@@ -217,7 +217,7 @@ async def test_single_changes_are_retried_in_order_and_dropped(shared: Shared) -
     assert target.execute("select id, v from t order by 1") == [(1, 10), (2, 20)]
     assert await short(target) == [("insert", "3"), ("update", "3")]
 
-    # Given up: the next update of the row is whole, and brings it.
+    # Dropped: the next update of the row is complete, and brings the row.
     await ask(shared, target, "drop")
     source.execute("update t set v = 33 where id = 3")
     await shared.caught_up()
@@ -504,7 +504,7 @@ async def test_with_one_lane_for_all(
         await apply(streamer, source, "update t set v = v + 1")
         assert len(await rows(target)) == 6
         assert_same(source, target, "other")
-        # The other table's rule still is to stop, at the same transaction for both.
+        # The rule of the second table still stops, at the same transaction for both.
         target.execute("alter table other add constraint c check (v > 0)")
         source.execute(
             "begin; insert into t values (50, -1); insert into other values (50, -1); commit"
@@ -542,7 +542,7 @@ async def test_rows_too_wide_to_be_staged_in_one_table(shared: Shared) -> None:
     )
     good = "select id, v, c1, c699 from t where {} order by 1"
     there = target.execute(good.format(True))
-    # In a set, COPY writes to the table itself: one by one, they are staged in parts.
+    # In a set, COPY writes to the table itself; row by row, the rows are staged in parts.
     assert there == source.execute(good.format("id % 7 <> 0 and id % 5 <> 4"))
     target.execute(f"{MEND}; alter table t alter c699 type int")
     await ask(shared, target, "retry")
@@ -594,7 +594,7 @@ KILLS = ["apply.before_commit", "apply.after_commit"]
 async def test_killed_between(
     failpoint: str, tmp_path: Path, source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """Exactly once, into quarantine and out of it, also where nothing tells rows apart."""
+    """Exactly once, into and out of quarantine, also without a key."""
     make(source, target, "create table keyless (v int)")
     make(source, target)
     target.execute(f"{CHECK}; alter table keyless add constraint positive check (v > 0)")
@@ -704,7 +704,7 @@ async def test_rows_in_quarantine_follow_changes_of_the_definition(
 async def test_a_retry_that_another_process_fulfils_meanwhile_applies_nothing_twice(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """Two processes may be at it for a moment, if one loses its lock without noticing."""
+    """Two processes may work for a moment, if the first loses the lock unnoticed."""
     ddl = "create table log (line text)"
     make(source, target, ddl)
     target.execute("alter table log add constraint fits check (line <> 'late')")
@@ -716,7 +716,7 @@ async def test_a_retry_that_another_process_fulfils_meanwhile_applies_nothing_tw
         await streamer.ask("pause", "public.log")
         await command.request_action(address(target), "retry", Choice(f"{target.schema}.*"))
         with target.connect() as other:
-            # GIVEN another process that has fulfilled the request, up to its COMMIT
+            # GIVEN a second process that has fulfilled the request, up to the COMMIT
             other.execute("begin")
             other.execute(
                 "update streamer.request set state = 'done' where action = 'quarantine_retry'"
@@ -745,7 +745,7 @@ CHANGES_TYPES = "ddl: capture\non_ddl: {change_type: apply}"
 async def test_a_type_that_changes_while_rows_are_in_quarantine_reaches_the_others_afterwards(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """A copy brings values that the source computed anew. It waits until no row is in quarantine."""
+    """A copy brings values that the source computed anew, and waits until quarantine has no row."""
     ddl = "create table t (id int primary key, v text, w int)"
     make(source, target, ddl)
     target.execute("alter table t add constraint positive check (w > 0)")

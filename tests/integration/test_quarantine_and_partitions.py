@@ -34,7 +34,7 @@ PARTITIONS = "; ".join(
 
 
 def twins(*, is_target: bool) -> str:
-    """Return statements for each table of `TABLES` and its twin, which refuses nothing."""
+    """Return statements for each table of `TABLES` and its twin, which refuses no row."""
     made = []
     for name, (rule, key, identity, extra) in TABLES.items():
         for table in (name, f"{name}_twin"):
@@ -77,7 +77,7 @@ async def test_a_retry_writes_no_row_of_a_partition_that_has_left(shared: Shared
     await work("insert into {} values (4, 2, -4), (5, 12, -5), (6, 98, -6)")
     await work("update {} set id = id + 10 where id in (4, 5, 6)")
     await work("insert into {0} values (7, 3, -7); alter table {0} detach partition {0}_0")
-    # The default partition takes these, and the key of one was in the partition that has left.
+    # The default partition takes these rows; a key was in the partition that has left.
     await work("insert into {} values (7, 3, 7), (8, 4, -8)")
     await work("insert into {0} values (9, 13, -9); drop table {0}_1; delete from {0} where id = 3")
     await retry_like_twins(shared, TABLES)

@@ -24,7 +24,7 @@ KEEPING = {
 
 
 def twins(*, is_target: bool) -> str:
-    """Return statements for each table of `KEEPING` and its twin, which refuses nothing."""
+    """Return statements for each table of `KEEPING` and its twin, which refuses no row."""
     made = []
     for name, (rule, key, identity, extra) in KEEPING.items():
         for table in (name, f"{name}_twin"):

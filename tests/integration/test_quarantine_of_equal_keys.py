@@ -1,4 +1,4 @@
-"""Changes of a row in quarantine follow it there when the row's key comes in other bytes."""
+"""Changes of a quarantined row also go into quarantine when the key comes in different bytes."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ KEYS = {
     "range": ("numrange", "'[1,2)'", "'[1.0,2.0)'"),
     "document": ("jsonb", "'{\"a\": 1}'", "'{\"a\": 1.0}'"),
 }
-"""For each case its type, and two values that are equal to the type."""
+"""For each case the type, and two values that are equal to the type."""
 TABLE = "create table t (id <kind> primary key, n int default 1, v int)"
 POSITIVE = "alter table t add constraint positive check (v > 0)"
 
@@ -34,7 +34,7 @@ async def retry_last_row(
     await streamer.caught_up()
     source.execute(f"insert into t values ({value}, 1, -1)")
     await streamer.caught_up()
-    # The row goes, and comes again with other bytes.
+    # The row goes, and comes again with different bytes.
     source.execute("delete from t")
     source.execute(f"insert into t values ({equal}, 2, 2)")
     source.execute("update t set n = 3")

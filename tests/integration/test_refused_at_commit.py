@@ -23,7 +23,7 @@ COUNT = 200
 async def test_many_refused_transactions_in_a_row_are_diverted_together(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one by one: the constraints are checked for all of them at once."""
+    """Not row by row: the COMMIT checks the constraints of all rows at once."""
     checks = 0
     check = TargetTransaction.check_constraints
 

@@ -1,4 +1,4 @@
-"""The error of a rejected row: its key, column and constraint, and the command that helps first."""
+"""The error of a rejected row: key, column and constraint, and the command that helps first."""
 
 import pytest
 

@@ -87,7 +87,7 @@ async def test_sql_for_the_target_ends_the_problem_of_each_table(
             problem = await find(f"public.{table}", ProblemKind.TABLE)
             assert problem.remedy is not None
             await operator.follow(problem.remedy, choose=0)
-        # No resume: the tables go on by themselves.
+        # No resume: the tables go on without a request.
         await streamer.caught_up(SECONDS)
         await are_gone(streamer)
         assert target.value("select loud from computed") == "VALUE"
@@ -121,7 +121,7 @@ async def test_commands_of_table_problems_end_them(
             source.execute(f"insert into {table} select g, 'v' from generate_series(1, 5) g")
         await streamer.caught_up(SECONDS)
 
-        # GIVEN one problem of each kind
+        # GIVEN a problem of each kind
         await streamer.ask("pause", "public.paused")
         source.execute("delete from braked")
         target.execute("update unlike set v = 'x' where id = 1")
@@ -132,7 +132,7 @@ async def test_commands_of_table_problems_end_them(
         await compare(streamer, ComparisonScope(("unlike",)))
         unlike = await find("public.unlike", ProblemKind.DIFFERENT)
 
-        # WHEN an operator runs their commands
+        # WHEN an operator runs the commands of the remedies
         target.execute("alter table kept drop constraint short")
         for problem in (paused, unlike, kept):
             assert problem.remedy is not None
@@ -140,7 +140,7 @@ async def test_commands_of_table_problems_end_them(
         assert braked.remedy is not None
         await operator.follow(braked.remedy, choose=0)
 
-        # THEN nothing is wrong any more.
+        # THEN no problem remains.
         await streamer.caught_up(SECONDS)
         await are_gone(streamer)
         for table in names:
@@ -198,7 +198,7 @@ async def test_each_command_of_a_definition_that_waits_lets_the_table_go_on(
 async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:
-    """Two tables go on without updates at first, and one table keeps its past."""
+    """Two tables go on without updates at first, and a third keeps the past."""
     names = ("mended", "inserts", "past", "declared")
     for table in names:
         source.execute(f"create table {table} (id int primary key, v int)")
@@ -215,7 +215,7 @@ async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
             assert problem.remedy is not None
             await operator.follow(problem.remedy, choose=choose, table=f"public.{table}")
 
-        # GIVEN three tables without the keys by which the target finds their rows
+        # GIVEN three tables without the keys by which the target finds rows
         for table in ("mended", "inserts", "past"):
             source.execute(f"alter table {table} drop constraint {table}_pkey")
 
@@ -223,7 +223,7 @@ async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
         await mend("past", ProblemKind.TABLE)
         await mend("mended", ProblemKind.TABLE, choose=0)
         await mend("inserts", ProblemKind.TABLE, choose=1)
-        # streamer copies no rows over those of `initial: none` by itself.
+        # streamer copies no rows over rows of `initial: none` without a request.
         await mend("declared", ProblemKind.INSERTS_ONLY)
         await mend("declared", ProblemKind.TABLE)
         await streamer.caught_up(SECONDS)
@@ -245,7 +245,7 @@ async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
 async def test_statements_and_command_of_a_copy_with_values_that_the_target_refuses_end_the_problem(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:
-    """A column of the target is narrower, and a type of it lacks a label."""
+    """A column of the target is narrower, and a type of the target lacks a label."""
     for db, size, labels in ((source, 9, "'calm', 'cross'"), (target, 3, "'calm'")):
         db.execute(
             f"create type mood as enum ({labels});"

@@ -1,4 +1,4 @@
-"""A resync that is limited to some rows brings these, and no change of the others is lost."""
+"""A resync that is limited to some rows brings these rows, and loses no change of the rest."""
 
 import asyncio
 import threading
@@ -54,14 +54,14 @@ def limited(scope: RowScope) -> dict[str, Any]:
 
 
 async def bring(streamer: Streamer, table: str, scope: RowScope) -> None:
-    """Request the rows of *scope*, and wait until they are there."""
+    """Request the rows of *scope*, and wait for their copy."""
     await streamer.ask("resync", f"public.{table}", **limited(scope))
     await streamer.caught_up()
 
 
 @contextmanager
 def writing(source: Database) -> Iterator[None]:
-    """Change rows all the while: hot ones, keys, and moves between regions."""
+    """Change rows all the while: hot rows, keys, and moves between regions."""
     ended = threading.Event()
 
     def write() -> None:
@@ -184,7 +184,7 @@ async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
         source.execute("truncate keyed; insert into keyed values (7, 'EU', 'after')")
         await streamer.caught_up()
         assert target.execute(KEYED) == [(7, "EU", "after")]
-        # Held changes are applied before the rows are exchanged, and those behind after it.
+        # streamer applies held changes before the swap of the rows, and later changes after it.
         target.execute("update items set v = 'wrong'")
         for n in range(30):
             source.execute(f"insert into keyed values ({n + 100}, 'EU', 'n')")
@@ -339,10 +339,10 @@ async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
     async with stream("keyed:\nhist: {type: history}") as streamer:
         await streamer.caught_up()
         for name in KILLS:
-            for table in ("keyed", "hist", "log", "loose"):  # the writer makes its rows again
+            for table in ("keyed", "hist", "log", "loose"):  # the writer makes the rows again
                 source.execute(f"delete from {table} where id > 1000")
             target.execute("update keyed set v = 'wrong' where id in (4, 5)")
-            if name == KILLS[1]:  # another table has been repaired before
+            if name == KILLS[1]:  # a different table has been repaired before
                 await streamer.ask("resync", "public.hist", **limited(EU))
                 await streamer.caught_up()
             armed = name
@@ -380,7 +380,7 @@ async def test_commands_look_at_rows_that_differ_and_repair_them(
         async def run(place: str, code: int = 0) -> str:
             return await asyncio.to_thread(run_block, streamer.path, place, names, code=code)
 
-        # GIVEN a row that another program changed
+        # GIVEN a row that a foreign program changed
         target.execute("update t set v = 'wrong'")
         shown = await run("tables-differ#1", code=1)
         for word in ("different", "right", "wrong"):

@@ -42,7 +42,7 @@ async def test_no_reader_sees_a_part_of_it(
         await streamer.caught_up()
         seen.clear()
         with target.connect() as blocker:
-            # The writer has come to the middle when it meets this row.
+            # The writer meets this row in the middle.
             blocker.execute(f"begin; insert into t values ({ROWS // 2}, 'in the way')")
             source.execute(
                 f"begin; insert into t select g, repeat('x', 50) from generate_series(1, {ROWS}) g;"

@@ -1,4 +1,4 @@
-"""Resyncs of tables whose value is their past: no version and no row that comes and goes is lost."""
+"""Resyncs of tables that keep the past lose no version, and no row that comes and goes."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ def held_back(target: Database, table: str = "t") -> Iterator[None]:
 
 
 def count_up(source: Database, first: int, last: int) -> None:
-    """Give row 1 each value in turn, each in a transaction of its own."""
+    """Give row 1 each value in turn, in separate transactions."""
     for value in range(first, last + 1):
         source.execute(f"update t set v = {value} where id = 1")
 
@@ -241,7 +241,7 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         with pytest.raises(MappingError, match="are missing for good, from position") as refused:
             await request(address, "resync", "t", database="shop", sid=None)
         assert remedy in str(refused.value.hint)
-        # A request from elsewhere changes nothing either.
+        # A request from elsewhere has no effect either.
         await streamer.ask("resync")
         assert (await streamer.table("public.t"))["state"] == "error"
         assert refused.value.remedy is not None

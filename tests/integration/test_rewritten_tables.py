@@ -30,7 +30,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard makes its first look only after the test."""
+    """The guard makes its first check only after the test."""
     monkeypatch.setattr(watch, "GUARD_SECONDS", 3600.0)
 
 
@@ -39,7 +39,9 @@ def leaf(table: str) -> str:
 
 
 def unlogged_for_a_while(table: str) -> str:
-    """Return one message, hence one transaction: no look sees the table between two of them."""
+    """Return a single message, and so a single transaction: no check sees the table between two
+    statements.
+    """
     name = leaf(table)
     return (
         f"alter table {name} set unlogged; update {name} set n = -n where id = 7;"

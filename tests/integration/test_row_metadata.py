@@ -57,7 +57,7 @@ async def test_rows_tell_their_last_change(shared: Shared, transport: str) -> No
     last = _commits(
         source,
         "insert into t values (4, 'four', null), (5, 'five', null)",
-        "update t set v = v || '!' where id in (1, 2, 4)",  # 1 lacks its large value
+        "update t set v = v || '!' where id in (1, 2, 4)",  # 1 lacks the large value
         "delete from t where id = 3",
         "update t set id = 50 where id = 5",
         "insert into logged values ('a'), ('b')",
@@ -138,7 +138,7 @@ checked: {{on_error: quarantine, exclude: [hidden], metadata: {{{FACTS}}}}}
     """,
 )
 async def test_all_ways_to_write_a_row_bring_its_facts(shared: Shared) -> None:
-    """Filter and set, append, a large value, a rejected row and those behind it, and its retry."""
+    """Filter and set, append, a large value, a rejected row, later rows, and the retry."""
     source, target = shared.source, shared.target
     for name in ("kept", "appended", "checked"):
         await shared.table_state(f"public.{name}", "ready", SECONDS)
@@ -256,7 +256,7 @@ async def test_deleted_rows_stay_with_a_mark(shared: Shared, transport: str) -> 
     ]
     await _equal(shared)
 
-    # In one window, across windows, by a key that changes: an insert brings the row back.
+    # In a window, across windows, by a key that changes: an insert brings the row back.
     source.execute("insert into t values (1, 'again', null)")
     source.execute("delete from t where id = 3; insert into t values (3, 'again', null)")
     source.execute("update t set id = 2 where id = 4")
@@ -305,7 +305,7 @@ async def _mark_what_leaves_a_filter(streamer: Shared, source: Database, target:
     assert row(3) == ("EU", "V3", 3000, "delete", left, left)
     assert target.value("select count(*) from kept where id = 8") == 0
 
-    # A marked row stays as it is, until its key enters the filter again.
+    # A marked row stays unchanged, until its key enters the filter again.
     later = await found(
         "update TABLE set v = 'second' where id = 1", "update TABLE set region = 'US' where id = 2"
     )
@@ -323,7 +323,7 @@ async def _mark_what_leaves_a_filter(streamer: Shared, source: Database, target:
     assert row(2) == ("EU", "AGAIN", None, "insert", entered, None)
     assert row(3) == ("EU", "OUT", 3, "update", entered, None)
 
-    # Several changes of a row in a window: it stays as it was last inside the filter.
+    # Several changes of a row in a window: the row keeps its last state inside the filter.
     left = await found(
         "update TABLE set v = 'last' where id = 4; update TABLE set region = 'US' where id = 4;"
         "update TABLE set v = 'outside' where id = 4;"
@@ -355,7 +355,7 @@ async def _mark_what_leaves_a_filter(streamer: Shared, source: Database, target:
     assert target.value("select count(*) from kept where _gone is null") == 1
     assert target.value("select count(*) > 5 from kept where _op = 'truncate'")
 
-    # What a marked row holds may be old, so it completes no row that enters.
+    # The values of a marked row may be old, so a marked row completes no row that enters.
     await found("update TABLE set region = 'US', big = repeat('y', 3000)")
     source.execute("update kept set region = 'EU'; update ordered set region = 'EU'")
     for name in ("kept", "ordered"):
@@ -388,7 +388,7 @@ async def test_resyncs_keep_marks_and_mark_lost_rows_and_bring_rows_back(shared:
             (50, "delete"),
         ]
 
-    # With a filter: rows outside are marked, and a resync of some rows leaves others alone.
+    # With a filter: rows outside are marked, and a resync of some rows leaves the rest unchanged.
     target.execute(
         "insert into kept (sid, id, v) values ('eu', 4000, 'X'); update kept set v = 'Y' where id = 6;"
         "update kept set _gone = now() where id = 31"

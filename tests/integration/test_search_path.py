@@ -1,4 +1,4 @@
-"""Nothing that others put into a schema of the role's search_path runs as the role."""
+"""No foreign function in a schema of the role's search_path runs as the role."""
 
 import contextlib
 from collections.abc import Iterator

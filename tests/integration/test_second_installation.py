@@ -26,7 +26,7 @@ MEMBERS = "select tablename from pg_publication_tables where pubname = 'streamer
 
 
 async def refused(streamer: Streamer) -> str:
-    """Wait until the engine of *streamer* has its source in error; return the error."""
+    """Wait until the engine of *streamer* has the source in error; return the error."""
 
     async def is_in_error() -> bool:
         supervisors = streamer.engine.supervisors
@@ -83,7 +83,7 @@ async def test_the_slot_and_publications_of_the_first_stay_its_own(
             await first.caught_up(SECONDS)
             assert target.execute("select id from t order by 1") == [(1,), (2,)]
             assert target.execute("select id from u order by 1") == [(1,), (2,)]
-        # The other target lacks the rows that the slot has passed on.
+        # The second target lacks the rows that the slot has passed on.
         second = taking_over(path)
         try:
             error = await refused(second)
@@ -137,7 +137,7 @@ async def test_another_target_with_all_rows_takes_the_place_of_the_first(
 
 
 def taking_over(path: Path) -> Streamer:
-    """Start an engine with the slot and publications of another installation."""
+    """Start an engine with the slot and publications of a foreign installation."""
     streamer = Streamer(path)
     take_over = ["shop"]
     streamer.engine = Engine(
@@ -158,7 +158,7 @@ async def test_a_second_installation_without_its_target_leaves_the_slot_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The copy uses the same spool directory; its target does not answer."""
+    """The second process uses the same spool directory, and its target does not answer."""
     monkeypatch.setattr(backlog_guard, "MEASURE_SECONDS", 0.2)
     source.execute("create table t (id int primary key, v text)")
     slot = "select confirmed_flush_lsn from pg_replication_slots where slot_name = 'streamer_shop'"
@@ -186,7 +186,7 @@ async def test_a_second_installation_without_its_target_leaves_the_slot_alone(
     source.execute("insert into t select g, repeat('x', 1000) from generate_series(1, 3000) g")
     for policy in ("spool", "drop"):
         await keeps_away(policy, "no installation id")
-    # The first one proves its objects with its stored id, and leaves a journal.
+    # The first process proves its objects with the stored id, and leaves a journal.
     (stored,) = (tmp_path / "spool").glob("installation-*")
     assert stored.stat().st_mode & 0o777 == 0o600
     target_proxy.leave()
@@ -194,7 +194,7 @@ async def test_a_second_installation_without_its_target_leaves_the_slot_alone(
     async with stream("t: {initial: none}", group=LIMIT + "spool"):
         await until(lambda: source.execute(slot) != before, "the slot is read", SECONDS)
     source.execute("insert into t select g, repeat('x', 1000) from generate_series(3001, 6000) g")
-    await keeps_away("spool", "no installation id")  # nor does it go on with that journal
+    await keeps_away("spool", "no installation id")  # and does not continue that journal
     target_proxy.heal()
     async with stream("t: {initial: none}", group=LIMIT + "spool") as first:
         await first.caught_up(SECONDS)

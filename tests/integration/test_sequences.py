@@ -58,7 +58,7 @@ async def test_sequences_of_the_target_stay_ahead(
         assert shown["public.t_id_seq"]["target"] == "public.u_id_seq"
         assert target.value("select is_called from small") is False
 
-    # Without the setting streamer forgets them.
+    # Without the setting, streamer forgets the sequences.
     async with stream(rule) as streamer:
 
         async def is_forgotten() -> bool:

@@ -1,4 +1,4 @@
-"""Commands that reach another server than the process does."""
+"""Commands that reach a different server than the process."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""A key that finds several rows of the target stops the table before anything is committed."""
+"""A key that finds several rows of the target stops the table before any commit."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from tests.support.waiting import until
 CHANGES = {
     "removed": "delete from removed where id = 1",
     "changed": "update changed set v = 'new' where id = 1",
-    # As many rows as asked for, but not the ones asked for.
+    # The right number of rows, but the wrong rows.
     "mixed": "update mixed set v = 'new' where id in (1, 2)",
     "moved": "update moved set id = 9 where id = 1",
     "once": "update once set v = 'new' where id = 1",
 }
-# The key becomes one of which the stream brings a part only. From 18 on, the source refuses that.
+# The key gets a part that the stream omits. From 18 on, the source refuses that.
 GENERATED = (
     "begin; alter table emptied drop constraint emptied_pkey, add primary key (grp, twice);"
     "delete from emptied where id = 2; commit"
@@ -91,7 +91,7 @@ insert into t values (1, 'another'); delete from t where id = 2
 async def test_rows_that_come_while_streamer_waits_count_for_no_other(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """The statement touches as many rows as asked for, and another one saw no key twice."""
+    """The statement touches the right number of rows, and an earlier statement saw no key twice."""
     source.execute("create table t (id int primary key, v text)")
     target.execute("create table t (id int, v text)")
     async with stream("t: {initial: none}") as streamer:
@@ -123,7 +123,7 @@ OUTLIVES = {
 async def test_a_key_that_comes_again_has_one_row_without_an_index_that_sees_to_it(
     source: Database, target: Database, stream: MakeStreamer, transport: str
 ) -> None:
-    """A copy that defers indexes leaves the target without one for a while, too."""
+    """A copy that defers indexes leaves the target without an index for a while, too."""
     for name in OUTLIVES:
         source.execute(f"create table {name} (id int primary key, v text)")
         target.execute(f"create table {name} (id int, v text, deleted_at timestamptz)")
@@ -143,7 +143,7 @@ async def test_a_key_that_comes_again_has_one_row_without_an_index_that_sees_to_
         source.execute("truncate keeps, keeps_in")
         change("delete from {0}")
         await streamer.caught_up()
-        # WHEN their keys come again: alone, with other changes, and by an update of the key
+        # WHEN the keys come again: alone, with further changes, and by an update of the key
         change("insert into {0} values (1, 'new')")
         await streamer.caught_up()
         change(
@@ -151,7 +151,7 @@ async def test_a_key_that_comes_again_has_one_row_without_an_index_that_sees_to_
             "where id in (1, 2); update {0} set id = 4 where id = 9"
         )
         await streamer.caught_up()
-        # THEN each of them has the new row, and no other
+        # THEN each key has the new row alone
         expected = [(1, "newer"), (2, "newer"), (3, "new"), (4, "new"), (5, "old")]
         for name in OUTLIVES:
             assert rows(name) == expected, name

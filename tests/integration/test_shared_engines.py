@@ -1,4 +1,4 @@
-"""Tests that share an engine do not disturb the tests of their module that run alone."""
+"""Tests that share an engine do not disturb the separate tests of the module."""
 
 import pytest
 
@@ -25,7 +25,7 @@ async def test_a_stopped_engine_leaves_no_session(shared: Shared, engines: Engin
 def test_no_engine_stands_still_beside_a_test_that_runs_alone(
     request: pytest.FixtureRequest, engines: Engines
 ) -> None:
-    # Its loop would not run, and a transaction that it has open keeps each new slot waiting.
+    # The engine's loop would not run, and an open transaction would delay each new slot.
     assert not engines.started
     assert "no_engine_runs" in request.fixturenames
     items = [item for item in request.session.items if item.path == request.node.path]

@@ -1,4 +1,4 @@
-"""Small windows go to the target in one message, and in parts where that tells more."""
+"""Small windows go to the target in a single message, or in parts for a better error."""
 
 import pytest
 
@@ -18,7 +18,7 @@ TABLES = "items: {initial: none}\nothers: {initial: none}"
 
 @pytest.fixture
 def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements of transactions in one message."""
+    """The statements of transactions in a single message."""
     sent: list[str] = []
     send = WholeMessage.send
 

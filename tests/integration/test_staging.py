@@ -28,7 +28,7 @@ FILL = f"insert into pg_temp.{STATEMENTS.stage} (seq) select generate_series(1, 
 
 
 async def staged(transaction: TargetTransaction) -> tuple[int, int]:
-    """Return the rows that are staged, and the bytes that they and dead rows take."""
+    """Return the staged rows, and the bytes of live and dead rows."""
     rows = await transaction.target.fetch(
         f"select count(*) as number, pg_relation_size('pg_temp.{STATEMENTS.stage}') as size"
         f" from pg_temp.{STATEMENTS.stage}"
@@ -37,7 +37,7 @@ async def staged(transaction: TargetTransaction) -> tuple[int, int]:
 
 
 async def use(transaction: TargetTransaction, count: int | None, rows: int = 3) -> None:
-    """Stage *rows*, which are the only ones then."""
+    """Stage *rows* as the only rows."""
     transaction.stage(STATEMENTS, count)
     await transaction.target.execute(FILL.format(rows))
     assert (await staged(transaction))[0] == rows
@@ -49,7 +49,7 @@ async def test_no_row_of_another_use_is_there(transaction: TargetTransaction) ->
         await use(transaction, 3)
         await use(transaction, 2, 2)
         await transaction.commit({})
-    # A rollback gives back the rows that its transaction had removed.
+    # A rollback restores the rows that the transaction had removed.
     await transaction.begin()
     await use(transaction, 1, 1)
     await transaction.rollback()

@@ -80,7 +80,7 @@ async def test_what_a_paused_table_holds_is_shown_and_goes_when_it_is_resumed(
         await s.eventually(is_there)
         assert target.value("select xmin::text from streamer.held") == written
 
-        # Nothing is held once the process is gone, despite its last report.
+        # Without a process, no change is held, despite the last report.
         await s.kill()
 
         async def is_gone() -> bool:

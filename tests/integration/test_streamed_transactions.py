@@ -1,4 +1,4 @@
-"""Transactions that the source sends while they are in progress."""
+"""Transactions that the source sends in progress."""
 
 import contextlib
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ async def test_interleaved_transactions_committed_rolled_back_and_killed(
                 rolls_back.execute("insert into t values (%s, 'r')", (100 + n,))
                 is_killed.execute("insert into t values (%s, 'k')", (200 + n,))
                 commits.execute("insert into hist values (%s, 'h')", (n,))
-            # Small ones are not held back behind them.
+            # Small transactions do not wait behind large ones.
             source.execute("insert into small values (1, 'at once')")
 
             async def small_is_there() -> bool:
@@ -163,7 +163,7 @@ async def test_prepared_transactions_appear_once_at_commit(
         async def small_is_there() -> bool:
             return bool(target.execute("select 1 from small"))
 
-        # The source sent both of the others before this one.
+        # The source sent both earlier transactions before this transaction.
         await streamer.eventually(small_is_there)
         assert not target.execute("select 1 from t")
         source.execute("commit prepared 'one'")

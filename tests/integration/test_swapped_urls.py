@@ -1,4 +1,4 @@
-"""Urls that two databases of one server have swapped: screens name the url, and nothing else."""
+"""Swapped urls of two databases of a server: all screens name only the url."""
 
 import pytest
 
@@ -24,7 +24,7 @@ TOLD = "the url of shop:{} leads to database {} instead of {}"
 async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
     source: Database, target: Database, stream: MakeStreamer, compare: Compare
 ) -> None:
-    # GIVEN two tenants in two databases of one server
+    # GIVEN two tenants in two databases of a server
     source.execute("create table t (id int primary key, v text)")
     target.execute(TABLE)
     with database(source.server, "s01") as other:
@@ -37,7 +37,7 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             await streamer.caught_up()
             slots = source.execute(SLOTS)
 
-            # WHEN an operator swaps their urls
+            # WHEN an operator swaps the urls
             write_config(streamer.path, other, target, RULES, sid="s00", others={"s01": source})
             await streamer.apply()
 
@@ -66,11 +66,11 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             assert {each.problem for each in about} == told
             assert not any(each.fix and each.fix.sql for each in about)
 
-            # AND the tables keep their positions, and the slots stay
+            # AND the tables keep the positions, and the slots stay
             assert all(t.state == "ready" for status in report.sources for t in status.tables)
             assert source.execute(SLOTS) == slots
 
-            # AND no comparison judges the rows of the other tenant
+            # AND no comparison judges the rows of the wrong tenant
             with pytest.raises(SourceDatabaseError, match="instead of"):
                 await compare(streamer)
 
@@ -80,7 +80,8 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             with pytest.raises(SourceDatabaseError, match="instead of"):
                 await execute(address, sources, script, seconds=1, target_namespace="public")
 
-            # AND a teardown leaves objects and bookkeeping of both, because it reaches the other one
+            # AND a teardown leaves objects and bookkeeping of both, because the url reaches the
+            # wrong tenant
             tenant = [each for each in sources if each.sid == "s00"]
             spools = streamer.settings.spool.path
             (result,) = await teardown(address, tenant, spools, actor="test")
@@ -89,7 +90,7 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             assert other.value("select count(*) from pg_publication") == 2
             assert target.value("select count(*) from streamer.relation") == 2
 
-            # AND with the right urls, both go on where they stopped.
+            # AND with the right urls, both tenants go on.
             write_config(streamer.path, source, target, RULES, sid="s00", others={"s01": other})
             source.execute("insert into t values (2, 'a')")
             await streamer.apply()

@@ -1,4 +1,4 @@
-"""Copies and their surroundings, with the parts copied in a thread instead of by Spark."""
+"""Copies of tables, with the parts copied in a thread instead of by Spark."""
 
 import asyncio
 from typing import Any
@@ -142,7 +142,7 @@ async def test_a_table_that_cannot_be_prepared_fails_alone(
 async def test_a_table_that_cannot_be_locked_fails_alone(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session dropped it after the check."""
+    """A session dropped the table after the check."""
     for name in ("gone", "here"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     copy = Round._copy
@@ -258,7 +258,7 @@ async def test_spark_starts_before_the_slot_is_made_and_only_for_a_copy(
 async def test_a_long_end_of_one_copy_keeps_no_other_table_waiting(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index of a large table takes long. Here a session keeps it from being made."""
+    """The index of a large table takes long. Here a session delays the creation."""
     for name in ("large", "small"):
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     submit = SparkLauncher.submit
@@ -302,7 +302,8 @@ async def test_a_paused_table_is_copied_when_it_is_resumed(
         streamer.start()
         source.execute("insert into t values (2)")
         await streamer.ask("resume")
-        # Paused and resumed while the copy is made: neither a second copy, nor does it go on alone.
+        # Paused and resumed while the copy is made: no second copy, and no resume without a
+        # request.
         await streamer.table_state("public.t", "copying")
         await streamer.ask("pause")
         await streamer.ask("resume")
@@ -371,7 +372,7 @@ async def test_a_type_that_changes_at_the_target_before_rows_come_is_not_misread
 async def test_a_task_that_outlives_its_process_copies_no_row_twice(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a process that dies while a task holds its part, with rows that are not yet committed
+    # GIVEN a process that dies while a task holds a part with uncommitted rows
     source.execute("create table t (v int); insert into t values (1), (1)")
     source.execute("create table other (v int)")
     submit = SparkLauncher.submit
@@ -433,7 +434,7 @@ async def test_a_failed_copy_leaves_a_table_with_its_own_key_and_indexes(
     async with stream("t:") as streamer:
         # WHEN the target refuses the rows
         await streamer.table_state("public.t", "error", 60)
-        # THEN its key and index are back before the error is shown, and check asked for none
+        # THEN key and index are back before the error is shown, and check asked for no index
         assert target.value(indexes) == "t_pkey t_v"
         assert "violates check constraint" in (await streamer.table("public.t"))["error"]
         assert while_copied == [None, []]

@@ -1,4 +1,4 @@
-"""A table is copied as it is under the snapshot, and DDL of the application does not wait for it."""
+"""A copy reads a table as of the snapshot, and delays no DDL of the application."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ Job = dict[str, Any]
 
 
 def resync(target: Database) -> None:
-    """Ask for all tables at once, so that one round copies them."""
+    """Request all tables at once, so that a single round copies the tables."""
     target.execute(
         "insert into streamer.request (relation_id, action)"
         " select id, 'resync' from streamer.relation; notify streamer"
@@ -32,7 +32,7 @@ def resync(target: Database) -> None:
 
 
 def before_the_slot(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Do something once, between a round's look at the tables and the making of its slot."""
+    """Call *act* once, after a round has read the tables and before the round makes the slot."""
 
     async def act_first(*arguments: Any, **options: Any) -> Any:
         monkeypatch.setattr(copy_round, "create_slot", create_slot)
@@ -45,7 +45,7 @@ def before_the_slot(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) 
 def before_the_first_job(
     monkeypatch: pytest.MonkeyPatch, act: Callable[[Job], Awaitable[None]]
 ) -> list[int]:
-    """Do something once, when parts are planned; return how many parts each job has."""
+    """Call *act* once, when parts are planned; return the number of parts of each job."""
     submit = SparkLauncher.submit
     sizes: list[int] = []
 
@@ -71,7 +71,7 @@ async def test_a_table_that_changes_before_the_snapshot_is_copied_as_the_snapsho
     async with stream(tables) as streamer:
         await streamer.caught_up(60)
 
-        # WHEN their definitions change while a resync is about to take its snapshot
+        # WHEN definitions change while a resync is about to take a snapshot
         changed = asyncio.Event()
 
         def change() -> None:
@@ -124,8 +124,8 @@ async def test_a_table_that_is_dropped_and_made_again_does_not_end_the_process(
         assert streamer._task is not None
         assert not streamer._task.done()
 
-        # AND the new table of that name is copied; if it stopped before, its error has the next
-        # step
+        # AND the new table of that name is copied; if the table stopped before, the error has the
+        # next step
         async def goes_on() -> bool:
             table = await streamer.table("public.gone")
             if table["state"] == "error":
@@ -141,17 +141,17 @@ async def test_a_table_that_is_dropped_and_made_again_does_not_end_the_process(
 async def test_a_table_whose_key_changes_before_its_copy_is_applied_by_the_new_key(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """A key with a generated column identifies no row of the stream; the next one does."""
+    """A key with a generated column identifies no row of the stream; the next key does."""
     key = "(a int not null, b int, g int not null generated always as (b) stored"
     source.execute(f"create table t {key}, primary key (a, g)); insert into t values (1, 1)")
     for name in ("late", "t"):
         target.execute(f"create table {name} (a int primary key, b int, g int)")
     attempt = "select attempt from streamer.relation where source = 'public.t'"
     async with stream("t:\nlate:") as streamer:
-        # GIVEN a table with such a key, and one that the source does not have yet
+        # GIVEN a table with such a key, and a table that the source lacks
         await streamer.table_state("public.t", "ready", 60)
         before = target.value(attempt)
-        # WHEN the table gets a key that identifies rows, and the other one appears
+        # WHEN the table gets a key that identifies rows, and the missing table appears
         source.execute("alter table t drop constraint t_pkey, add primary key (a)")
         source.execute(f"create table late {key}, primary key (a)); insert into late values (1, 1)")
 
@@ -184,19 +184,19 @@ async def test_ddl_does_not_wait_for_a_copy_and_what_it_rewrites_is_copied_anew(
         source.execute(f"insert into {name} select g, g, g * 10 from generate_series(1, 50) g")
 
     async def change(job: Job) -> None:
-        # WHEN the application alters them: no statement waits
+        # WHEN the application alters the tables: no statement waits
         with source.connect() as connection:
             connection.execute("set lock_timeout = '1s'")
             for statement in ";".join(changes.values()).split(";"):
                 connection.execute(statement.encode())
-        # AND the copy keeps no slot but the one that streams
+        # AND the copy keeps no slot but the slot of the stream
         slots = "select count(*) from pg_replication_slots where database = current_database()"
         await streamer.eventually(lambda: _gives(source, slots, 1))
 
     sizes = before_the_first_job(monkeypatch, change)
     options = "{on_column_added: add}"
     async with stream("\n".join(f"{name}: {options}" for name in changes)) as streamer:
-        # THEN those that are other tables by now are copied again, and the rest is not
+        # THEN only replaced tables are copied again
         await streamer.eventually(lambda: _are_ready(streamer), 60)
         for name in changes:
             assert contents(source, name, "id, a, b") == contents(target, name, "id, a, b")
@@ -262,7 +262,7 @@ async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_co
             await streamer.eventually(is_said, 60)
             await streamer.table_state("public.free", "ready", 60)
             assert (await streamer.table("public.held"))["state"] == "copying"
-            # A copy that begins meanwhile waits for no other table.
+            # A copy that begins meanwhile waits for no further table.
             resync(target)
             holder.rollback()
             await streamer.caught_up(60)
@@ -280,7 +280,7 @@ async def test_a_locked_table_is_said_at_the_start_and_a_start_that_waits_is_sto
         await streamer.caught_up(60)
         await streamer.stop()
         with psycopg.connect(source.server.url(source.name)) as holder:
-            # GIVEN a lock on a table that is not mapped: nothing waits for it
+            # GIVEN a lock on a table that is not mapped, for which no step waits
             holder.execute("lock table unmapped")
             streamer = Streamer(streamer.path)
             streamer.start()
@@ -317,7 +317,7 @@ async def test_a_table_that_is_replaced_while_it_is_copied_begins_its_copy_again
     attempt = "select attempt from streamer.relation where source = 'public.t'"
 
     async def replace(job: Job) -> None:
-        """Replace the table when its parts are planned; let the parts be read late."""
+        """Replace the table when the parts are planned; let the parts be read late."""
         before = target.value(attempt)
         source.execute("drop table t")
         if pause == "while it is gone":
@@ -339,7 +339,7 @@ async def test_a_table_that_is_replaced_while_it_is_copied_begins_its_copy_again
 
     before_the_first_job(monkeypatch, replace)
     async with stream("t:\nu:") as streamer:
-        # WHEN the application drops a table and creates it again while it is copied
+        # WHEN the application drops a table and creates it again during the copy
         await streamer.table_state("public.u", "ready", 60)
 
         async def is_copied() -> bool:
@@ -350,7 +350,7 @@ async def test_a_table_that_is_replaced_while_it_is_copied_begins_its_copy_again
             return bool(source.value("select count(*) from pg_class where relname = 't'"))
 
         await streamer.eventually(is_back, 60)
-        # THEN the new table is copied without a request, and no change of it is missed
+        # THEN the new table is copied without a request, and without a missed change
         await streamer.eventually(is_copied, 90)
         await streamer.caught_up(60)
         assert_same(source, target, "t")
@@ -360,7 +360,7 @@ async def test_a_table_that_is_replaced_while_it_is_copied_begins_its_copy_again
 async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later_one(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stream lacks its changes from the snapshot until it was published."""
+    """The stream lacks the table's changes between the snapshot and the publication."""
     source.execute("create table t (id int primary key); insert into t values (1)")
     members = "select count(*) from pg_publication_tables where tablename = 't'"
     async with stream("t:") as streamer:
@@ -372,7 +372,7 @@ async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later
             source.execute("alter publication streamer_shop drop table t")
             exported = await create_slot(*arguments, **options)
             source.execute("insert into t values (2)")
-            # The guard publishes it again, because it is about to be copied.
+            # The guard publishes the table again, because a copy is due.
             await streamer.eventually(lambda: _gives(source, members, 1), 60)
             missed.set()
             return exported
@@ -387,7 +387,7 @@ async def test_a_table_that_is_published_after_the_snapshot_is_copied_by_a_later
 async def test_many_tables_are_looked_at_together_unless_a_session_locks_one(
     source: Database,
 ) -> None:
-    """The session of the copy holds other locks, so it must not wait for one."""
+    """The session of the copy holds locks, so the session must not wait for a lock."""
     source.execute("create table a (id int primary key, v text); create table b (v int, w int)")
     source.execute("create table p (id int) partition by range (id); alter table b drop column v")
     names = [RelationName("public", name) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Resyncs: the readers' view meanwhile, written and kept rows, and others' rows."""
+"""Resyncs: the readers' view meanwhile, written and kept rows, and foreign rows."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 
 async def resync(streamer: Streamer, table: str = "public.t", **options: Any) -> None:
-    """Ask for a resync as the command does, and wait until it is done."""
+    """Request a resync as the command does, and wait for its end."""
     await streamer.ask("resync", table, **options)
     await streamer.caught_up()
 
@@ -54,7 +54,7 @@ READ_SECONDS = 0.002
 
 @contextlib.contextmanager
 def reading(db: Database, sql: str) -> Iterator[list[Any]]:
-    """Run a query over and over meanwhile; yield its results."""
+    """Run a query over and over meanwhile; yield the results."""
     seen: list[Any] = []
     ended = threading.Event()
 
@@ -211,7 +211,7 @@ async def test_several_sessions_read_the_pages_of_a_table_without_ranges(
     def note(self: ComparedTable, *arguments: Any, pages: Pages = ALL_PAGES) -> str:
         read.append((arguments[0] is self.source, pages))
         if next(numbers) < 2:
-            both_read.wait(30)  # for the other one of two sessions
+            both_read.wait(30)  # for the second of two sessions
         return digest_sql(self, *arguments, pages=pages)
 
     monkeypatch.setattr(cut_ranges, "PAGES_BYTES", 65_536)
@@ -289,7 +289,7 @@ async def test_history_keeps_its_versions(
         source.execute("delete from t where id = 6")
         await streamer.caught_up()
         await streamer.kill()
-        # A write past streamer: as if another program had written there.
+        # A write past streamer, as by a foreign program.
         target.execute(
             """
             update t set v = 'wrong' where id = 1 and kvsz_end = '9999-01-01';
@@ -456,7 +456,7 @@ async def test_keep_leaves_alone_what_the_source_does_not_have(
 async def test_an_ordinary_role_does_not_set_off_what_refers_to_the_rows(
     source: Database, target: Database, stream: MakeStreamer, mode: str
 ) -> None:
-    """Foreign keys work for such a role, so deleting all rows would take others along."""
+    """Foreign keys work for such a role, so deleting all rows would delete referencing rows."""
     source.execute("create table t (id int primary key, v text)")
     source.execute("insert into t select g, 'v' from generate_series(1, 9) g")
     role = f"owner_{target.name}"
@@ -630,7 +630,7 @@ async def test_a_resync_during_a_copy_that_fails_begins_another(
     monkeypatch.setattr(SparkLauncher, "submit", wait_and_submit)
 
     def taken(_: str) -> None:
-        # The engine looks for requests at its start, too. It fulfils them before other tasks run.
+        # The engine also reads requests at the start, and fulfils them before further tasks run.
         if is_corrected.is_set():
             is_asked.set()
 

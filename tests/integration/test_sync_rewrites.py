@@ -86,9 +86,9 @@ async def test_a_table_that_is_truncated_all_the_time_is_copied_under_a_lock(
     monkeypatch.setattr(LockedTable, "copy", copy_late)
     with application.running():
         async with stream("t:\nother:") as streamer:
-            # WHEN a table is truncated and filled again while it is copied
+            # WHEN a table is truncated and filled again during the copy
             await streamer.table_state("public.t", "ready", 120)
-            # THEN the copy ended under a lock, and the lock with it
+            # THEN the copy ended under a lock, and so did the lock
             assert rounds[-1] == "locked"
             assert application.count > 3
             again = application.count + 2
@@ -129,12 +129,12 @@ async def test_a_copy_under_a_lock_ends_with_its_process_and_lets_the_table_go(
     )
     with psycopg.connect(target.url) as holder:
         async with stream("t:") as streamer:
-            # GIVEN a copy that holds the lock at the source and waits for one at the target
+            # GIVEN a copy that holds the lock at the source and waits for a lock at the target
             copy = LockedTable.copy
             monkeypatch.setattr(LockedTable, "copy", held_up(copy, holder))
             await asyncio.to_thread(lambda: eventually(lambda: target.value(waiting) == 1, 60))
             assert source.value(held) == 1
-            # WHEN the process ends THEN it does not wait for that, and the lock ends with it
+            # WHEN the process ends THEN no wait delays the end, and the lock ends, too
             async with asyncio.timeout(30):
                 await streamer.kill()
             await asyncio.to_thread(lambda: eventually(lambda: source.value(held) == 0, 60))
@@ -165,7 +165,7 @@ ROTATION = """
 async def test_a_partition_that_gives_its_name_to_another_is_copied_all_the_same(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An application keeps one name for the partition of the present month."""
+    """An application uses a fixed name for the partition of the present month."""
     for table in ("once", "chunked"):
         source.execute(
             f"create table {table} (id int primary key, v text) partition by range (id);"

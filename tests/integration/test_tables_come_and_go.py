@@ -1,4 +1,4 @@
-"""Tables that a source gets, loses or renames while it streams, without a change of the rules."""
+"""Tables that a source gets, loses or renames during the stream, without a change of the rules."""
 
 import asyncio
 from typing import Any
@@ -36,7 +36,7 @@ async def are(streamer: Streamer, **states: str) -> None:
 
 
 async def is_equal(streamer: Streamer, source: Database, target: Database, *names: str) -> None:
-    """Wait until tables of the source are equal to their targets."""
+    """Wait until tables of the source and the targets are equal."""
 
     async def equal() -> bool:
         for name in names:
@@ -60,7 +60,7 @@ async def test_tables_that_match_a_pattern_join_by_themselves(
     group: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute("create table a_old (id int primary key); create table b (id int primary key)")
-    # With the capture they join at once: nothing looks for them.
+    # With the capture, tables join at once, without discovery.
     settings = "discovery_interval: 0" if group else SOON
     async with stream('"a_*": {}', group=group, settings=settings) as streamer:
         await streamer.caught_up()
@@ -127,13 +127,13 @@ async def test_dropped_tables_follow_their_policy(
         assert target.value("select count(*) from k_1") == 3
         assert not target.execute(current.format("h"))
         assert target.value("select count(*) from h where kvsz_deleted") == 3
-        # One with that name joins again, and its rows replace those that streamer wrote.
+        # A table with that name joins again, and its rows replace the rows that streamer wrote.
         source.execute("create table k_1 (id int primary key, v text); insert into k_1 values (7)")
         source.execute("create table h (id int primary key, v text); insert into h values (1, 'z')")
         await are(streamer, s_1="error", other="ready", k_1="ready", h="ready")
         await is_equal(streamer, source, target, "k_1", "other")
         assert target.execute(current.format("h")) == [(1, "z")]
-    # A table that goes while nothing runs leaves in the same way, with its last changes.
+    # A table that goes while no process runs leaves in the same way, with its last changes.
     source.execute("update h set v = 'last'; insert into k_1 values (8)")
     source.execute("drop table h, k_1; insert into other values (4, 'd')")
     async with stream(rules, settings=SOON) as streamer:
@@ -169,7 +169,7 @@ async def test_a_renamed_table_follows_a_pattern_without_a_copy(
 
         await streamer.eventually(has_moved)
         await is_equal(streamer, source, target, "s.a_2")
-        assert target.value(filled.format("s.a_2")) == before  # no copy has written it anew
+        assert target.value(filled.format("s.a_2")) == before  # no copy has written the row anew
     source.execute("insert into s.a_2 values (6); alter table s.a_2 rename to a_3")
     source.execute("insert into s.a_3 values (7)")
     async with stream('"a_*": {}\n"s.*": {target: "s.*"}', group=CAPTURE) as streamer:
@@ -185,7 +185,7 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
         source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
     known = "select source from streamer.relation order by source"
     with source.connect() as migration, source.connect() as other:
-        # The lock keeps the process from publishing the tables that it has found by its rules.
+        # The lock keeps the process from publishing the discovered tables.
         migration.execute("begin; lock table a_2, a_3 in share update exclusive mode")
         async with stream('"a_*": {}', group=CAPTURE) as streamer:
 
@@ -196,7 +196,7 @@ async def test_a_table_renamed_or_dropped_before_its_copy_needs_no_operator(
             await streamer.eventually(has_found)
             migration.execute("alter table a_2 rename to a_4; drop table a_3; commit")
             await are(streamer, a_1="ready", a_4="ready")
-            # A copy waits for the transactions that run when it begins.
+            # A copy waits for the transactions that run at its begin.
             other.execute("begin; select pg_current_xact_id()")
             source.execute(
                 "create table a_5 (id int primary key); insert into a_5 values (1);"
@@ -261,7 +261,7 @@ async def test_tables_that_exchange_their_names_go_on_without_a_copy(
         there = {"a_1": "a_1", "a_2": "a_2", "x": "x", "y": "z"}
         before = {n: target.value(filled.format(t, n)) for n, t in there.items()}
         source.execute("; ".join(swap("a_1", "a_2")))  # one transaction
-        for statement in swap("x", "y"):  # the names in their rules
+        for statement in swap("x", "y"):  # the names in the rules
             source.execute(statement)
         await is_equal(streamer, source, target, "a_1", "a_2", "x", "y=z")
         await are(streamer, a_1="ready", a_2="ready", x="ready", y="ready")
@@ -272,7 +272,7 @@ async def test_tables_that_exchange_their_names_go_on_without_a_copy(
 async def test_a_publication_of_all_tables_lets_a_renamed_table_wait(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """No row of the catalogs names its tables, so nothing shows that the membership lasted."""
+    """No row of the catalogs names the tables, so no fact shows that the membership lasted."""
     source.execute(
         "create publication streamer_shop for all tables;"
         "create table a_1 (id int primary key, v text); insert into a_1 values (1, 'a')"
@@ -330,7 +330,7 @@ async def test_a_new_table_that_takes_the_place_of_another_is_copied(
         await streamer.table_state("public.s_1", "error")
         assert "streamer resync public.s_1" in str((await streamer.table("public.s_1"))["error"])
         assert target.value("select count(*) from s_1 where v <> 'new'") == 3
-        # A table that streams by its own name takes the place of another one.
+        # A table that streams under its own name takes the place of a second table.
         source.execute("create table k_3 (id int primary key, v text); insert into k_3 values (1)")
         await streamer.table_state("public.k_3", "ready")
         source.execute("insert into k_3 values (2, 'own'); drop table k_1")
@@ -372,7 +372,7 @@ async def test_a_new_table_waits_for_the_last_changes_of_the_one_in_its_place(
         source.execute("create publication streamer_shop for all tables")
 
     async def replaces(streamer: Streamer | None) -> None:
-        """Replace the tables while others keep the target from getting changes."""
+        """Replace the tables while sessions keep changes from the target."""
         with target.connect() as locks:
             if streamer is not None:
                 locks.execute("begin; lock table h, a in share mode")
@@ -424,7 +424,7 @@ async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
         assert "'public.u': {target: 'public.t'}" in str(table["error"])
         source.execute("insert into u values (3, 'c')")
         await streamer.stop()
-        streamer.start()  # a restart changes nothing
+        streamer.start()  # a restart has no effect
         await streamer.table_state("public.t", "error")
         source.execute("insert into u values (4, 'd')")
         text = streamer.path.read_text()
@@ -434,7 +434,7 @@ async def test_a_renamed_table_with_a_rule_of_its_own_waits_for_the_rule(
         await are(streamer, u="ready")
         await is_equal(streamer, source, target, "u=t")
         assert target.value(filled) == before
-        # Its name comes back at the source, and so must the rule.
+        # The name comes back at the source, and so must the rule.
         source.execute("alter table u rename to w; insert into w values (5)")
         await streamer.table_state("public.u", "error")
         source.execute("alter table w rename to u; insert into u values (6)")

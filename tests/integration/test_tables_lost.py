@@ -47,7 +47,7 @@ async def test_each_stops_alone_and_comes_back_by_its_remedy(
             await asyncio.to_thread(source.execute, sql)
 
         await execute("drop table a")
-        # Two names change hands in one transaction, both tables stay published.
+        # Two tables swap names in a transaction, and both stay published.
         await execute(
             "begin; alter table b rename to x; alter table c rename to b;"
             " alter table x rename to c; insert into b values (2, 'was c'); commit"
@@ -62,7 +62,7 @@ async def test_each_stops_alone_and_comes_back_by_its_remedy(
 
         await streamer.eventually(has_arrived, 60)
         assert (await streamer.status())["state"] == "streaming"
-        # Nothing of another table came in under the name.
+        # No row of a different table came in under the name.
         assert target.execute("select v from b") == [("b",)]
         assert "dropped or renamed it" in (await streamer.table("public.a"))["error"]
     # The state outlives the process, and streamer copies no table without a request.
@@ -93,7 +93,7 @@ async def test_a_misspelt_table_keeps_nobody_from_starting(
             in late["error"]
         )
         source.execute("insert into good values (2)")
-        # No change of it is missing, so streamer copies it as soon as it exists.
+        # No change is missing, so streamer copies the table as soon as it exists.
         await asyncio.to_thread(
             source.execute, "create table late (id int primary key); insert into late values (7)"
         )
@@ -150,7 +150,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await streamer.caught_up(60)
         assert_same(source, target, "t")
         assert_same(source, target, "p")
-        # A publication of all tables does not show that another table has the name now.
+        # A publication of all tables does not show that a new table has the name.
         await asyncio.to_thread(
             source.execute,
             "begin; alter table t rename to old; create table t (id int primary key, v text);"
@@ -171,7 +171,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await run_remedy(streamer, source, target, "p")
         await streamer.caught_up(60)
         assert_same(source, target, "p")
-        # An operator of another program narrows the publication of a table that streams.
+        # A foreign operator narrows the publication of a table that streams.
         narrow = "alter publication streamer_shop set (publish = 'insert')"
         await asyncio.to_thread(source.execute, f"{narrow}; update t set v = 'unseen'")
         await run_remedy(streamer, source, target, "t", "does not publish update")
@@ -241,7 +241,7 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
         await streamer.caught_up(60)
         with source.connect() as user, user.transaction():
             user.execute("lock table p1, t in access exclusive mode")
-            # Its membership goes without a lock on the table.
+            # The membership goes without a lock on the table.
             source.execute("delete from pg_publication_rel where prrelid = 't'::regclass")
             await streamer.table_state("public.t", "error", 60)
             status = await streamer.status()
@@ -295,12 +295,12 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
         async with stream("a:\nb:") as streamer:
             await streamer.caught_up(60)
         before = target.execute(attempts)
-        # Taken out, while no process runs, and back before anything was acknowledged.
+        # Taken out, while no process runs, and back before any acknowledgement.
         found = [f for f in await find("a:") if "publication" in f.problem]
         assert [(f.severity, f.fix and f.fix.sql) for f in found] == [
             (Severity.WARNING, ('alter publication "streamer_shop" drop table only "public"."b"',))
         ]
-        # A misspelt name is the one finding: the surplus members follow from it.
+        # A misspelt name is the only finding, and explains the surplus members.
         found = [f for f in await find("a:\nbb:") if f.severity is not Severity.INFO]
         assert [str(f.place) for f in found if "fsync" not in f.problem] == ["shop public.bb"]
         async with stream("a:\nbb:") as streamer:
@@ -315,7 +315,8 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
                 return target.value("select count(*) from a") == 2
 
             await streamer.eventually(has_arrived, 60)
-        # It comes back after changes have passed: a copy replaces its rows, and readers see no gap.
+        # The table comes back after missed changes: a copy replaces its rows, and readers see no
+        # gap.
         async with stream("a:\nb:") as streamer:
             await streamer.caught_up(60)
             source.execute("update b set v = 'live'")

@@ -39,7 +39,7 @@ async def test_exact_order_trusts_no_index_that_is_gone(shared: Shared, is_met: 
     with target.connect() as session:
         session.execute("begin; drop index t_id")
         source.execute("insert into t values (1, 'c')")
-        if is_met:  # then streamer has its snapshot, and waits for the lock
+        if is_met:  # then streamer has a snapshot, and waits for the lock
             waits = "select exists (select from pg_stat_activity where wait_event_type = 'Lock')"
             await until(lambda: target.value(waits), "streamer waits for the table")
         session.execute("commit")

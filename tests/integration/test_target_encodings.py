@@ -1,4 +1,4 @@
-"""A target in another encoding than UTF8 takes the bookkeeping, and all text that it has."""
+"""A target in an encoding other than UTF8 accepts the bookkeeping, and all its text."""
 
 import os
 from collections.abc import Iterator

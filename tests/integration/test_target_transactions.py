@@ -1,4 +1,4 @@
-"""Transactions at the target that contain others, and transactions in one message."""
+"""Transactions at the target that contain source transactions, and transactions in a message."""
 
 import pytest
 

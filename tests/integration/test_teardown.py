@@ -1,4 +1,4 @@
-"""Teardown removes streamer's objects, and nothing else."""
+"""Teardown removes streamer's objects, and only these."""
 
 import re
 
@@ -60,7 +60,7 @@ async def test_indexes_that_a_copy_has_put_off_are_made_again(
     target.execute(
         "insert into streamer.deferred_index (target, definition)"
         " values ('public.t', 'create index put_off on public.t (id)');"
-        # The bookkeeping stays for another source, and with it the audit.
+        # The bookkeeping stays for a second source, and so does the audit.
         "insert into streamer.source (database, slot, publication) values ('other', 's', 'p')"
     )
     await tear_down(streamer)
@@ -105,7 +105,7 @@ async def test_a_slot_of_another_database_or_program_stays(
 async def test_a_journal_of_another_installation_stays(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """Its changes may be nowhere else."""
+    """The journal may have the only copy of changes."""
     source.execute("create table t (id int primary key)")
     async with stream("t: {initial: none}") as streamer:
         await streamer.caught_up()

@@ -1,4 +1,4 @@
-"""A source that was removed from the mapping comes back as one that is in sync already."""
+"""A source that was removed from the mapping comes back as a source in sync."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ OTHER = "create table other (id int primary key)"
 
 
 @pytest.mark.follows("bookkeeping.purges:remaining_rows_error")
-# A purge finds rows by their sid.
+# A purge finds rows by the sid.
 @pytest.mark.parametrize(
     ("sid", "purge"),
     [
@@ -53,7 +53,7 @@ async def test_a_source_that_comes_back_waits_for_a_resync(
         source.execute("insert into t values (3)")
         if purge:
             target.execute(purge)
-        # WHEN it comes back as one that is in sync THEN its table waits, and `check` says so before
+        # WHEN the source comes back as in sync THEN its table waits, and `check` says so before
         declared = both.replace("    t:", "    t: {initial: none}")
         path.write_text(declared)
         checker = Checker(path, source, target)

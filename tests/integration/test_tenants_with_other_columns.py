@@ -1,4 +1,4 @@
-"""A shared table takes the rows of all tenants, although their definitions of the table differ."""
+"""A shared table takes the rows of all tenants, despite different definitions of the table."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ SAME = [
 async def test_the_order_in_which_tenants_join_does_not_matter(
     order: str, shared_server: Server, target: Database, tmp_path: Path
 ) -> None:
-    """The tenant that is there first makes the table; the others widen it before their copies."""
+    """The first tenant makes the table; later tenants widen the table before their copies."""
     with (
         database(shared_server, "a") as a,
         database(shared_server, "b") as b,

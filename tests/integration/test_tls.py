@@ -1,4 +1,4 @@
-"""Both sides over TLS: certificates are verified, and a wrong one is named."""
+"""Both sides over TLS: streamer verifies certificates, and names a wrong certificate."""
 
 import contextlib
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def speaking(pki: _Pki, server_directory: Path) -> Iterator[TlsServer]:
 
 @pytest.fixture(params=["postgres", "certified"])
 def parameters(request: pytest.FixtureRequest, pki: _Pki) -> tuple[str, str]:
-    """Return a role, and the libpq parameters of its urls."""
+    """Return a role, and the libpq parameters of the role's urls."""
     client = pki.client if request.param == "certified" else None
     return request.param, pki.parameters(client=client)
 
@@ -79,7 +79,7 @@ def _database(speaking: TlsServer, prefix: str, parameters: tuple[str, str]) -> 
 
 
 async def _failures(url: str) -> list[StreamerError]:
-    """Return the errors of a source and a target at *url*; none for one that is reached."""
+    """Return the errors of a source and a target at *url*; None for a side that answers."""
     found: list[StreamerError] = []
     try:
         async with connection(SourceMapping("shop", None, Secret(url), ())):

@@ -1,4 +1,6 @@
-"""TRUNCATE: of several tables at once, some of them mapped, with foreign keys, rolled back, of partitions."""
+"""TRUNCATE: of several tables at once, mapped or not, with foreign keys, rolled back, of
+partitions.
+"""
 
 import re
 
@@ -93,7 +95,7 @@ async def test_partitions_and_versions(
             (2, "a", True, False),
             (2, "b", False, True),
         ]
-        # Of one partition alone PostgreSQL says nothing, and nothing else suffers.
+        # PostgreSQL sends no message about a single partition, and all else stays equal.
         source.execute(
             "insert into p values (3, 'd'); truncate p1; insert into p values (103, 'e')"
         )

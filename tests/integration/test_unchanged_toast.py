@@ -18,7 +18,7 @@ T = DDL.format("t")
 BIG = "repeat(chr(97 + g % 26), 9000 + g)"
 ROWS = f"insert into t select g, 'v', {BIG}, {BIG} from generate_series(1, 12) g"
 WINDOWS = [
-    # One after the other: in one transaction, one window, and over several.
+    # In sequence: in a transaction, in a window, and over several.
     "update t set v = 'a' where id = 1",
     "begin; update t set v = 'b' where id = 2; update t set big = 'short' where id = 2; commit",
     "update t set big = repeat('new', 4000) where id = 3; update t set v = 'c' where id = 3",
@@ -26,7 +26,7 @@ WINDOWS = [
     "update t set id = 104 where id = 4",
     "update t set v = 'd' where id = 5; update t set id = 105 where id = 5; update t set v = 'dd' where id = 105",
     "begin; update t set id = 106 where id = 6; update t set id = 6 where id = 106; commit",
-    # Keys rotate, and each takes its big values along.
+    # Keys rotate, and each key takes the big values along.
     (
         "begin; update t set id = -1 where id = 7; update t set id = 7 where id = 8;"
         "update t set id = 8 where id = -1; commit"
@@ -44,7 +44,7 @@ WINDOWS = [
 
 
 def identities(*tables: str) -> pytest.MarkDecorator:
-    """Run a test with each replica identity; ``<ddl>`` makes *tables* with it."""
+    """Run a test with each replica identity; ``<ddl>`` makes *tables* with the identity."""
     found = WITH if len(tables) == 1 else [name for name in WITH if name != "no key"]
     made = {name: "; ".join(WITH[name].format(table) for table in tables) for name in found}
     return pytest.mark.parametrize("ddl", made.values(), ids=made)
@@ -54,7 +54,7 @@ def identities(*tables: str) -> pytest.MarkDecorator:
 @identities("t")
 @streams("t: {initial: none}", both="<ddl>")
 async def test_a_clone_keeps_them(shared: Shared, ddl: str, apart: bool) -> None:
-    """Changes in one window, or each in its own."""
+    """Changes in a common window, or in a window each."""
     await change(shared, apart, "t")
     assert_same(shared.source, shared.target, "t")
 
@@ -85,7 +85,7 @@ async def test_a_history_and_an_append_keep_them(shared: Shared, ddl: str, apart
     live = f"select {COLUMNS} from h where kvsz_end > '9000-01-01' order by 1"
     rows = source.execute(f"select {COLUMNS} from h order by 1")
     assert target.execute(live) == rows
-    # Of a version that ended, too, no value is missing that its row had.
+    # An ended version, too, has all values of its row.
     ended = "select count(*) from h where big is null"
     assert target.value(ended) == 0
     appended = target.execute(f"select {COLUMNS} from l order by 1")

@@ -1,4 +1,6 @@
-"""A target table whose rows a crash of the server removes is refused, and so is a partition of one."""
+"""A target table whose rows a crash of the server removes is refused, and so is a partition of such
+a table.
+"""
 
 import re
 

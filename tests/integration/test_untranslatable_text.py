@@ -1,4 +1,4 @@
-"""Sources in other encodings than UTF8: a character that UTF-8 lacks stops its table only."""
+"""Sources in encodings other than UTF8: a character that UTF-8 lacks stops only its table."""
 
 import os
 from collections.abc import Iterator

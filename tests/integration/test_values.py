@@ -1,4 +1,4 @@
-"""Every type and its edges, streamed."""
+"""Every type with its edge values, streamed."""
 
 import itertools
 import os
@@ -27,7 +27,9 @@ idle_in_transaction_session_timeout = '300ms'; max_parallel_workers_per_gather =
 
 @pytest.fixture
 def odd_role(shared_server: Server) -> Iterator[str]:
-    """A role for which everything is otherwise. Name it before the databases: it is dropped after."""
+    """A role with different settings. Name the role before the databases, so that the drop comes
+    after.
+    """
     name = f"odd_{os.getpid()}_{next(_numbers)}"
     shared_server.execute(f"create role {name} superuser login replication")
     yield name
@@ -79,7 +81,7 @@ async def test_every_type_arrives(
         source.execute(f"delete from every where id <> 1; {ROWS.replace('(1,', '(6,', 1)}")
         await streamer.caught_up()
         same(source, target)
-        # One statement for all rows, and one row at a time, say the same.
+        # A statement for all rows, and a row at a time, give the same result.
         source.execute("begin; update every set m = 'sad'; update every set id = -id; commit")
         await streamer.caught_up()
         same(source, target)

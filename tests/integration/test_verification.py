@@ -50,7 +50,7 @@ async def found(streamer: Streamer, field: str) -> dict[str, Any]:
 async def test_each_table_is_verified_in_turn_and_differences_show_everywhere(
     stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A process for each verification takes ten times the CPU; the tests below have it.
+    # A process for each verification takes ten times the CPU; the tests below use processes.
     monkeypatch.setattr(LocalProcess, "submit", compare_in_thread)
     source.execute(DDL)
     async with stream(TABLES, settings="verify_interval: 1") as streamer:
@@ -113,7 +113,7 @@ async def test_a_table_that_is_read_as_a_whole_keeps_to_the_rate_within_its_stat
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:
     source.execute("create table words (word text primary key, n int)")
-    # All on one page: streamer reads several pages one by one, and sleeps in between.
+    # All rows on a page: streamer reads several pages one by one, and sleeps in between.
     source.execute("insert into words select 'word ' || g, g from generate_series(1, 150) g")
     assert source.value("select pg_relation_size('words')") == 8192
     async with stream("words:") as streamer:

@@ -50,7 +50,7 @@ SECOND = 1_000_000
 
 @dataclass
 class Side:
-    """One target table, and the transaction that writes it."""
+    """A target table, and the transaction that writes to the table."""
 
     name: str
     transaction: TargetTransaction
@@ -71,10 +71,10 @@ class Side:
     async def apply(
         self, transactions: list[tuple[int, list[bytes]]], *, in_order: bool
     ) -> tuple[type[StreamerError] | None, bool]:
-        """Return the error, and whether sets have written it."""
+        """Return the error, and whether sets have written the table."""
         await self.transaction.begin()
         writer = Writer(self.transaction)
-        # Missing rows end no window; the bookkeeping lacks the relation that would note them.
+        # Missing rows end no window; the bookkeeping lacks the relation for a conflict.
         self.mapped.conflict_watch = 1000
         writer.conflicts.add = _note_nothing  # type: ignore[method-assign]
         window = self.window(transactions)
@@ -96,7 +96,7 @@ async def _note_nothing(mapped: MappedRelation, conflicts: list[Conflict]) -> No
 
 @pytest.fixture(scope="module")
 def target(servers: Callable[[str], Server]) -> Iterator[Database]:
-    """All tests write to one, each to tables of its own."""
+    """All tests write to a single target, each to separate tables."""
     with target_database(servers(version_of_tests())) as made:
         yield made
 
@@ -141,7 +141,7 @@ async def make_side(
 
 
 def numeric(value: int, *, binary: bool, scale: int = 0) -> bytes:
-    """A numeric below 10,000, in text or binary; with a scale it is another value of equal size."""
+    """A numeric below 10,000, in text or binary; with a scale, a different value of equal size."""
     if not binary:
         return f"{value}.{'0' * scale}".rstrip(".").encode()
     parts = (1, 0, 0, scale, value) if value else (0, 0, 0, scale)
@@ -220,7 +220,7 @@ async def test_sets_write_what_exact_order_writes(
     sets = await make_side("sets", 1, binary, target, transaction, kvsz_id)
     assert (sets.plan.history_sequence is not None) == (kvsz_id == IDENTITY)
     ordered = await make_side("ordered", 2, binary, target, transaction)
-    source = Source(random.Random(request.node.name), binary)  # other windows in each case
+    source = Source(random.Random(request.node.name), binary)  # different windows in each case
     as_sets = fallbacks = 0
     with target.connect() as connection:
         for _ in range(60):
@@ -242,7 +242,7 @@ async def test_sets_write_what_exact_order_writes(
 async def test_versions_are_numbered_in_the_order_of_changes_though_others_take_numbers(
     target: Database, transaction: TargetTransaction
 ) -> None:
-    # A session takes four numbers at a time, and another one takes the four behind them.
+    # A session takes four numbers at a time, and a second session the next four.
     side = await make_side("numbered", 1, False, target, transaction, f"{IDENTITY} (cache 4)")
     await side.apply([(0, insert_all([3, 2, 1]))], in_order=False)
     assert target.value(f"select nextval('{side.plan.history_sequence}')") == 5

@@ -1,4 +1,4 @@
-"""Waiting for tables and sources, one of which is away."""
+"""Waiting for tables and sources, also for an unreachable source."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`create` gives the tables that streamer creates the definitions of their sources."""
+"""`create` gives the tables that streamer creates the definitions of the source's tables."""
 
 import asyncio
 from pathlib import Path
@@ -68,7 +68,7 @@ async def test_tables_get_all_definitions_and_stay_in_step(
         assert set(states(target).values()) == {"made"}
         for table in ("public.people", "public.orders"):
             assert described(target, table) == described(source, table)
-        # Changes go on under them, also those that foreign keys and unique keys concern.
+        # Changes go on meanwhile, also changes of foreign keys and unique keys.
         source.execute("update people set email = 'c@d' where id = 1")
         source.execute(
             "insert into people values (3, 'a@b', 2); delete from people where id = 1 and false"
@@ -145,7 +145,8 @@ async def test_tenants_share_a_table_and_its_definitions_under_other_names(
             "persons_pkey PRIMARY KEY (sid, number)",
         ]
         assert set(states(target).values()) == {"made"}
-        # A resync finds them there; what was dropped meanwhile is made again beside the stream.
+        # A resync finds the definitions; streamer makes dropped definitions again beside the
+        # stream.
         before = described(target, 'crm."or""ders"'), described(target, "crm.persons")
         target.execute(
             'drop index crm."or""ders_note";'
@@ -213,7 +214,8 @@ async def test_each_source_may_have_a_schema_of_its_own(
             ("shop_us public", "t"),
         ]
         assert target.execute('select sid, id from "shop_us A ""b".t') == [("us", 2)]
-        # Another group whose names give the same table is refused, and the running one stays.
+        # streamer refuses a second group whose names give the same table, and the running group
+        # stays.
         group = both[both.index("- database") :].replace(
             "database: shop", "database: shop_us public"
         )
@@ -232,7 +234,7 @@ async def test_each_source_may_have_a_schema_of_its_own(
 async def test_a_copy_goes_on_without_the_lock_timeout_of_its_role(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would begin again after a short wait for a lock."""
+    """The statement would begin again after a short wait for a lock."""
     source.execute("create table t (id int primary key, v text); create index on t (v)")
     target.execute(f"alter database {target.name} set lock_timeout = '1234ms'")
     analyze, found = finish_copies._analyze, list[Any]()
@@ -252,8 +254,8 @@ async def test_a_copy_goes_on_without_the_lock_timeout_of_its_role(
 async def test_a_foreign_key_that_can_never_be_made_is_given_up_once_that_is_certain(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The target lacks a unique index for one. Rows that a session of the source let in refuse the
-    other.
+    """The target lacks a unique index for the first. Rows that a session of the source let in
+    refuse the second.
     """
     monkeypatch.setattr(target_definitions, "FOREIGN_KEY_ATTEMPTS", 1000)
     source.execute(

@@ -80,7 +80,7 @@ async def test_1600_columns_with_a_key(
     source="; ".join([wide("t", WIDTH_MAX, "smallint"), EXTERNAL, insert("t", 1, 60)]),
 )
 async def test_filter_and_set_of_wide_rows(shared: Shared) -> None:
-    """They are computed where the halves of a row are together again."""
+    """The target computes the columns once both halves of a row are together."""
     source, target = shared.source, shared.target
     columns = "id, big, c1, c2, c3, c699, c700"
     wanted = f"select ({columns}, upper(last) || c700)::text from t where c1 > 0 order by id"

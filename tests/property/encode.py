@@ -1,7 +1,7 @@
 """Messages as pgoutput writes them, after "Logical Replication Message Formats" of PostgreSQL's
 documentation.
 
-Independent of `streamer.decode`: it imports nothing from there, so that one misreading of the
+Independent of `streamer.decode`: the module has no common code, so that a misreading of the
 documentation stays visible.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, TypedDict
 
 TOAST: Final = "toast"
-"""A value that was not sent because it is an unchanged TOAST value."""
+"""An unchanged TOAST value, which the source does not send."""
 
 Cell = bytes | None | Literal["toast"]
 """A column of a row message: a value, NULL, or not sent."""
@@ -32,7 +32,7 @@ def _string(text: str) -> bytes:
 
 
 def _xid(xid: int | None) -> bytes:
-    """Within a stream, messages carry the xid of their (sub)transaction behind the kind."""
+    """Within a stream, messages carry the xid of the (sub)transaction behind the kind."""
     return b"" if xid is None else struct.pack(">I", xid)
 
 

@@ -33,7 +33,7 @@ modules = [None] if compiled is None else [None, compiled]
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Some transactions, with definitions that change between them and within them."""
+    """Some transactions, with definitions that change between and within transactions."""
     out = [encode.relation(r, "public", f"t{r}", "d", [(1, "a", 25, -1)]) for r in RELIDS]
     lsn = START
     for xid in range(700, 700 + draw(st.integers(1, 8))):
@@ -85,7 +85,7 @@ def bursts(draw: Any, stream: list[bytes]) -> list[list[bytes]]:
 
 
 def assembled(some: list[list[bytes]], module: Any) -> list[Any]:
-    """Return the blocks and pieces of *some* bursts, and the error that ended them."""
+    """Return the blocks and pieces of *some* bursts, and the error at the end."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "compiled", module)
         assembler = TransactionAssembler(
@@ -132,7 +132,7 @@ def test_a_stream_in_bursts_holds_the_transactions_of_one_burst(data: st.DataObj
 
 
 class _Lane:
-    """A lane that keeps its shares."""
+    """A lane that keeps all transactions."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -142,7 +142,7 @@ class _Lane:
 
 
 class _World:
-    """A dispatcher with two tables, in one lane or in two."""
+    """A dispatcher with two tables, in a single lane or in two."""
 
     def __init__(self, draws: dict[str, Any], *, keeps_blocks: bool) -> None:
         lanes = [_Lane("a"), _Lane("b")]
@@ -242,7 +242,8 @@ def test_a_block_is_dispatched_like_its_transactions(data: st.DataObject) -> Non
         assert whole.tracker.newest_lsn == single.tracker.newest_lsn
         assert whole.dispatcher.has_passed_stop == single.dispatcher.has_passed_stop
     for number in range(10):
-        # In the middle of a lane's block, the position may wait at the end of its own transactions.
+        # In the middle of a lane's block, the position may wait at the end of the lane's
+        # transactions.
         flush_lsn = whole.durable(number)
         assert draws["start"] <= flush_lsn <= single.durable(number)
         assert whole.history.position_through(flush_lsn) <= flush_lsn

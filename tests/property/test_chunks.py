@@ -1,5 +1,5 @@
-"""A copy in chunks against a model of both tables. At each position the target has the rows up to
-the border, as the source had them there.
+"""A copy in chunks against a model of both tables. At each position, the target has the source's
+rows up to the border.
 """
 
 import uuid
@@ -27,7 +27,7 @@ from tests.unit.build import relation
 RELID = 16385
 Key = tuple[int, uuid.UUID]
 Row = tuple[bytes, bytes]
-"""A short value, and one that an update may leave out."""
+"""A short value, and a value that an update may leave out."""
 Table = dict[Key, Row]
 KINDS = sorted(kind for kind, values in ASCENDING.items() if len(values) == 7)
 NUMBERS = {
@@ -49,7 +49,7 @@ class Source:
 
     identity: str
     kind: str
-    """The type of the first column of the key, whose value with number *n* of `ASCENDING` it has."""
+    """The type of the first column of the key, with the value number *n* of `ASCENDING`."""
     is_binary: bool
     states: list[Table] = field(default_factory=lambda: [{}])
     sent: list[list[bytes]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Source:
         return self.cells(key, row) if self.identity == "f" else None
 
     def change(self, table: Table, action: str, key: Key, to: Key, value: bytes) -> bytes | None:
-        """Make a change, if *table* allows it, and return its message."""
+        """Make a change that *table* allows, and return the message."""
         binary = self.is_binary
         if action == "truncate":
             table.clear()
@@ -190,7 +190,7 @@ class Target:
         parts_max: int = 1,
         heap_count: int = 1,
     ) -> bool:
-        """Copy the next chunk as of *point*; return whether it is the last one.
+        """Copy the next chunk as of *point*; return whether the chunk is the last.
 
         *left_behind*: the process dies after that many rows. *parts_max*, of *rows_max* rows: so
         many parts in a chunk, at least. *heap_count*: the partitions of the table.
@@ -199,7 +199,7 @@ class Target:
         chunks = self.chunks or ChunkedCopy(("a", "u"), types, (), "", 0, 1, 1, 0)
         self.rows = {k: row for k, row in self.rows.items() if chunks.border and has(chunks, k)}
         if self.chunks is None:
-            self.position = point  # nothing is there that could change
+            self.position = point  # no row could change
         self.apply(point)
         there = sorted(k for k in self.source.states[point] if not has(chunks, k))
         texts = ASCENDING[self.source.kind]

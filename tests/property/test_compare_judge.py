@@ -1,5 +1,5 @@
-"""A row that is replicated is never different, while source and stream go on as they like. A row
-that was planted always is, once both sides rest.
+"""A replicated row is never different, whatever source and stream do meanwhile. A planted row is
+always different, once both sides rest.
 """
 
 from hypothesis import given
@@ -62,7 +62,7 @@ class World:
         return {} if value is None else {0: [(f"place {version}", (value,))]}
 
     def rest(self) -> None:
-        """Show and apply everything, and read both sides until they can be judged."""
+        """Show and apply all changes, and read both sides until the judge decides."""
         self.copying = False
         for step in ("show", "apply"):
             for _ in self.versions:

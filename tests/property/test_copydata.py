@@ -1,4 +1,4 @@
-"""Data encoded for COPY is read by PostgreSQL's rules: parsed here after its documentation."""
+"""Data encoded for COPY, read by a parser after PostgreSQL's documentation."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ def unescape(field: bytes) -> bytes:
 
 
 def parse_binary(data: bytes) -> Iterator[Cells]:
-    """COPY, "Binary Format": a header, rows of values with their lengths, a trailer."""
+    """COPY, "Binary Format": a header, rows of values with lengths, a trailer."""
     assert data.startswith(SIGNATURE + struct.pack(">II", 0, 0))
     position = len(SIGNATURE) + 8
     while True:
@@ -94,7 +94,7 @@ def tables(values: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[Cells]]:
 
 
 def as_rows(table: list[Cells], binary: bool) -> list[Row]:
-    """Rows as the decoder makes them."""
+    """Rows in the form of the decoder."""
     read = read_binary_row if binary else read_text_row
     return [read(encode.insert(1, row, binary=binary))[0] for row in table]
 
@@ -136,7 +136,7 @@ def test_binary_rows_are_read_back(table: list[Cells], chunk_rows: int) -> None:
 def test_rows_with_large_values_are_read_back(
     case: tuple[bool, list[Cells]], piece_bytes: int
 ) -> None:
-    """They are cut anywhere, also inside an escape sequence."""
+    """The pieces are cut anywhere, also inside an escape sequence."""
     binary, table = case
     with (
         mock.patch.object(large_values, "LARGE_VALUE_BYTES", 4 + 2 if binary else 2),

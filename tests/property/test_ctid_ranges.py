@@ -1,4 +1,4 @@
-"""The parts of a table cover every page once, later pages included. Their groups need few tasks,
+"""The parts of a table cover every page once, later pages included. Groups of parts need few tasks,
 in the order of the tables.
 """
 
@@ -76,7 +76,7 @@ def one_heap(megabytes: int, *, pages: int | None = None) -> Heap:
 
 
 def test_a_table_whose_bulk_is_in_its_toast_is_cut_by_what_it_holds() -> None:
-    """10 GB in 100 pages: eighty tasks, not one."""
+    """10 GB in 100 pages: eighty tasks, not a single task."""
     parts = cut(copy_source((one_heap(10 * 1024, pages=100),)))
     assert len(parts) == 10 * 1024 * MEGABYTE // PART_BYTES == 80
     assert {part.size_bytes for part in parts} == {PART_BYTES}
@@ -89,7 +89,9 @@ def test_a_huge_table_has_larger_parts_instead_of_ever_more() -> None:
 
 
 def test_a_schema_of_all_sizes_needs_few_tasks_and_begins_with_the_smallest() -> None:
-    """One huge table, one whose bulk is TOAST, 500 small ones, of 1000 partitions all but one empty."""
+    """A huge table, a table whose bulk is TOAST, 500 small tables, and 1000 partitions, of which
+    999 are empty.
+    """
     huge = cut(replace(copy_source((one_heap(2048),)), relation_id=1))
     toasted = cut(replace(copy_source((one_heap(512, pages=300),)), relation_id=2))
     empty = Heap("leaf", 8192, 0)

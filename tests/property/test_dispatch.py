@@ -1,8 +1,9 @@
-"""The dispatcher, with the real lanes of `Relations`, against a model that remembers everything.
+"""The dispatcher, with the real lanes of `Relations`, against a model that records all changes.
 
 The source of `tests.property.test_transactions` streams transactions, aborts subtransactions and
-truncates tables. Workers and drainers are the rules of this machine: they apply some of a lane when
-the machine says so. Tables join, leave, are copied, paused, and replaced by tables of their name.
+truncates tables. Workers and drainers are the rules of this machine: the rules apply changes of a
+lane when the machine decides. Tables join, leave, are copied, paused, and replaced by tables of the
+same name.
 """
 
 from collections import deque
@@ -43,7 +44,7 @@ ANOTHER_RELID = 99
 
 @dataclass
 class Owed:
-    """The changes of one relation in one transaction, which the target has to get."""
+    """The changes of a relation in a transaction, which the target has to get."""
 
     expected: list[bytes]
     end_lsn: int
@@ -101,7 +102,7 @@ class MemorySpool:
 
 
 class Dispatching(Transactions):
-    """A source, the dispatcher it feeds, and the changes that every relation should get."""
+    """A source, its dispatcher, and the changes that every relation should get."""
 
     by_transaction = False
     keeps_blocks = True
@@ -168,7 +169,8 @@ class Dispatching(Transactions):
         if self.passed_stop_at is not None:
             assert self.dispatcher.has_reached_stop(Lsn(START - 1))
         elif self.stop_lsn is not None:
-            # The stream ends before the stop position: the source's own position reaches it.
+            # The stream ends before the stop position: the source's own position reaches the stop
+            # position.
             took = self.dispatcher.keepalive(Lsn(max(self.stop_lsn, self.tracker.newest_lsn)))
             assert not took or self.dispatcher.has_reached_stop(self.tracker.flush_lsn)
 
@@ -221,7 +223,7 @@ class Dispatching(Transactions):
         self.leads.clear()
 
     def interrupt(self, data: st.DataObject) -> None:
-        """Let something happen while a transaction has come in part."""
+        """Run a rule while a transaction has come in part."""
         match data.draw(st.sampled_from(["settle", "resync", "leave", "join"])):
             case "settle":
                 self.settle(data, 3, gives_back=False)
@@ -249,7 +251,7 @@ class Dispatching(Transactions):
             self.out = []
 
     def lose_connection(self, data: st.DataObject, todo: list[Operation]) -> None:
-        """An attempt to stream ends with its connection, and its dispatcher with it: no rule."""
+        """An attempt to stream and its dispatcher end with the connection: no rule."""
 
     # ---- tables --------------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class Dispatching(Transactions):
             return
         lane = self.relations.lane(self.mapped[relid])
         if self.by_transaction and not lane.is_held_for_copy:
-            return  # a new attempt does it: `reload._may_change`
+            return  # left to a new attempt: `reload._may_change`
         assert self.relations.remove(self.mapped.pop(relid)) is lane
         self.copied_through.pop(relid, None)
         self.forget_owed(relid, EVERYTHING)
@@ -290,7 +292,7 @@ class Dispatching(Transactions):
 
     @rule(relid=st.sampled_from(TABLES))
     def resync(self, relid: int) -> None:
-        """A copy is wanted: it will have everything that was dispatched before."""
+        """A copy is due, and will have all changes that were dispatched before."""
         if (mapped := self.mapped.get(relid)) is None or relid in self.copied_through:
             return
         mapped.relid = None
@@ -301,7 +303,7 @@ class Dispatching(Transactions):
 
     @rule(relid=st.sampled_from(TABLES), ahead=st.integers(0, 2))
     def begin_copy(self, relid: int, ahead: int) -> None:
-        """Its consistent point may be ahead of the stream."""
+        """The consistent point may be ahead of the stream."""
         mapped = self.mapped.get(relid)
         if mapped is None or relid in self.copied_through:
             return
@@ -330,7 +332,7 @@ class Dispatching(Transactions):
 
     @rule(relid=st.sampled_from(TABLES))
     def replace(self, relid: int) -> None:
-        """The source drops a table and creates another one of its name."""
+        """The source drops a table and creates a table of the same name."""
         mapped = self.mapped.get(relid)
         if mapped is not None and not self.relations.lane(mapped).is_held_for_copy:
             mapped.relid = ANOTHER_RELID
@@ -365,7 +367,7 @@ class Dispatching(Transactions):
         lane = lanes[data.draw(st.integers(0, len(lanes) - 1))]
         waiting = self.queue.waiting.get(lane, [])
         if waiting and gives_back:
-            # The window of the worker comes back after the changes queued behind it.
+            # The window of the worker comes back after the queued changes.
             first, rest = waiting[:count], waiting[count:]
             waiting.clear()
             for transactions in (rest, first):
@@ -434,7 +436,7 @@ class Dispatching(Transactions):
     # ---- invariants -----------------------------------------------------------------------------
 
     def what_was_committed_has_arrived(self) -> None:
-        """The pieces are taken apart by the dispatcher, so the list of them stays empty."""
+        """The dispatcher takes the pieces apart, so the list of pieces stays empty."""
 
     @invariant()
     def the_position_never_passes_a_change_that_is_not_durable(self) -> None:
@@ -469,7 +471,7 @@ class Dispatching(Transactions):
 
 
 class DispatchingByTransaction(Dispatching):
-    """The relations that are in step share one lane."""
+    """The relations in sync share a lane."""
 
     by_transaction = True
 

@@ -1,8 +1,8 @@
 """`filter` and `set`: for any expressions and rows, the copy, the stream and a SELECT at the source
 agree.
 
-Each example makes two tables for each of a handful of rules. One gets its rows before streaming
-begins, the other comes to the same rows by changes.
+Each example makes two tables for each of a handful of rules. The first gets all rows before
+streaming begins, the second the same rows by changes.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ COLUMNS: Final = {
     "c": "char(4)",
 }
 
-# ---- expressions, by the type they give --------------------------------------------------------
+# ---- expressions, by the type of the result ----------------------------------------------------
 
 _LEAVES: Final = {
     "number": ["i", "n", "f", "7", "-1.5", "length(s)", "extract(year from ts)", "cardinality(a)"],

@@ -1,4 +1,4 @@
-"""A journal torn at any byte continues after its last whole transaction, and finds damage."""
+"""A journal torn at any byte continues after the last whole transaction, and finds damage."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ FIRST = Branch(1)
 
 
 def transaction(number: int, rows: list[bytes]) -> list[bytes]:
-    """A transaction as pgoutput sends it; each tells of its relation first, as after a reconnect."""
+    """A transaction in pgoutput's form, with RELATION messages first, as after a reconnect."""
     begin = struct.pack(">cQqI", b"B", final_lsn(number), number, number)
     relation = b"R" + struct.pack(">I", number % 3) + b"definition %d" % number
     commit = struct.pack(">cBQQq", b"C", 0, final_lsn(number), end_lsn(number), number)
@@ -66,7 +66,7 @@ def gatherer_of(journal: Journal, start_lsn: Lsn = START) -> Gatherer:
 
 
 def messages_in(journal: Journal, lsn: Lsn = START, branch: Branch = FIRST) -> list[bytes]:
-    """Everything a pipeline would read, without the initial contents."""
+    """All changes that a pipeline would read, without the initial contents."""
     stream = JournalStream(journal, lsn, branch)
     found: list[bytes] = []
     while True:
@@ -162,7 +162,7 @@ def test_torn_anywhere_it_ends_behind_a_whole_transaction(
             if survivors
             else None
         )
-        # It goes on, and the source sends everything again from where it began.
+        # The journal goes on, and the source sends all changes again from the beginning.
         again.rewind()
         gatherer = gatherer_of(again)
         assert gatherer.feed([message for each in whole for message in each])
@@ -192,7 +192,7 @@ def test_a_changed_byte_is_found(rows: list[list[bytes]], data: st.DataObject) -
             found = row_messages(messages_in(again))
         except JournalError:
             return
-        # It looks torn: then it ends before the acknowledged position, and the slot shows it.
+        # A journal that looks torn ends before the acknowledged position, which the slot shows.
         assert again.end_lsn < end or found == expected
         assert found == expected[: len(found)]
         again.close()
@@ -293,7 +293,7 @@ def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_journal_goes_on_with_a_later_timeline_and_a_reader_of_the_former_one_stops_there() -> (
     None
 ):
-    """The position behind the last transaction is also behind the fork, so it goes."""
+    """The position behind the last transaction is also behind the fork, and so is removed."""
     fork_lsn = Lsn(end_lsn(1) + 1)
     later = Branch(2, ((1, fork_lsn),))
     another = Branch(2, ((1, Lsn(fork_lsn - 2)),))

@@ -1,4 +1,4 @@
-"""Names: every name that PostgreSQL can store is printed so that it is read back."""
+"""Names: every name that PostgreSQL can store survives printing and parsing."""
 
 import re
 
@@ -83,7 +83,7 @@ def test_long_names_that_differ_anywhere_stay_apart(database: str, place: int) -
 
 
 def scan_identifier(sql: str) -> str:
-    """Read a quoted identifier as scan.l does; it must be all there is."""
+    """Read a quoted identifier as scan.l does, up to the end of the text."""
     assert sql[0] == sql[-1] == '"'
     inside = sql[1:-1]
     assert '"' not in inside.replace('""', "")

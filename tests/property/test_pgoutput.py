@@ -1,4 +1,6 @@
-"""Messages written after PostgreSQL's documentation are read back; anything else is refused."""
+"""The parser reads messages written after PostgreSQL's documentation, and refuses malformed
+messages.
+"""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
-"""A lane that is held to a point against a model: what commits before the point is applied first,
-and everything once and in order.
+"""A lane that is held to a point against a model: earlier commits are applied first, and all
+changes once and in order.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ RELATION = relation(["a"])
 
 
 class Queue:
-    """A worker's queue: it settles the oldest shares, or gives all back."""
+    """A worker's queue: the worker applies the oldest transactions, or returns all."""
 
     def __init__(self) -> None:
         self.transactions: list[LaneTransaction] = []
@@ -97,7 +97,7 @@ class HeldToPoint(RuleBasedStateMachine):
     @precondition(lambda self: Hold.POINT in self.lane.hold)
     @rule(ahead=st.integers(0, 8))
     def take_snapshot(self, ahead: int) -> None:
-        """A snapshot is newer than everything that has come, and than the one before."""
+        """A snapshot is newer than all received changes, and than the snapshot before."""
         point = Lsn((self.newest + ahead) * 10 + 6)
         if self.lane.point is None or point > self.lane.point:
             self.lane.hold_to_point(point)
@@ -121,7 +121,7 @@ class HeldToPoint(RuleBasedStateMachine):
         point = self.lane.point
         assert point is not None
         if self.newest * 10 + 5 < point:
-            return  # the stream has not delivered everything before the point
+            return  # the stream has not delivered all changes before the point
         before = [number for number in self.dispatched if number * 10 < point]
         assert self.applied == before
         self.lane.release(Hold.POINT)

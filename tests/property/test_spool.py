@@ -110,7 +110,9 @@ class Spooling(RuleBasedStateMachine):
 
     @rule()
     def discard_open(self) -> None:
-        """The connection was lost; a reader learns of it if it has seen any of that share."""
+        """The connection was lost; a reader that has seen a part of the transaction learns of the
+        loss.
+        """
         self.spool.discard_open()
         if self.open is None:
             return
@@ -138,7 +140,7 @@ class Spooling(RuleBasedStateMachine):
     def check(self, transactions: list[LaneTransaction]) -> None:
         following = self.finished[self.read_count :] + ([self.open] if self.open else [])
         if not transactions:
-            # Nothing can be left but the beginning of the unfinished share, without a change.
+            # Only the beginning of the unfinished transaction can be left, without a change.
             assert [
                 lane_transaction
                 for lane_transaction in following
@@ -167,7 +169,7 @@ class Spooling(RuleBasedStateMachine):
     @precondition(lambda self: self.read_count > self.released)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        """Forget the first of the read shares; the spool reads the others again on request."""
+        """Forget the first of the read transactions; the spool reads the rest again on request."""
         count = data.draw(st.integers(0, self.read_count - self.released))
         self.spool.release(count)
         self.released += count

@@ -1,4 +1,4 @@
-"""The acknowledged position against a model that remembers everything."""
+"""The acknowledged position against a model that records all commits."""
 
 from dataclasses import dataclass
 from unittest import mock
@@ -64,7 +64,7 @@ class Tracking(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, LANES - 1), data=st.data())
     def durable(self, number: int, data: st.DataObject) -> None:
-        """A lane has committed its oldest transactions; now and then it says so twice."""
+        """A lane has committed its oldest transactions, and now and then reports that twice."""
         pending = [entry for entry in self.history if number in entry.lanes]
         count = data.draw(st.integers(0, len(pending)))
         through = pending[count - 1].end_lsn if count else START
@@ -82,7 +82,7 @@ class Tracking(RuleBasedStateMachine):
                 entry.lanes.discard(number)
 
     def model_flush_lsn(self) -> int:
-        """The last position in front of the first that something is pending in."""
+        """The last position before the first pending transaction."""
         reached = START
         for entry in self.history:
             if entry.lanes:
@@ -97,8 +97,8 @@ class Tracking(RuleBasedStateMachine):
         for lane in range(LANES):
             if sum(lane in entry.lanes for entry in self.history) > self.runs_max:
                 self.has_merged = True
-        # After merging, it may lag behind, or stand at a copy's position between two commits.
-        # Another invariant says that it never passes a gap.
+        # After merging, the position may lag, or stand at a copy's position between two commits. A
+        # second invariant checks that the position never passes a gap.
         if not self.has_merged:
             assert flush_lsn == expected
 

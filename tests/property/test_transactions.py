@@ -1,8 +1,8 @@
-"""For any source, each committed transaction arrives once, whole and in order.
+"""For any source, each committed transaction arrives once, complete and in order.
 
-`Source` behaves like a walsender with pgoutput. It sends RELATION before the first change of a
-relation and after each change of its definition. It streams some transactions in parts, and rolls
-some of them or their subtransactions back. The test compares its commits with the pieces.
+`Source` behaves like a walsender with pgoutput. `Source` sends RELATION before the first change of
+a relation and after each change of the definition. Some transactions are streamed in parts, and
+some transactions or subtransactions are rolled back. The test compares the commits with the pieces.
 """
 
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ UNMAPPED = 16387
 PIECE_BYTES_MAX = 150
 
 Flat = dict[int, list[tuple[int, bytes]]]
-"""For each relation its changes in order, each with the number of columns it was made with."""
+"""The changes of each relation in order, each with the number of columns at that time."""
 
 
 class ListSpool:
-    """A spool in memory that notices being used after its end."""
+    """A spool in memory that detects use after its end."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[bytes, list[bytes]]] = []
@@ -57,9 +57,11 @@ class Streamed:
     is_foreign: bool
     known: dict[int, int] = field(default_factory=dict)
     changes: list[tuple[int, int, int, bytes]] = field(default_factory=list)
-    """Subtransaction, relation, its number of columns, change."""
+    """Subtransaction, relation, number of columns, change."""
     open: list[list[int]] = field(default_factory=list)
-    """Open subtransactions, the innermost last: its xid, then those of others that fall with it."""
+    """Open subtransactions, the innermost last: the xid, then the xids of subtransactions that fall
+    with it.
+    """
     has_begun: bool = False
 
     @property
@@ -68,12 +70,12 @@ class Streamed:
 
     @property
     def locked(self) -> set[int]:
-        """Relations that have changes; a subtransaction that is rolled back lets go of its own."""
+        """Relations that have changes; a rolled back subtransaction loses its changes."""
         return {change[1] for change in self.changes}
 
 
 Operation = tuple[str, int]
-"""The action, and its relation."""
+"""The action, and the relation."""
 
 _ORDINARY = ["change", "change", "change", "truncate", "message"]
 
@@ -84,7 +86,7 @@ def operations(*more: str) -> st.SearchStrategy[list[Operation]]:
 
 
 class Transactions(RuleBasedStateMachine):
-    """A source, the assembler that it feeds, and the expected pieces."""
+    """A source, its assembler, and the expected pieces."""
 
     forward_origins = False
 
@@ -247,7 +249,7 @@ class Transactions(RuleBasedStateMachine):
     @precondition(lambda self: any(stream.open for stream in self.streams.values()))
     @rule(data=st.data())
     def roll_back_to_savepoint(self, data: st.DataObject) -> None:
-        """Everything since falls; each subtransaction that was streamed is aborted by itself."""
+        """All later changes fall; each streamed subtransaction is aborted separately."""
         within = sorted(xid for xid, stream in self.streams.items() if stream.open)
         stream = self.streams[data.draw(st.sampled_from(within))]
         depth = data.draw(st.integers(0, len(stream.open) - 1))
@@ -279,7 +281,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(data=st.data(), todo=operations())
     def lose_connection(self, data: st.DataObject, todo: list[Operation]) -> None:
-        """In the middle of a transaction; everything that is not committed comes to nothing."""
+        """In the middle of a transaction; all uncommitted changes are lost."""
         self.out.append(encode.begin(self.new_lsn(), 5, self.new_xid()))
         for _, relid in todo:
             self.send_relation(relid, self.known, None)

@@ -1,4 +1,4 @@
-"""Rows are read as they were written, for any values."""
+"""The decoder reads rows as written, for any values."""
 
 import struct
 from typing import cast

@@ -20,7 +20,7 @@ MAY_BLOCK = (
         {"__init__", "new_file", "append", "append_large", "_flush", "_write", "truncate", "read",
          "_read_bytes", "release", "replay", "close", "discard_open"},
     ),
-    # A journal removes its files of 64 MB one by one, when the target has all their changes.
+    # A journal removes its files of 64 MB one by one, when the target has all changes of a file.
     ("streamer/source/journal/journal_files.py", {"trim"}),
     # The log prints a defect with a traceback, and reads the source code for that.
     ("structlog/dev.py", {"__call__"}),

@@ -38,7 +38,7 @@ def matching(findings: list[Finding], severity: Severity, *words: str) -> list[F
 
 
 class Checker:
-    """Checks one source and one target, and runs the SQL of a finding."""
+    """Checks a source and a target, and runs the SQL of a finding."""
 
     def __init__(self, path: Path, source: Database, target: Database) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Checker:
         return [finding for finding in report.findings if "fsync" not in finding.problem]
 
     async def finds(self, severity: Severity, *words: str) -> Finding:
-        """Return the one finding that has all *words*."""
+        """Return the only finding with all *words*."""
         findings = await self.findings()
         matches = matching(findings, severity, *words)
         assert len(matches) == 1, "\n".join(map(str, findings))
@@ -69,7 +69,7 @@ class Checker:
         assert not matching(findings, severity, *words), "\n".join(map(str, findings))
 
     async def mends(self, severity: Severity, *words: str) -> Finding:
-        """Find it, run its SQL, and find it no more."""
+        """Check that the finding appears, and disappears after its SQL has run."""
         finding = await self.finds(severity, *words)
         self.run_fix(finding)
         await self.is_gone(severity, *words)
@@ -86,7 +86,9 @@ class Checker:
 
 @pytest.fixture
 def role(shared_server: Server) -> Iterator[str]:
-    """A role that may do next to nothing. Name it before the databases: it is dropped after them."""
+    """A role with hardly any privilege. Name the role before the databases, so that the drop comes
+    after.
+    """
     name = f"lowly_{os.getpid()}_{next(_numbers)}"
     shared_server.execute(f"create role {name} login replication")
     yield name
@@ -124,7 +126,9 @@ async def prepare_bookkeeping(checker: Checker) -> None:
 
 @contextlib.contextmanager
 def prepared(db: Database, gid: str) -> Iterator[None]:
-    """Have a prepared transaction for the length of a block, or until a session ends it."""
+    """Have a prepared transaction for the length of a block, or until a session ends the
+    transaction.
+    """
     db.execute(f"begin; insert into items values (1); prepare transaction {quote_literal(gid)}")
     try:
         yield

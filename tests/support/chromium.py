@@ -17,7 +17,7 @@ _NAMES = (
 
 
 def launch(chromium: BrowserType) -> Browser:
-    """Start the browser. Raises FileNotFoundError, with the command that installs it."""
+    """Start the browser. Raises FileNotFoundError, with the command that installs the browser."""
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
         raise FileNotFoundError(f"Chromium is not on this machine; run: {INSTALL}")

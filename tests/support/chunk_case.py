@@ -1,4 +1,4 @@
-"""A table whose rows change on both sides of each border while its chunks come."""
+"""A table whose rows change on both sides of each border during the copy of its chunks."""
 
 from pathlib import Path
 
@@ -27,8 +27,8 @@ alter table big alter large set storage external;
 insert into big select g, 'before', case when g % 5 = 0 then repeat('large', 420) end
 from generate_series(1, 1200) g;
 """
-"""Rows of one range of keys are in several partitions, of which one has its columns in another
-order and with other numbers.
+"""Rows of a range of keys are in several partitions. One partition has a different order and
+different numbers of columns.
 """
 SETTINGS = "sync: {resumable_above: 400kB}"
 """The first chunk has 320 rows: streamer assumes 128 bytes for a row without statistics."""
@@ -36,7 +36,7 @@ CHUNKS = "select coalesce((select (chunks->>'count')::int from streamer.relation
 
 
 def write(source: Database, n: int) -> None:
-    """Change rows in front of each border, behind it, and across it in both directions."""
+    """Change rows before, behind and across each border, in both directions."""
     source.execute(
         f"""
         begin;
@@ -58,7 +58,7 @@ def request(target: Database, action: str) -> None:
 
 
 class ChunkCase(Kills):
-    """One source, its target, and the writer."""
+    """A source, its target, and the writer."""
 
     DDL = DDL
 
@@ -82,7 +82,9 @@ class ChunkCase(Kills):
 
     @property
     def unchanged(self) -> str:
-        """The place of a row of the first chunk. The writer never changes it, another copy would."""
+        """The place of a row of the first chunk. The writer never changes this row, but a second
+        copy would.
+        """
         return str(self.target.value("select xmin || ' ' || ctid from big where id = 97"))
 
     @property

@@ -1,7 +1,7 @@
-"""Servers whose data directories are copies of one that initdb made.
+"""Servers whose data directories are copies of a directory from initdb.
 
-A copy takes a tenth of the CPU of initdb. streamer tells clusters apart by their system identifiers, so
-each copy gets one of its own.
+A copy takes a tenth of the CPU of initdb. streamer tells clusters apart by their system
+identifiers, so each copy gets a new identifier.
 """
 
 import atexit
@@ -26,7 +26,7 @@ _IN_SEGMENT: Final = 24
 
 
 class CopiedServer(Server):
-    """A server that does not run initdb itself."""
+    """A server without its own initdb."""
 
     def __init__(self, directory: Path, binaries: Path, settings: dict[str, str]) -> None:
         super().__init__(directory, binaries, settings)
@@ -57,7 +57,7 @@ class CopiedServer(Server):
 def _template(binaries: Path) -> Path:
     """Return the data directory of a cluster that never runs.
 
-    The processes of one run of pytest share the directory. The last process to end removes it.
+    The processes of a run of pytest share the directory. The last process to end removes it.
     """
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     directory = Path(tempfile.gettempdir()) / f"streamer-template-{run}"
@@ -75,7 +75,7 @@ def _template(binaries: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked() -> Iterator[None]:
-    """Let no other process make or remove a template during a block."""
+    """Exclude all processes but this from making or removing a template during a block."""
     with Path(__file__).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -89,7 +89,7 @@ def _leave(directory: Path) -> None:
 
 
 def _identify(data: Path) -> None:
-    """Give a cluster that has not run an identifier of its own."""
+    """Give a new identifier to a cluster that has not run."""
     identifier = struct.pack("=Q", secrets.randbits(62))
     path = data / "global" / "pg_control"
     control = path.read_bytes()

@@ -157,7 +157,7 @@ def _columns(text: str) -> list[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """Return the columns of CREATE TABLE, or the labels of CREATE TYPE in their order."""
+    """Return the columns of CREATE TABLE, or the labels of CREATE TYPE in order."""
     return (
         [line.removesuffix(",") for line in text.splitlines()] if _ENUM in text else _columns(text)
     )

@@ -54,7 +54,7 @@ def assert_equal(
         problems = _obstacles(world, process.config, target)
         for sid, db in sources.items():
             problems += _unequal_rows(world, sid, db, target)
-        # pg_dump fails if an index or a constraint goes while it reads.
+        # pg_dump fails if an index or a constraint goes during the dump.
         return problems or find_unlike()
 
     remaining = find()

@@ -1,7 +1,7 @@
-"""A large fleet as the status has it, without servers: for the wall of the page.
+"""The status of a large fleet, without servers: for the fleet overview of the page.
 
-As a program it serves the page with such a fleet: ``python -m tests.support.fleet PORT``. With
-``--picture`` the fleet has 60 sources on three processes, one of them in trouble.
+As a program, the module serves the page with such a fleet: ``python -m tests.support.fleet PORT``.
+With ``--picture``, the fleet has 60 sources on three processes, and a source in error.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ DATABASES = ("billing", "shop", "stock", "web")
 
 
 def a_table(name: str, **values: Any) -> dict[str, Any]:
-    """Return a table as the status has it."""
+    """Return a table in the form of the status."""
     return {"source": f"public.{name}", "target": f"public.{name}", "type": "clone",
             "state": "ready", "error": None, "quarantined": 0, "rows_copied": 1,
             "rows_total": None, "end_lsn": "0/1", **values}  # fmt: skip
 
 
 def a_source(database: str, sid: str | None, *tables: dict[str, Any], **values: Any) -> Any:
-    """Return a source as the status has it."""
+    """Return a source in the form of the status."""
     return {"database": database, "sid": sid, "state": "streaming", "slot": "s", "error": None,
             "hint": None, "lag_bytes": 0, "lag_seconds": 0.1, "retained_wal_bytes": 4096,
             "confirmed_flush_lsn": "0/1A2B3C", "tables": list(tables), "heartbeat_seconds": None,
@@ -38,10 +38,9 @@ def a_source(database: str, sid: str | None, *tables: dict[str, Any], **values: 
 
 
 def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
-    """Return four groups of sources.
-
-    One source is in error, and one has a table in error. One copies, one waits for its turn, and
-    one has a table that no comparison can read.
+    """Return four groups of sources: a source in error, a source with a table in error, and a
+    source that copies. A source waits for its turn, and a source has a table that no comparison can
+    read.
     """
     fleet = []
     for number in range(sources):
@@ -69,7 +68,7 @@ def large_fleet(sources: int = 200, tables: int = 100) -> list[dict[str, Any]]:
 
 
 def pictured_fleet() -> list[dict[str, Any]]:
-    """Return 60 tenants that three processes stream; one has a table in error, and two copy."""
+    """Return 60 tenants that three processes stream; a tenant has a table in error, two copy."""
     chance = random.Random(7)
     fleet = []
     for number in range(1, 61):
@@ -109,7 +108,7 @@ def mapping_of(fleet: list[dict[str, Any]], directory: Path) -> Mapping:
 
 
 def show_fleet(service: AdminService, fleet: list[dict[str, Any]], directory: Path) -> None:
-    """Let *service* have *fleet* as its mapping and status."""
+    """Give *service* the mapping and status of *fleet*."""
     service.mapping = mapping_of(fleet, directory)
     order = {source.label: number for number, source in enumerate(service.mapping.sources)}
     fleet.sort(key=lambda row: order[table_requests.SourceKey(row["database"], row["sid"]).label])
@@ -133,7 +132,7 @@ def fill_history(series: Series, labels: Sequence[str], now: float) -> None:
 
 
 async def serve(port: int, fleet: list[dict[str, Any]]) -> None:
-    """Serve the page with a fleet whose requests all succeed but those of one source."""
+    """Serve the page with a fleet whose requests all succeed, except those of a single source."""
     import uvicorn
 
     from streamer.admin.service import act_on_many_sources

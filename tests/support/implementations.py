@@ -18,7 +18,7 @@ def _available() -> list[str]:
 
 @pytest.fixture(scope="module", autouse=True, params=_available())
 def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Import this fixture into a module to run all of its tests with both implementations."""
+    """Import this fixture into a module to run all its tests with both implementations."""
     compiled = choice.choose(request.param)[0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "compiled", compiled)

@@ -1,4 +1,4 @@
-"""No test leaves a patch or a log handler to the tests that follow in its process."""
+"""No test leaves a patch or a log handler to the next tests of the process."""
 
 import logging
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Processes of one configuration that die at failpoints, one after the other.
+"""Processes of a configuration that die at failpoints, in turn.
 
-Each process continues where the process before died. So a faulty state at a
-death keeps the next process from its own failpoint, or shows in the rows of the end.
+Each process continues where the process before died. So a faulty state at a death keeps the next
+process from reaching its failpoint, or shows in the final rows.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ def arm(failpoint: str) -> dict[str, str]:
 
 
 class Kills:
-    """A source, its target, and the processes that stream between them.
+    """A source, its target, and the processes that stream.
 
     ``acts``: how often a test has changed the source while a process ran. ``deaths``: how many
     processes have died at a failpoint. ``failpoint``: where the process that runs is to die.
@@ -55,7 +55,7 @@ class Kills:
         self.configure(rules, **options)
 
     def configure(self, rules: str, **options: Any) -> None:
-        """Let the next process have other rules."""
+        """Give the next process new rules."""
         write_config(self.config, self.source, self.target, rules, **options)
 
     def process(self, failpoint: str | None = None) -> Process:
@@ -64,7 +64,9 @@ class Kills:
         return Process(self.config, environment=environment, program=self.program)
 
     def call(self, *arguments: str, failpoint: str | None = None) -> tuple[int, str]:
-        """Run a command of the program, until *failpoint* kills it; return its code and output."""
+        """Run a command of the program until *failpoint* kills the command; return exit code and
+        output.
+        """
         environment = {} if failpoint is None else arm(failpoint)
         words = ("--config", str(self.config), *arguments)
         result = run(PLAIN, *words, environment=environment, seconds=DEATH_SECONDS)
@@ -179,10 +181,10 @@ def differing(kills: Kills, rows: Sequence[Rows]) -> list[Rows]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Story:
-    """Processes that die one after the other, and the rows of both sides in the end."""
+    """Processes that die in turn, and the final rows of both sides."""
 
     failpoints: tuple[str, ...]
-    """Where the processes die, in their order."""
+    """Where the processes die, in order."""
     both: str = ""
     source: str = ""
     target: str = ""
@@ -200,13 +202,13 @@ class Story:
     act: Act = ""
     """Runs again and again from the moment that the process streams, until the process dies."""
     once: Act = ""
-    """Runs once for each process, as it streams."""
+    """Runs once for each streaming process."""
     until: Callable[[Kills], object] = lambda _: True
     """The last process runs until this holds."""
     rows: Sequence[Rows] = ()
     """Rows that are the same on both sides in the end. The last process waits for these, too."""
     expected: dict[str, object] = dataclasses.field(default_factory=dict)
-    """Rows of the target in the end, by their query."""
+    """The final rows of the target, by query."""
     after: Callable[[Kills], object] = lambda _: None
     """Checks besides rows."""
 

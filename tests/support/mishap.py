@@ -20,14 +20,14 @@ from tests.support.streamer import write_config
 from tests.support.waiting import eventually, polls
 
 SEEN_SECONDS: Final = float(os.environ.get("TEST_SEEN_SECONDS", "60"))
-"""An idle machine needs 15; this one may be busy with other tests."""
+"""An idle machine needs 15; a machine that runs further tests may need more."""
 READY_SECONDS: Final = 90.0
 VIEWS: Final = ("readyz", "page", "status")
 """By their cost."""
 
 
 class Site:
-    """A running process of the program, and everything an operator can look at."""
+    """A running process of the program, and all views of an operator."""
 
     def __init__(self, config: Path, port: int, source: Database, target: Database) -> None:
         self.config = config
@@ -129,7 +129,7 @@ class Site:
         return result.stdout
 
     def is_mended(self, *tables: str) -> None:
-        """Wait until everything is ready and visible; then rows are equal."""
+        """Wait until all tables are ready and all changes visible; then rows are equal."""
         self.is_ready()
         caught_up(self.process, READY_SECONDS)
         for table in tables or ("t",):
@@ -164,7 +164,7 @@ def make_site(
 
 
 def make_admin_site(directory: Path, source: Database, target: Database) -> Site:
-    """Write a configuration with a mapping database, and apply a mapping of one table."""
+    """Write a configuration with a mapping database, and apply a mapping of a table."""
     port = free_port()
     config = directory / "config.yaml"
     config.write_text(

@@ -1,4 +1,4 @@
-"""Tables of every kind, work that touches all of them at once, and how both sides are to look."""
+"""Tables of every kind, work on all tables at once, and the expected rows of both sides."""
 
 from tests.support.postgres import Database, assert_same
 

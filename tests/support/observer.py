@@ -1,4 +1,4 @@
-"""Questions to the databases of a configuration, as `streamer status` and `streamer wait` ask them."""
+"""Queries of the databases of a configuration, as by `streamer status` and `streamer wait`."""
 
 import asyncio
 import atexit
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class Observer:
-    """Keeps its connections open: a test asks many times, and a connection costs more than the rest
-    of a question.
+    """Keeps connections open: a test queries many times, and a connection costs more than the rest
+    of a query.
     """
 
     def __init__(self, target: Secret) -> None:
@@ -41,7 +41,7 @@ class Observer:
         """That wait for an answer."""
 
     async def wait(self, mapping: Mapping, seconds: float, scope: Scope = ALL) -> str | None:
-        """Wait until everything committed now is visible; return the obstacle that is left."""
+        """Wait until all present commits are visible; return the remaining obstacle."""
         return await wait_command.wait_over(
             self.bookkeeping, mapping, seconds, scope, self._read_end
         )
@@ -83,11 +83,11 @@ class Observer:
 
 Question = Callable[[Observer, Mapping], Coroutine[Any, Any, T]]
 _observers: dict[Secret, Observer] = {}
-"""The last observer, by the url of its target, and others that wait for an answer."""
+"""The last observer, by the url of the target, and observers that wait for an answer."""
 
 
 def ask(config: Path, question: Question[T]) -> T:
-    """Ask about *config* from wherever, be it a running event loop. A process of its own would take
+    """Query *config* from any thread, even in a running event loop. A separate process would take
     two seconds to start, many hundred times.
     """
     return asyncio.run_coroutine_threadsafe(_ask(config, question), _loop()).result()

@@ -1,4 +1,5 @@
-"""The work of `streamer.copy.spark.job --serve`, in threads instead of Spark, without its start.
+"""The work of `streamer.copy.spark.job --serve`, in threads instead of Spark, without the start of
+Spark.
 
 The rest of a copy is real: the launcher, a separate process, jobs, events, retried tasks. The
 process is a fork of its parent, because the imports would take 0.2 s of CPU.
@@ -60,7 +61,7 @@ def main() -> None:
         command, _, path = line.strip().partition(" ")
         if command == "run":
             threading.Thread(target=_run_job, args=(path,), daemon=True).start()
-        else:  # a thread cannot be interrupted; its tasks do not run again
+        else:  # a thread cannot be interrupted; the tasks do not run again
             _cancelled.add(path)
     os._exit(0)
 
@@ -69,7 +70,7 @@ async def start(*_: str, env: dict[str, str], **options: Any) -> asyncio.subproc
     """Start the process, in place of `asyncio.create_subprocess_exec`."""
 
     def serve() -> None:
-        """Work in the forked process, and never return to its program."""
+        """Work in the forked process, and never return to the program."""
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -28,7 +28,7 @@ async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 @dataclass
 class Pooler:
-    """Clients have a session for each transaction, or *per_client* for their whole life."""
+    """Clients have a session for each transaction or, with *per_client*, for all transactions."""
 
     host: str
     port: int
@@ -116,7 +116,7 @@ class Pooler:
 
 @contextlib.asynccontextmanager
 async def pooler(host: str, port: int, *, per_client: bool = False) -> AsyncIterator[int]:
-    """Run a pooler in front of a server; yield its port."""
+    """Run a pooler in front of a server; yield the port."""
     pool = Pooler(host, port, per_client)
     server = await asyncio.start_server(pool.serve, "127.0.0.1", 0)
     try:

@@ -1,4 +1,4 @@
-"""Real servers: one that most tests share, each with databases of its own, and private ones to
+"""Real servers: a shared server, on which each test has separate databases, and private servers to
 maltreat.
 """
 
@@ -29,19 +29,19 @@ from tests.support.clusters import CopiedServer
 from tests.support.waiting import LOCK_SECONDS, polls
 
 SETTINGS = {
-    # Tests do not pull the plug of the machine; killed processes lose nothing by this.
+    # Tests do not crash the machine, and killed processes lose no change by this setting.
     "fsync": "off",
     "max_wal_senders": "60",
     "max_replication_slots": "60",
     "max_connections": "300",
     "max_prepared_transactions": "10",
     "track_commit_timestamp": "on",
-    # No test waits for autovacuum, and its workers would visit every database every ten seconds.
+    # No test waits for autovacuum, whose workers would visit every database every ten seconds.
     "autovacuum_naptime": "1h",
     "max_wal_size": "256MB",
     # PostgreSQL 15 of a distribution compiles queries of tests, which have no statistics to go by.
     "jit": "off",
-    # A killed server leaves its dynamic shared memory in its data directory, which the test removes.
+    # A killed server leaves dynamic shared memory in the data directory, which the test removes.
     "dynamic_shared_memory_type": "mmap",
 }
 
@@ -53,7 +53,7 @@ _numbers = itertools.count(1)
 
 
 def _machine_binaries() -> Path | None:
-    """Return the machine's own PostgreSQL, if it has one."""
+    """Return the machine's own PostgreSQL, if installed."""
     if shutil.which("pg_config") is None:
         return None
     output = subprocess.run(["pg_config", "--bindir"], check=True, capture_output=True, text=True)
@@ -76,8 +76,8 @@ def versions() -> dict[str, Path]:
 def _parent() -> str | None:
     """Return a directory in memory if there is room for the servers of all processes.
 
-    Each test makes and drops two databases of 300 files. ext4 takes half of a server's CPU for that
-    because it skips inodes that were freed within the last seconds.
+    Each test makes and drops two databases of 300 files. ext4 takes half of a server's CPU for
+    that, because ext4 skips recently freed inodes.
     """
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     try:
@@ -99,10 +99,10 @@ def server_directory() -> Iterator[Path]:
 
 
 def own_directory(directory: Path) -> Path:
-    """Make a directory that no other server has or had, beside *directory* and named after it.
+    """Make a directory that no server has or had, beside *directory* and named after *directory*.
 
     With `--dist worksteal`, a process can get tests of a module at several times. pytest then tears
-    down the module's fixtures in between and sets them up again.
+    down and sets up the module's fixtures several times.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{directory.name}-", dir=directory.parent))
@@ -110,8 +110,8 @@ def own_directory(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def kept_running(server: Server) -> Iterator[None]:
-    """Make *server*, run it for the length of a block, and remove it. If the block fails, the files
-    stay for a search: the owner of the parent directory removes them.
+    """Make *server*, run the server for the length of a block, and remove the server. If the block
+    fails, the files stay for a search, until the owner of the parent directory removes the files.
 
     Raises ServerError with the last lines of the log if the server does not start.
     """
@@ -133,7 +133,7 @@ def kept_running(server: Server) -> Iterator[None]:
 def running(
     directory: Path, binaries: Path, settings: dict[str, str] | None = None
 ) -> Iterator[CopiedServer]:
-    """Run a server for the length of a block, in a directory of its own beside *directory*."""
+    """Run a server for the length of a block, in a new directory beside *directory*."""
     server = CopiedServer(own_directory(directory), binaries, SETTINGS | (settings or {}))
     with kept_running(server):
         yield server
@@ -141,8 +141,8 @@ def running(
 
 @pytest.fixture(scope="session")
 def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
-    """Return a function that gives the shared server of a major version, and starts it when first
-    needed.
+    """Return a function that returns the shared server of a major version, started at the first
+    use.
     """
     started: dict[str, Server] = {}
     with contextlib.ExitStack() as stack:
@@ -201,16 +201,16 @@ class Database:
         self.server = server
         self.name = name
         self.url_user = "postgres"
-        """The role that the program connects as; tests themselves are superusers."""
+        """The role of the program's connections; tests themselves are superusers."""
         self.port: int | None = None
-        """Of a proxy that the program goes through; tests themselves do not."""
+        """The port of a proxy for the program; tests themselves use none."""
         self.parameters = ""
         """More libpq parameters for the program's connections."""
         self.keeps_connections = False
         self.schema = "public"
-        """That tables without another schema are in."""
+        """The schema of tables without a schema."""
         self.path = "public"
-        """Where sessions of a schema of its own search behind this schema."""
+        """The schemas that sessions search behind this schema."""
         self._idle: list[Connection] = []
 
     @property
@@ -226,10 +226,10 @@ class Database:
         return psycopg.connect(url, autocommit=True, prepare_threshold=None)
 
     def execute(self, sql: str) -> list[tuple[object, ...]]:
-        """Run SQL; return the rows of the last statement if it has any.
+        """Run SQL; return the rows of the last statement, if any.
 
-        Each call finds a session as new. Connections are used again all the same: a test makes some
-        twenty, which costs more than the work they do.
+        Each call finds a session like a new session. Calls reuse connections: a test makes some
+        twenty calls, and connections cost more than the work.
 
         A statement that stops the event loop may wait for an engine that needs this loop. Nobody
         would end this deadlock, so the sessions of the engine that wait for the loop end.
@@ -251,7 +251,7 @@ class Database:
             try:
                 connection.execute(lock_timeout)
                 rows = execute_all(connection, sql)
-            except psycopg.errors.AdminShutdown:  # a test ended it while it was idle
+            except psycopg.errors.AdminShutdown:  # a test ended the idle session
                 connection.close()
                 connection = self.connect()
                 connection.execute(lock_timeout)
@@ -269,7 +269,7 @@ class Database:
         return rows
 
     def _reuse(self) -> Connection | None:
-        """Return a connection that no other thread uses and that is alive."""
+        """Return a live connection for this thread alone."""
         return _pop_live(self._idle)
 
     def close(self) -> None:
@@ -296,7 +296,7 @@ def _has_event_loop() -> bool:
 
 @contextlib.contextmanager
 def database(server: Server, prefix: str, template: str = "template1") -> Iterator[Database]:
-    """Make a database for the length of a block, and drop it with its slots."""
+    """Make a database for the length of a block, and drop the database and its slots."""
     name = f"{prefix}_{os.getpid()}_{next(_numbers)}"
     with operator(server) as connection:
         strategy = _CHEAPEST_COPY if connection.execute(_COPIES_CHEAPLY_SQL).fetchone() else ""
@@ -317,10 +317,10 @@ _NEW_INSTALLATION_SQL = "update streamer.installation set id = md5(current_datab
 
 
 def _make_bookkeeping(server: Server) -> None:
-    """Make a database that has the bookkeeping of streamer, as a template for others.
+    """Make a database that has the bookkeeping of streamer, as a template.
 
-    Some 900 tests start an engine on a target of their own. To create the bookkeeping takes 45 ms
-    of CPU, to copy it 3.
+    Some 900 tests start an engine on a new target. To create the bookkeeping takes 45 ms of CPU, to
+    copy it 3.
     """
     server.execute(f"create database {_BOOKKEEPING}")
     address = TargetAddress.parse(Secret(server.url(_BOOKKEEPING)))
@@ -332,10 +332,10 @@ def _make_bookkeeping(server: Server) -> None:
         finally:
             await bookkeeping.close()
 
-    # A thread, because the one of the tests may have an event loop already.
+    # A thread, because the thread of the tests may have an event loop already.
     with ThreadPoolExecutor(1) as threads:
         threads.submit(asyncio.run, make()).result()
-    # The first session in a database writes a file for the next ones, which its copies have, too.
+    # The first session in a database writes a file for later sessions, which copies have, too.
     for name in ("template1", _BOOKKEEPING):
         server.execute("select", name)
 
@@ -348,7 +348,7 @@ def target_database(server: Server) -> Iterator[Database]:
         yield made
 
 
-# Copying files takes half the CPU of copying pages through the WAL, if nothing need reach the disk.
+# Copying files takes half the CPU of copying pages through the WAL, with fsync off.
 _CHEAPEST_COPY = "strategy file_copy"
 _COPIES_CHEAPLY_SQL = """
     select 1 where current_setting('fsync') = 'off'
@@ -379,7 +379,7 @@ def operator(server: Server) -> Iterator[Connection]:
 
 
 def _pop_live(idle: list[Connection]) -> Connection | None:
-    """Take a connection out of *idle* that no other thread uses and that is alive."""
+    """Take a live connection out of *idle*, for this thread alone."""
     while idle:
         try:
             connection = idle.pop()
@@ -388,7 +388,7 @@ def _pop_live(idle: list[Connection]) -> Connection | None:
         says_something, _, _ = select.select([connection.fileno()], [], [], 0)
         if not says_something:
             return connection
-        connection.close()  # that can only be its end
+        connection.close()  # this can only be the end of the connection
     return None
 
 
@@ -402,7 +402,7 @@ def drop_database(server: Server, name: str) -> None:
         origins = [f"streamer\\_{oid}\\_%" for (oid,) in oids.fetchall()]
         dropped = f"drop database if exists {quote_identifier(name)} with (force)"
         connection.execute(dropped.encode())
-        # Each takes one of the server's places for origins, which other tests may be in want of.
+        # Each origin takes a place of the server, which later tests may need.
         connection.execute(
             "select pg_replication_origin_drop(roname) from pg_replication_origin"
             " where roname like any (%s)",
@@ -411,7 +411,7 @@ def drop_database(server: Server, name: str) -> None:
 
 
 def _drop_slots(connection: Connection, database: str) -> None:
-    """Drop a database's slots, and end their walsenders."""
+    """Drop a database's slots, and end the walsenders of the slots."""
     listed = "select slot_name, active_pid from pg_replication_slots where database = %s"
     for _ in polls(_DROP_SECONDS):
         slots = connection.execute(listed, (database,)).fetchall()
@@ -427,7 +427,7 @@ def _drop_slots(connection: Connection, database: str) -> None:
 
 @pytest.fixture
 def second(shared_server: Server) -> Iterator[Database]:
-    """Another source."""
+    """A second source."""
     with database(shared_server, "second") as made:
         yield made
 
@@ -440,8 +440,8 @@ def source(shared_server: Server) -> Iterator[Database]:
 
 @pytest.fixture
 def target(target_server: Server) -> Iterator[Database]:
-    """A target with bookkeeping, as after a run without sources. A test that must not find it drops
-    the schema.
+    """A target with bookkeeping, as after a run without sources. A test that needs a bare target
+    drops the schema.
     """
     with target_database(target_server) as made:
         yield made
@@ -449,10 +449,12 @@ def target(target_server: Server) -> Iterator[Database]:
 
 @contextlib.contextmanager
 def ordinary_role(target: Database) -> Iterator[str]:
-    """Let the program connect to the target as a role that owns its database, and no more."""
+    """Let the program connect to the target as a role whose only privilege is the ownership of the
+    database.
+    """
     role = f"owner_{target.name}"
     if not target.value("select exists (select from streamer.source)"):
-        target.execute("drop schema streamer cascade")  # the role makes its own
+        target.execute("drop schema streamer cascade")  # the role makes its own schema
     target.execute(
         f"create role {role} login;"
         f"alter database {target.name} owner to {role};"
@@ -477,7 +479,7 @@ def contents(
 
 
 def waits_for_lock(db: Database, name: str = "streamer") -> bool:
-    """Whether a session of the program, or one called *name*, waits for a lock in *db*."""
+    """Whether a session of the program, or a session named *name*, waits for a lock in *db*."""
     return bool(
         db.value(
             "select exists (select from pg_stat_activity where datname = current_database()"

@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 class Process:
     """`streamer run` on a configuration file, with its log kept.
 
-    Without *spark*, copies are made by threads of another process in its place. *program*: a module
-    that runs it in some other way.
+    Without *spark*, threads of a process in its place make the copies. *program*: a module that
+    runs the program in a different way.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def is_frozen(process: Process) -> bool:
 
 
 def caught_up(process: Process, seconds: float = 180) -> None:
-    """Wait until everything committed now is visible and every table ready, as `streamer wait`."""
+    """Wait until all present commits are visible and every table is ready, as `streamer wait`."""
     missing = ask(process.config, lambda observer, mapping: observer.wait(mapping, seconds))
     assert missing is None, f"{missing}\n{process.output}"
 

@@ -33,7 +33,7 @@ def _kind(name: str) -> str:
 
 
 def _cpu_seconds() -> dict[str, float]:
-    """Return the CPU of this process and its descendants since their start.
+    """Return the CPU time of this process and its descendants so far.
 
     The time of a process that has ended is part of its parent's time.
     """

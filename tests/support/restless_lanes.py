@@ -13,7 +13,7 @@ from streamer.cli.main import main
 
 
 def unsettle(set_constant: Callable[[object, str, object], None] = setattr) -> None:
-    """Make every lane hot for its neighbours, and cool for itself."""
+    """Make every lane look hot to its neighbours, and cool to itself."""
     set_constant(slow_lanes, "LONG_SECONDS_MIN", 0)
     set_constant(slow_lanes, "LONG_TIMES", 0)
     set_constant(slow_lanes, "WINDOWS", 1)

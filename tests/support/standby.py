@@ -64,7 +64,8 @@ class Standby(Server):
         self.execute("select pg_reload_conf()")
 
     def has_slot(self, slot: str) -> bool:
-        """Wake the worker that synchronizes slots; return whether it keeps *slot* for a failover.
+        """Wake the worker that synchronizes slots; return whether the standby has *slot* for a
+        failover.
 
         The standby makes the slot once the primary's slot has passed the restart position of the
         standby's slot. For that the primary's slot must advance past a record of running

@@ -1,4 +1,4 @@
-"""One source whose tables are copied under writes, and how both sides are to look in the end."""
+"""A source whose tables are copied under writes, and the expected rows of both sides."""
 
 import json
 from collections.abc import Mapping
@@ -38,11 +38,11 @@ STEPS = (
     "sync.catching_up",
     "sync.drained",
 )
-"""In the order of a copy, so that one copy can be stopped at several."""
+"""In the order of a copy, so that a test can stop a copy at several failpoints."""
 ONLY_AT_FIRST = {"sync.table_created", "sync.indexes_dropped", "sync.index_restored"}
-"""A resync finds the table there, and leaves its indexes alone."""
+"""A resync finds the table, and leaves the indexes unchanged."""
 ONLY_LATER = {"sync.exchanged"}
-"""There is nothing to exchange at first."""
+"""A first copy has no rows to swap."""
 WRITES_MAX = 1500
 
 
@@ -62,7 +62,7 @@ def write(source: Database, first: int, last: int) -> None:
 
 
 class Case(Kills):
-    """One source, its target, and how both are to look in the end."""
+    """A source, its target, and the expected rows of both."""
 
     def __init__(self, directory: Path, source: Database, target: Database, sid: str | None):
         super().__init__(directory, source, target, TABLES, sid=sid)
@@ -94,7 +94,9 @@ class Case(Kills):
         self.assert_nothing_left()
 
     def ask_for_resync(self) -> None:
-        """Request all tables, and no table keeps its changes, so the program makes a new slot."""
+        """Request all tables, of which none keeps its changes, so that the program makes a new
+        slot.
+        """
         self.target.execute(
             "insert into streamer.request (relation_id, action, options)"
             """ select id, 'resync', '{"skip_changes": true}' from streamer.relation"""
@@ -149,7 +151,7 @@ class Case(Kills):
             eventually(partial(self._is_empty, nothing), what=nothing)
         indexes = "select count(*) from pg_indexes where tablename in ('keyed', 'hist')"
         assert self.target.value(indexes) == 4
-        # A lane removes its spool after its last share is durable.
+        # A lane removes its spool once the last transaction is durable.
         eventually(lambda: self._spools() == [], what="neither spool nor job file is left")
 
     def _spools(self) -> list[str]:

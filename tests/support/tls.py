@@ -29,7 +29,7 @@ _REQUEST_BYTES = 8
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate and its key, in files."""
+    """The files of a certificate and its key."""
 
     path: Path
     key_path: Path
@@ -177,7 +177,7 @@ def _speaks_tls(binaries: Path) -> bool:
 
 @contextlib.contextmanager
 def tls_server(directory: Path, clients: Authority, first: Certificate) -> Iterator[TlsServer]:
-    """Run a server that presents *first* to its clients."""
+    """Run a server that presents *first* to clients."""
     able = [binaries for binaries in versions().values() if _speaks_tls(binaries)]
     with running(directory, able[0] if able else versions()["18"]) as server:
         if not able:

@@ -1,6 +1,6 @@
 """Waiting for a condition, with a deadline. No test sleeps anywhere else (tests/test_tidy.py).
 
-Deadlines are long because the machine may be busy: a test that passes never waits for one.
+Deadlines are long because the machine may be busy: a passing test never reaches a deadline.
 """
 
 import asyncio
@@ -17,24 +17,24 @@ POLL_SECONDS_MAX: Final = 0.25
 DEADLINE_SECONDS: Final = 60.0
 
 LOCK_SECONDS: Final = ContextVar("LOCK_SECONDS", default=10.0)
-"""How long a statement of a test waits for a lock while it stops the event loop.
+"""How long a statement of a test that stops the event loop waits for a lock.
 
-The engine of most tests runs in that loop, and may have the lock until the loop goes on.
+The engine of most tests runs in that loop, and may hold the lock until the loop goes on.
 """
 _LOCK_SECONDS_OF_A_LOOK: Final = 0.2
 
 
 def _pause(looked: float, least: float) -> float:
-    """Return how long to wait after a look that took *looked* seconds, at least *least* seconds.
+    """Return how long to wait after a check that took *looked* seconds, at least *least* seconds.
 
-    A look may connect to both servers, so a test looks for a fifth of its time at most.
+    A check may connect to both servers, so a test spends a fifth of its time on checks at most.
     """
     return max(least, min(POLL_SECONDS_MAX, 4 * looked))
 
 
 def polls(seconds: float = DEADLINE_SECONDS, every: float = POLL_SECONDS) -> Iterator[None]:
     """Yield until *seconds* have passed, at most once in *every* seconds. The caller leaves the
-    loop once its condition holds.
+    loop once the condition holds.
     """
     began = time.monotonic()
     while True:
@@ -49,7 +49,7 @@ def polls(seconds: float = DEADLINE_SECONDS, every: float = POLL_SECONDS) -> Ite
 def eventually(
     condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS, what: str = ""
 ) -> Any:
-    """Wait until *condition* returns something true; return that."""
+    """Wait until *condition* returns a true value; return the value."""
     for _ in polls(seconds):
         if answer := condition():
             return answer

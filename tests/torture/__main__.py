@@ -1,4 +1,4 @@
-"""``make torture SECONDS=… SEED=…``: the torture test for as long as one likes."""
+"""``make torture SECONDS=… SEED=…``: the torture test, for any time."""
 
 import argparse
 import shutil

@@ -10,20 +10,20 @@ SAMPLE = 8
 
 
 class Violation(Exception):
-    """Something that must never be."""
+    """A state that must never occur."""
 
 
 def check_acknowledged(source: Source, target: Database) -> int:
-    """Everything acknowledged to *source* is in the target, once; return the number of
-    transactions.
+    """Check that the target has each acknowledged transaction of *source* once; return their
+    number.
 
-    Call it while the program does not run. The check reads the slot first, and ignores later
-    acknowledgements.
+    Call this function while the program does not run. The check reads the slot first, and ignores
+    later acknowledgements.
     """
     found = source.execute(
         f"select confirmed_flush_lsn::text from pg_replication_slots where slot_name = '{source.slot}'"
     )
-    if not found or found[0][0] is None:  # it is being made
+    if not found or found[0][0] is None:  # the slot is being made
         return 0
     acknowledged = Lsn.parse(str(found[0][0]))
     expected = source.ledger.through(acknowledged)
@@ -48,7 +48,7 @@ def check_acknowledged(source: Source, target: Database) -> int:
 
 
 def check_table(source: Source, target: Database, kind: Kind) -> None:
-    """The target's table keeps the promise of its type."""
+    """Check that the target's table keeps the promise of its type."""
     columns = _columns(source, kind)
     listed = ", ".join(columns)
     own = f"sid = '{source.sid}'" if source.sid else "true"
@@ -67,7 +67,7 @@ def check_table(source: Source, target: Database, kind: Kind) -> None:
 
 
 def _columns(source: Source, kind: Kind) -> list[str]:
-    """Columns that both sides have: history has more, generated ones may not."""
+    """Columns that both sides have: a history has more, and generated columns may be missing."""
     rows = source.execute(
         "select quote_ident(attname) from pg_attribute"
         f" where attrelid = '{kind.name}'::regclass and attnum > 0 and not attisdropped order by attname"

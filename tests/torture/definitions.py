@@ -1,7 +1,7 @@
-"""Faults of definitions: the application changes its tables while the program streams them.
+"""Faults of definitions: the application changes tables that the program streams.
 
-Each works on tables of its own. The program copies such a table again by itself, or stops it and
-names the resync; `World.operate` then runs it like an operator.
+Each fault works on separate tables. The program copies such a table again, or stops the table and
+names the resync; `World.operate` then runs the resync like an operator.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 def _change(world: World, source: Source, statements: str) -> bool:
-    """Run *statements* in one transaction; return False if others kept the tables locked."""
+    """Run *statements* in a transaction; return False if sessions kept the tables locked."""
     try:
         with psycopg.connect(source.url, autocommit=True) as connection:
             connection.execute("set lock_timeout = '10s'")
@@ -54,7 +54,7 @@ def _until(condition: Callable[[], object], seconds: float) -> bool:
 
 
 def add_and_fill(world: World) -> None:
-    """A column comes and is filled while a resync waits for its temporary slot.
+    """A column comes and is filled while a resync waits for a temporary slot.
 
     The slot waits for an open transaction. So the application's ALTER and UPDATE come before the
     snapshot, and after a careless program has read the definition.
@@ -94,9 +94,9 @@ _COPIED_AT = "select snapshot_lsn::text from streamer.relation where source = 'p
 def _is_brought(
     world: World, source: Source, column: str, before: list[tuple[object, ...]]
 ) -> bool:
-    """Whether every value of a column is there, by a copy that is younger than *before*.
+    """Whether the target has every value of a column, by a copy after *before*.
 
-    It is asked at once: another resync would hide a value that is missing.
+    The check comes at once, because a further resync would hide a missing value.
     """
     world.operate()
     is_ready = f"{_COPIED_AT} and state = 'ready' and snapshot_lsn is not null"
@@ -110,7 +110,7 @@ def _is_brought(
 
 
 def drop_while_copied(world: World) -> None:
-    """The table is dropped and created while a resync waits for its temporary slot."""
+    """The table is dropped and created while a resync waits for a temporary slot."""
     lone = world.sources[0]
     if not world.is_streaming(lone):
         return
@@ -139,7 +139,7 @@ def drop_and_create(world: World) -> None:
 
 
 def swap_by_rename(world: World) -> None:
-    """Another table takes the name, as a migration of the application does it."""
+    """A new table takes the name, as in a migration of an application."""
     lone = world.sources[0]
     world.excuse(lone, "swapped")
     _change(
@@ -155,10 +155,10 @@ def swap_by_rename(world: World) -> None:
 
 
 def _others_go_on(world: World, source: Source) -> None:
-    """Changes of another table must become visible, in any state of this one.
+    """Changes of a second table must become visible, in any state of this table.
 
-    With ``consistency: transaction`` a table that an earlier fault has stopped keeps back the
-    others until the operator has it copied.
+    With ``consistency: transaction``, a table that an earlier fault has stopped delays all tables
+    until the operator requests a copy.
     """
     mark = f"mark {len(world.schedule)}"
     source.execute(
@@ -178,7 +178,7 @@ def _others_go_on(world: World, source: Source) -> None:
 
 
 def readd_column(world: World) -> None:
-    """A column goes and comes again under its name: old rows have another value in it."""
+    """A column goes and comes again under the same name: old rows have a different value."""
     lone = world.sources[0]
     world.excuse(lone, "readded")
     how = world.random.choice(("at once", "with work between"))
@@ -194,7 +194,7 @@ def readd_column(world: World) -> None:
 
 
 def gain_identity(world: World) -> None:
-    """A table gets a replica identity, is updated and deleted from, and may lose it again."""
+    """A table gets a replica identity, updates and deletes, and may lose the identity again."""
     lone = world.sources[0]
     for table, gain, loss in (
         (
@@ -243,7 +243,8 @@ def _work_on(world: World, source: Source, table: str) -> None:
 
 
 def leaf_identity(world: World) -> None:
-    """A leaf without a replica identity joins a table that has one; later the leaf gets its own.
+    """A leaf without a replica identity joins a table that has an identity; later the leaf gets an
+    identity.
 
     PostgreSQL refuses the application's updates until the program has taken the table out of the
     publication of updates.
@@ -305,8 +306,8 @@ def reattach_partition(world: World) -> None:
 
 
 def resync_in_large(world: World) -> None:
-    """An operator requests a resync while streamer writes a large transaction: readers see all of
-    it or nothing.
+    """An operator requests a resync while streamer writes a large transaction: readers see the
+    whole transaction or no part.
     """
     lone = world.sources[0]
     if not world.is_streaming(lone) or not world.is_copied("bulk"):

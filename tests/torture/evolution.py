@@ -1,8 +1,8 @@
-"""Changes that the program carries by itself: definitions in the stream, and scripts.
+"""Changes that the program makes without an operator: definitions in the stream, and scripts.
 
-The tenants of a table capture their definitions (`ddl: capture`). They make the same migrations,
-one after the other and each in its own time. Nothing is excused: the table never stops, and in the
-end it has the rows and the definitions of both.
+The tenants of a table capture their definitions (`ddl: capture`). All tenants make the same
+migrations in order, each at its own time. No stop is excused: in the end the table has the rows and
+the definitions of both.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ def operated(sources: list[Source]) -> list[tuple[Source, Kind]]:
 
 
 def evolve(world: World) -> None:
-    """All tenants make the next steps of their migrations."""
+    """All tenants make the next steps of the migrations."""
     tenants = [source for source in world.sources if source.sid]
     for _ in range(world.random.randrange(1, 4)):
         number, step = divmod(world.evolved, len(STEPS))
@@ -98,7 +98,7 @@ def evolve(world: World) -> None:
 
 
 def _operate_around(world: World, source: Source) -> None:
-    """An operator pauses, resumes or copies a table, in front of its next step."""
+    """An operator pauses, resumes or copies a table before the next step."""
     if world.random.random() > OPERATOR_SHARE:
         return
     table = world.random.choice(TABLES)
@@ -123,7 +123,7 @@ def _drop_left_columns(world: World) -> None:
     """The operator drops the columns that only a removed tenant had, as `tenants drift` says, and
     makes again the objects that `compare` misses then.
 
-    A column that drift does not name stays, and the check below meets it.
+    A column that drift does not name stays, and fails the check below.
     """
     result = command(world.config, "tenants", "drift", "--database", "shop", "--json")
     dropped = []
@@ -148,10 +148,7 @@ def _drop_left_columns(world: World) -> None:
 
 
 def _check_definitions(source: Source, world: World) -> None:
-    """The target has the columns, indexes and checks of *source*, and no others.
-
-    They are made beside the stream.
-    """
+    """The target has exactly the columns, indexes and checks of *source*."""
     here = sorted(source.execute(_OBJECTS))
     if not _until(lambda: sorted(world.target.execute(_OBJECTS)) == here, world.options.patience):
         there = sorted(world.target.execute(_OBJECTS))
@@ -159,10 +156,10 @@ def _check_definitions(source: Source, world: World) -> None:
 
 
 def run_script(world: World) -> None:
-    """An operator runs a script on both sides. Its command may fail in the storm.
+    """An operator runs a script on both sides. The command may fail in the storm.
 
-    A slot that is lost, or another one for a source without any copied table, leaves the script
-    out. The source stops then, and the operator settles it (`World.operate`).
+    A lost slot, or a new slot of a source without any copied table, leaves the script out. The
+    source then stops, and the operator resolves the stop (`World.operate`).
     """
     lone = world.sources[0]
     if not world.is_streaming(lone) or not world.is_copied("quiet"):
@@ -192,7 +189,7 @@ def _execute(world: World, name: str, seconds: float) -> int:
 
 
 def _check_scripts(world: World) -> None:
-    """Each script has run once on each side; again under its id, it does nothing."""
+    """Each script has run once on each side; a second run under the same id has no effect."""
     for name in world.scripts:
         if code := _execute(world, name, seconds=world.options.patience):
             raise Violation(f"{name} ended with {code}")

@@ -50,7 +50,7 @@ def lose_answers(world: World) -> None:
 
 
 def lose_bookkeeping_answers(world: World) -> None:
-    """Those to statements that commit by themselves."""
+    """Answers to statements that commit without BEGIN."""
     world.target_proxy.lose_answers(b"E\0\0\0", world.random.randrange(1, 5))
 
 

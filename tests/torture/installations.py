@@ -46,7 +46,8 @@ def _promote(standby: Server) -> None:
 def fail_over_target(world: World) -> None:
     """The target fails over to a standby that lacks the last commits.
 
-    In half of the cases the old primary lives on, and the program keeps some connections to it.
+    In half of the cases the old primary lives on, and the program keeps some connections to that
+    server.
     """
     old = world.target_server
     standby = _standby(world, old, world.options.target_version)
@@ -102,7 +103,9 @@ def fail_over_source(world: World) -> None:
 
 
 def second_installation(world: World) -> None:
-    """A second installation runs a copy of the configuration with another target and fewer tables."""
+    """A second installation runs a copy of the configuration with a different target and fewer
+    tables.
+    """
     lone = world.sources[0]
     is_alone = world.random.random() < 0.6
     world.note(f"  while the first is {'stopped' if is_alone else 'running'}")
@@ -120,7 +123,7 @@ def second_installation(world: World) -> None:
             time.sleep(0.2)
     after = _membership(world), _confirmed(world)
     world.target_server.execute("drop database if exists dw2 with (force)")
-    # The first installation may move a table between its publications when its key changes.
+    # The first installation may move a table between publications when the table's key changes.
     tables = [sorted(row if is_alone else row[1:] for row in rows) for rows, _ in (before, after)]
     if tables[0] != tables[1]:
         raise Violation(

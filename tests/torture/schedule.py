@@ -1,4 +1,4 @@
-"""One run: a storm of random faults over random work, then rest and comparison."""
+"""A run: a storm of random faults over random work, then rest and comparison."""
 
 import contextlib
 import textwrap
@@ -37,7 +37,7 @@ FREQUENT: tuple[tuple[Fault, int], ...] = (
     (faults.write_elsewhere, 1),
     (faults.leave_alone, 3),
 )
-"""Faults with their weights."""
+"""Faults with weights."""
 RARE: tuple[Fault, ...] = (
     definitions.add_and_fill,
     evolution.evolve,
@@ -56,11 +56,11 @@ RARE: tuple[Fault, ...] = (
     installations.second_installation,
     tenants.move_tenant,
 )
-"""Faults that take long. Each comes once before any of them comes again."""
+"""Slow faults. Each comes once before any fault repeats."""
 RARE_SHARE = 0.35
 CHUNK = "chunk of a table copied"
 WORK_ONLY = ("deferrable_keys",)
-"""Names that choose tables for the sessions, and no fault of their own."""
+"""Names that choose tables for the sessions, without a fault."""
 NAMES = (
     *(fault.__name__ for fault, _ in FREQUENT),
     *(fault.__name__ for fault in RARE),
@@ -69,7 +69,7 @@ NAMES = (
 
 
 class _Deck:
-    """Deals faults: rare ones in a random order, frequent ones by their weights."""
+    """Deals faults: rare faults in a random order, frequent faults by weight."""
 
     def __init__(self, options: Options, random: Random) -> None:
         self._random = random
@@ -178,8 +178,8 @@ def torture(options: Options, directory: Path) -> World:
                 time.sleep(world.random.choice((1, 10)))  # tables of 10 s have several chunks
                 world.start()
                 if options.seed % 3:
-                    # Otherwise the first copies are made in the storm. Their tables grow: a copy in
-                    # chunks follows until a chunk is larger than the rows that came meanwhile.
+                    # Otherwise the first copies are made in the storm. The tables grow: a copy in
+                    # chunks follows until a chunk is larger than the new rows meanwhile.
                     world.wait(3)
                 world.note("the storm begins")
                 deadline = time.monotonic() + options.seconds
@@ -207,8 +207,7 @@ def describe(world: World) -> str:
 
 
 def summarize(world: World) -> str:
-    """Return the faults of the run with their numbers: made, made in part, and never made; and how
-    many chunks the copies had."""
+    """Return the numbers of faults made, made in part, and never made, and the number of chunks."""
     chosen = [name for name in NAMES if world.options.has(name) and name not in WORK_ONLY]
     never = [name for name in chosen if not world.met[name] and not world.skipped[name]]
     chunks = sum(log.read_text().count(CHUNK) for log in world.directory.glob("run-*.log"))

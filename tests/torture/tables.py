@@ -1,7 +1,7 @@
 """The tables of the torture test: many kinds, and the operations of a random session on each.
 
-An operation is a list of statements that belong together. It may fail (a duplicate key, a
-deadlock), which ends its transaction like any other error of an application.
+An operation is a list of statements that belong together. An operation may fail (a duplicate key, a
+deadlock), which ends the transaction like any error of an application.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ class Compare(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """One table: its creation at the source, its operations, and its expected target."""
+    """A table: the creation at the source, the operations, and the expected target."""
 
     name: str
     ddl: str
     operations: tuple[Operation, ...]
     target_ddl: str | None = None
-    """How the target makes it, where the program shall not."""
+    """The creation at the target, unless the program creates the table."""
     type: str = "clone"
     compare: Compare = Compare.EQUAL
     columns: str = "*"
@@ -39,7 +39,7 @@ class Kind:
     rule: str = ""
     """More settings of the table's rule."""
     faults: tuple[str, ...] = ()
-    """The faults that it belongs to: it is there if one of them is chosen. Empty: always."""
+    """The faults that need the table. Empty: the table always exists."""
 
 
 def text(random: Random) -> str:
@@ -58,7 +58,9 @@ def _upsert(table: str, key: str = "id") -> Operation:
 
 
 def _insert(table: str) -> Operation:
-    """A plain insert: deleted keys are born again, others make the transaction fail now and then."""
+    """A plain insert: deleted keys are inserted again, used keys make the transaction fail now and
+    then.
+    """
     return lambda r: [f"insert into {table} (id, v) values ({r.randrange(KEYS)}, '{text(r)}')"]
 
 
@@ -71,12 +73,12 @@ def _delete(table: str) -> Operation:
 
 
 def _truncate(*tables: str) -> Operation:
-    """Rarely: the others want rows to meet."""
+    """Rarely, because the remaining operations need rows."""
     return lambda r: [f"truncate {', '.join(tables)}"] if r.random() < 0.1 else []
 
 
 def _move(table: str) -> Operation:
-    """A key changes, to one that may be taken."""
+    """A key changes, to a key that may be in use."""
 
     def make(random: Random) -> list[str]:
         old, new = random.sample(range(KEYS), 2)
@@ -127,7 +129,7 @@ def _keyed(table: str) -> tuple[Operation, ...]:
 
 
 def _rows(table: str, count: int, values: str) -> Operation:
-    """Many rows at once: more than one piece, and streamed where the source does that."""
+    """Many rows at once: several pieces, and streamed where the source streams."""
 
     def make(random: Random) -> list[str]:
         if random.random() > 0.05:
@@ -140,7 +142,7 @@ def _rows(table: str, count: int, values: str) -> Operation:
 
 
 def _handed_over(random: Random) -> list[str]:
-    """A unique value goes from row to row, now and then through a chain of them."""
+    """A unique value goes from row to row, now and then through a chain of rows."""
     ids = random.sample(range(KEYS), 3)
     statements = [
         f"insert into uniq (id, slot) values ({i}, null) on conflict do nothing" for i in ids
@@ -172,7 +174,7 @@ def _simple(table: str) -> tuple[Operation, ...]:
 
 
 def _refused_without_identity(table: str) -> tuple[Operation, ...]:
-    """Inserts, and statements that change nothing: PostgreSQL refuses these where a publication
+    """Inserts, and statements that change no row: PostgreSQL refuses these where a publication
     publishes updates of a leaf without a replica identity.
     """
     return (

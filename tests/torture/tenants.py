@@ -1,7 +1,8 @@
-"""A tenant that comes and goes, while the others stream.
+"""A tenant that comes and goes, while its peers stream.
 
-An operator removes it, deletes its rows and adds it again, by the commands of `streamer tenants`.
-Processes and commands may die meanwhile. While it is away, it writes and migrates as before.
+An operator removes the tenant, deletes the rows and adds the tenant again, by the commands of
+`streamer tenants`. Processes and commands may die meanwhile. A removed tenant writes and migrates
+as before.
 """
 
 import contextlib
@@ -21,14 +22,14 @@ COMMAND_SECONDS = 120
 
 
 def move_tenant(world: World) -> None:
-    """The tenant goes, loses its rows at the target, or comes back."""
+    """The tenant goes, loses all rows at the target, or comes back."""
     tenant = _tenant(world)
     if SID not in world.away:
         if not world.is_streaming(tenant):
-            return  # nothing of it may be at the target yet
+            return  # the target may have no row of the tenant yet
         _remove(world, tenant)
         if world.random.random() < 0.5:
-            return  # its rows stay for a while
+            return  # the rows stay for a while
     if not world.purged:
         _purge(world, tenant)
         if world.random.random() < 0.5:
@@ -54,7 +55,7 @@ def _tenants(world: World, *arguments: str) -> CompletedProcess[str]:
 
 
 def _remove(world: World, tenant: Source) -> None:
-    """Run the command, and let the process read its file again, or start on it."""
+    """Run the command, and let the process read the file again, or start on the file."""
     name = tenant.database
     with ThreadPoolExecutor(1) as threads:
         removing = threads.submit(_tenants, world, "remove", name, "--sid", SID, "--yes")
@@ -80,7 +81,7 @@ def _purge(world: World, tenant: Source) -> None:
             command(world.config, "tenants", *arguments, seconds=world.random.random() * 3)
     deadline = time.monotonic() + world.options.patience
     while (result := _tenants(world, *arguments)).returncode:
-        # The storm may have cut its connection, or another session locks a table.
+        # The storm may have cut the connection, or a session locks a table.
         if time.monotonic() > deadline:
             raise Violation(f"{tenant.slot} cannot be purged: {result.stderr}")
         time.sleep(0.5)
@@ -105,7 +106,7 @@ def _add(world: World, tenant: Source) -> None:
 
 
 def _reload(world: World) -> None:
-    """The process reads its configuration again by SIGHUP, or is killed and starts on it."""
+    """The process reads the configuration again by SIGHUP, or after a kill at the next start."""
     if world.random.random() < 0.3:
         world.note("  killed")
         world.kill()

@@ -1,4 +1,4 @@
-"""The parts of `make torture` that need no storm: its sessions write, and a seed deals its faults."""
+"""The parts of `make torture` that need no storm: sessions write, and a seed deals faults."""
 
 from collections.abc import Iterable
 from random import Random

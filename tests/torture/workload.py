@@ -1,6 +1,6 @@
-"""Sessions that do random things to a source, and remember their commits.
+"""Sessions that run random statements at a source, and record the commits.
 
-Every committed transaction of a session leaves a number in two ledger tables. The session remembers
+Every committed transaction of a session leaves a number in two ledger tables. The session records
 the position of the source's WAL after the commit. Once the program acknowledges that position, the
 target must have these numbers.
 """
@@ -17,9 +17,10 @@ from streamer.util.lsn import Lsn
 from tests.torture.tables import Kind
 
 BEHIND_BYTES_MAX = 200_000_000
-"""A slot that is further behind slows the sessions of its source down.
+"""A slot that is further behind slows down the sessions of the source.
 
-Without it, a machine on which the program applies less than the sessions write never comes to rest.
+Without the limit, a machine on which the program applies less than the sessions write never comes
+to rest.
 """
 SLOW_SECONDS = 0.5
 
@@ -35,7 +36,7 @@ _APPLICATION_ERRORS = (
 
 
 class Ledger:
-    """The commits of one source: number → a position behind its commit."""
+    """The commits of a source: number → a position behind the commit."""
 
     def __init__(self, tables: tuple[str, str]) -> None:
         self.tables = tables
@@ -88,7 +89,7 @@ class Source:
         return time.monotonic() < self._tolerant_until
 
     def move_to(self, server: Server) -> None:
-        """Continue at a promoted standby. The commits that it lacks never happened."""
+        """Continue at a promoted standby. Commits that the standby lacks never happened."""
         self.url = server.url(self.url.rpartition("/")[2])
         rows = self.execute(f"select id from {self.ledger.tables[1]}")
         self.ledger.keep_only({int(str(number)) for (number,) in rows})
@@ -103,13 +104,13 @@ class Source:
         return bool(rows)
 
     def execute(self, sql: str) -> list[tuple[object, ...]]:
-        """Run SQL; return the rows of the last statement if it has any."""
+        """Run SQL; return the rows of the last statement, if any."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             return execute_all(connection, sql)
 
 
 class Session(threading.Thread):
-    """One connection of an application that does as it likes."""
+    """A connection of an application without restraint."""
 
     def __init__(self, source: Source, seed: str) -> None:
         super().__init__(name=seed, daemon=True)
@@ -131,7 +132,7 @@ class Session(threading.Thread):
         while not self._ended.is_set():
             try:
                 with psycopg.connect(self._source.url, autocommit=True) as connection:
-                    # Prepared transactions hold locks, and some of them for long.
+                    # Prepared transactions hold locks, some for long.
                     connection.execute("set lock_timeout = '500ms'")
                     is_behind = False
                     while not self._ended.is_set():
@@ -148,7 +149,9 @@ class Session(threading.Thread):
                 return
 
     def _transaction(self, connection: Connection) -> None:
-        """Do a few things and end them in one way or another; errors of an application are fine."""
+        """Run a few statements and end the transaction in a random way; errors of an application
+        are fine.
+        """
         random, ledger = self._random, self._source.ledger
         self._count += 1
         if random.random() < 0.1:
@@ -186,7 +189,7 @@ class Session(threading.Thread):
             how = "rollback" if self._random.random() < 0.3 else "commit"
             with contextlib.suppress(
                 psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState
-            ):  # another session was faster
+            ):  # a different session was faster
                 connection.execute(f"{how} prepared '{gid}'".encode())
 
     def _step(self, connection: Connection) -> None:

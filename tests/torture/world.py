@@ -1,4 +1,4 @@
-"""Two servers, a network on either side, the program, and everything that can go wrong with them."""
+"""Two servers, a network on either side, the program, and all faults that may hit any of these."""
 
 import asyncio
 import contextlib
@@ -61,16 +61,16 @@ class Options:
     """Names of the faults to choose from; empty: all."""
 
     patience: float = 180.0
-    """Seconds until everything must have come to rest."""
+    """Seconds until all changes must be visible."""
 
     def has(self, *faults: str) -> bool:
-        """Whether one of *faults* is chosen."""
+        """Whether any of *faults* is chosen."""
         return not self.faults or bool(set(faults) & set(self.faults))
 
 
 @dataclass
 class World:
-    """Everything, set up. `torment` does one thing to it."""
+    """The complete setup. `torment` makes a fault."""
 
     options: Options
     directory: Path
@@ -79,27 +79,29 @@ class World:
     source_proxy: Proxy
     target_proxy: Proxy
     standby_proxy: Proxy
-    """Between a standby and its primary."""
+    """Between a standby and the primary."""
     servers: contextlib.ExitStack
-    """Stops the servers that replace the first ones."""
+    """Stops the servers that replace the first servers."""
     target: Database
     sources: list[Source]
     random: Random
     config: Path
     resynced: list[tuple[Source, Kind]] = field(default_factory=list)
-    """The tables that are paused and copied again; all others must survive without."""
+    """The tables that are paused and copied again; all remaining tables must survive without a
+    copy.
+    """
     process: Process | None = None
     schedule: list[str] = field(default_factory=list)
     met: Counter[str] = field(default_factory=Counter)
-    """How often each fault was made. A fault that skipped something counts under `skipped`."""
+    """How often each fault was made. A fault that skipped a step counts under `skipped`."""
     skipped: Counter[str] = field(default_factory=Counter)
     _has_skipped: bool = False
     acknowledged: int = 0
     began: float = field(default_factory=time.monotonic)
     excused: set[tuple[str, str]] = field(default_factory=set)
-    """Slots and tables that may stop: a fault has given them a reason. ``*``: the whole source."""
+    """Slots and tables that may stop: a fault is the reason. ``*``: the whole source."""
     acted: dict[tuple[str, str], float] = field(default_factory=dict)
-    """When the operator has last asked for something."""
+    """The time of the operator's last request."""
     excused_at: float = 0.0
     evolved: int = 0
     """Steps of the tenants' migrations."""
@@ -108,7 +110,7 @@ class World:
     away: set[str] = field(default_factory=set)
     """The sids of tenants that an operator has removed."""
     purged: bool = False
-    """Whether the target has no rows of them any more."""
+    """Whether the target has no rows of removed tenants any more."""
 
     def note(self, what: str) -> None:
         line = f"{time.monotonic() - self.began:7.2f}  {what}"
@@ -117,7 +119,7 @@ class World:
             file.write(f"{line}\n")
 
     def make(self, fault: Callable[["World"], None]) -> None:
-        """Make a fault, and count it among the faults of this run."""
+        """Make a fault, and count the fault in this run."""
         name = fault.__name__
         self.note(name.replace("_", " "))
         self._has_skipped = False
@@ -185,11 +187,11 @@ class World:
         return self.process
 
     def hang_up(self) -> None:
-        """Let it read its configuration again."""
+        """Let the program read the configuration again."""
         self._assert_alive().process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
-        """Kill it, and see that nothing acknowledged is missing."""
+        """Kill the program, and check that no acknowledged change is missing."""
         process = self._assert_alive()
         process.kill()
         self.check_acknowledged()
@@ -203,7 +205,7 @@ class World:
         process = self._assert_alive()
         has_begun = bool(process.output)
         code = process.terminate(STOP_SECONDS_MAX)
-        # Before it has set up its signals, it ends the way any process does.
+        # Before the setup of signal handlers, a signal ends the process at once.
         if code != 0 and (has_begun or code != -signal.SIGTERM):
             raise Violation(f"stopped with {code}:\n{process.output[-3000:]}")
         self.check_acknowledged()
@@ -230,7 +232,7 @@ class World:
         self.excused_at = time.monotonic()
 
     def states(self) -> list[tuple[object, ...]]:
-        """Return slot, state and error of each source, and name, state and error of its tables."""
+        """Return slot, state and error of each source, and name, state and error of the tables."""
         try:
             return self.target.execute(
                 "select s.slot, s.state, s.error, r.source, r.state, r.error from streamer.source s"
@@ -242,7 +244,7 @@ class World:
             return []
 
     def is_streaming(self, source: Source, seconds: float = 30.0) -> bool:
-        """Wait until *source* streams; False, with a note, if it does not."""
+        """Wait until *source* streams; return False, with a note, after the deadline."""
         state = (
             f"select 1 from streamer.source where slot = '{source.slot}' and state = 'streaming'"
         )
@@ -272,7 +274,7 @@ class World:
         return False
 
     def operate(self) -> None:
-        """Follow the program's hints as an operator would, if a fault has given a reason for it."""
+        """Follow the program's hints as an operator would, if a fault is the reason."""
         now = time.monotonic()
         for slot, state, error, table, table_state, table_error in self.states():
             source = next(each for each in self.sources if each.slot == slot)
@@ -291,7 +293,7 @@ class World:
                 self._act(now, source, "resync", name, table_error, mode="diff")
 
     def _settle_scripts(self, source: Source) -> None:
-        """Run the scripts that a new slot leaves out by hand, where they have not run."""
+        """Run by hand the scripts that a new slot leaves out, where the scripts have not run."""
         missed = self.target.execute(
             "select id, script from streamer.script where state = 'missed'"
         )
@@ -322,10 +324,10 @@ class World:
         self.request(action, source, table, mode, skips_changes=SKIP_CHANGES in str(why))
 
     def rest(self) -> None:
-        """Operate until everything that is committed now is visible and every table ready.
+        """Operate until all present commits are visible and every table is ready.
 
-        One wait keeps its position until then. A new wait every few seconds would ask for later
-        positions each time, and never end while the sessions go on and the stream lags.
+        A single wait keeps the position until then. A new wait every few seconds would request a
+        later position each time, and never end while the sessions go on and the stream lags.
         """
         for source, kind in self.resynced:  # a fault may have paused these
             self.request("resume", source, kind.name)
@@ -358,9 +360,10 @@ class World:
         self.target_proxy.heal()
 
     def end(self, check: Callable[["World"], None]) -> None:
-        """Let everything come to rest; then it must be equal, and again after a restart.
+        """Wait until all changes are visible; then both sides must be equal, and again after a
+        restart.
 
-        *check*: looks for more than rows.
+        *check*: compares more than rows.
         """
         for source in self.sources:
             settle_all_prepared(source)
@@ -378,7 +381,7 @@ class World:
         check_nothing_left(self.sources, self.source_server, self.target)
 
     def wait(self, times: float = 1) -> None:
-        """Wait until everything is visible, for *times* as long as the program may take at rest."""
+        """Wait until all changes are visible, *times* as long as the program may take at rest."""
         self._assert_alive()
         patience = times * self.options.patience
         result = command(self.config, "wait", "--timeout", str(patience), seconds=patience + 60)

@@ -1,4 +1,4 @@
-"""Definitions to test with, with everything that a test does not care about filled in."""
+"""Makers of definitions with defaults for the facts that a test does not state."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -131,7 +131,7 @@ def apply_plan(
     sid: str | None = None,
     number: int = 0,
 ) -> ApplyPlan:
-    """A plan for a target with the same columns, unique by *key*, and a sid where one is given."""
+    """A plan for a target with the same columns, unique by *key*, and the sid *sid*, if any."""
     there: list[str | TargetColumn] = list(columns)
     if sid is not None:
         there.append(target_column("sid", not_null=True))

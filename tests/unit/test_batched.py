@@ -1,4 +1,4 @@
-"""Requests that arrive while one is served are served together."""
+"""Requests that arrive during a call share the next call."""
 
 import asyncio
 

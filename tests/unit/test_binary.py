@@ -59,7 +59,7 @@ def test_types_of_postgresql_that_are_the_same_on_both_sides_are_fine() -> None:
 def test_other_types_are_not(oid: int) -> None:
     unsafe = 'column "m" of table "public.t" is of mood, which is not safe in binary'
     assert obstacle(of_types(id=INT8, m=oid), there(id=INT8, m=oid)) == unsafe
-    # The table is going to be made with it, or the column added.
+    # The target gets the type with a new table or column.
     assert obstacle(of_types(id=INT8, m=oid), None) == unsafe
     assert obstacle(of_types(id=INT8, m=oid), there(id=INT8)) == unsafe
 

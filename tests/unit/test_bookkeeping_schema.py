@@ -16,7 +16,7 @@ def test_teardown_knows_every_object_of_the_migrations() -> None:
 
 
 def test_migrations_are_ascii() -> None:
-    """A database of any encoding takes them, and their comments."""
+    """A database of any encoding accepts the migrations, comments included."""
     files = list(MIGRATIONS.glob("*/*.sql"))
     assert len(files) > 1
     assert [path.name for path in files if not path.read_bytes().isascii()] == []

@@ -52,7 +52,7 @@ ROW = {
 
 
 class Recorder:
-    """Keeps the statements that it would run."""
+    """Records statements in place of running them."""
 
     def __init__(self, rows: Sequence[Any] = ()) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []

@@ -1,4 +1,4 @@
-"""Slots and WAL senders that sources need, and servers of other versions, judged on facts."""
+"""Slots and WAL senders that sources need, and servers of different versions, judged on facts."""
 
 from dataclasses import replace
 
@@ -72,7 +72,8 @@ def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
 
     copy, none = Initial.COPY, Initial.NONE
     assert found(_source("a", slots=0, walsenders=0, initial=copy)) == []
-    # Two sources: each holds a slot and a walsender, and a copy needs one more walsender at once.
+    # Two sources: each holds a slot and a walsender, and a copy needs a further walsender at the
+    # same time.
     two = [_source(name, slots=0, walsenders=0, initial=copy) for name in "ab"]
     assert found(*two) == [("warning", "max_replication_slots"), ("error", "max_wal_senders")]
     two = [_source(name, slots=0, walsenders=0, initial=none) for name in "ab"]
@@ -83,7 +84,7 @@ def test_slots_and_walsenders_for_all_sources_of_a_server() -> None:
     assert slots.severity is ERROR
     assert "max_replication_slots is 2, of which 1 are free: 2 needed" in str(slots)
     assert "alter system set max_replication_slots = 4; then restart" in str(slots)
-    # With a slot of its own a copy makes another; a streaming source already needs nothing.
+    # A copy needs a second slot; a streaming source already has its slot.
     held = _source("a", slots=2, walsenders=0, slot=SLOT, initial=copy)
     assert found(held) == [("error", "max_replication_slots")]
     streaming = replace(SLOT, active_pid=1)

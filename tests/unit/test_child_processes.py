@@ -119,7 +119,8 @@ def test_journals_of_processes_that_no_longer_start_go_to_the_first_one(tmp_path
     assert opened is not None
     assert opened.end_lsn == Lsn(2)
     opened.close()
-    # WHEN the first process has drained its own journal THEN the next start moves the other one
+    # WHEN the first process has drained its own journal THEN the next start moves the second
+    # journal
     remove_journal(directory_of(tmp_path, "twice"))
     gather_journals(tmp_path, 1)
     assert journals(1) == ["far", "moves", "stays", "twice"]

@@ -50,7 +50,7 @@ def test_an_installation_without_compiler_names_the_missing_tool(
 def test_a_module_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _ = choice.choose("")
     if module is None:
-        return  # nothing was built here
+        return  # not built on this machine
     monkeypatch.setattr(module, "SOURCE_CRC", module.SOURCE_CRC ^ 1)
     assert choice.choose("") == (None, "it was built from another source")
 

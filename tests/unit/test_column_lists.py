@@ -1,4 +1,4 @@
-"""Column lists: which columns a publication sends, and where it cannot keep the others back."""
+"""Column lists: which columns a publication sends, and where PostgreSQL allows no list."""
 
 from dataclasses import replace
 
@@ -98,7 +98,7 @@ def test_without_a_key_any_column_can_stay() -> None:
 @pytest.mark.parametrize(
     ("present", "lacking"),
     [
-        (None, frozenset()),  # it sends all of them
+        (None, frozenset()),  # sends all columns
         (frozenset({"id", "name"}), None),
         (frozenset({"id"}), frozenset({"name"})),
         (frozenset({"id", "secret"}), frozenset({"name"})),
@@ -144,7 +144,9 @@ def test_a_list_changes_only_with_a_copy_or_on_demand() -> None:
 
 
 def test_two_publications_never_have_different_lists() -> None:
-    """Decoding fails if a table is in both, so it leaves the other one at the same time."""
+    """Decoding fails if a table is in both publications, so the table leaves the second at the same
+    time.
+    """
     source, it = source_mapping(), identity()
     lists = column_lists([rule("secret")], [it], [], 15_00_00)
     existing = {

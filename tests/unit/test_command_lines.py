@@ -1,4 +1,4 @@
-"""Commands in messages can be pasted, with any names in them."""
+"""Commands in messages can be pasted, whatever names they contain."""
 
 import shlex
 

@@ -96,7 +96,7 @@ def test_a_backlog_that_has_ended_is_committed_like_anything_else() -> None:
 
 
 def test_a_large_transaction_is_no_backlog_for_long() -> None:
-    """It arrives in one burst: the worker looks once whether more comes."""
+    """The transactions arrive in a single burst: the worker checks once for more."""
     assert seconds_left(CommitPace(0.012, 0.2), 5.0, opened_at=5.0, changes=500) == 0.002
     assert (
         seconds_left(CommitPace(0.012, 0.2), 5.002, opened_at=5.0, changes=500, is_growing=False)

@@ -1,4 +1,4 @@
-"""How far a copy is, and how long it will take."""
+"""The progress of a copy, and the remaining time."""
 
 from streamer.bookkeeping.copies import CopyProgress, Ledger, RunningParts, estimate
 
@@ -6,7 +6,7 @@ NOTHING = RunningParts(0, 0)
 
 
 def test_parts_that_are_done_tell_how_large_the_rest_is() -> None:
-    # A quarter of the table's pages came as 50 bytes, half as many as it takes there.
+    # A quarter of the table's pages came as 50 bytes, half as many as the pages take at the source.
     ledger = Ledger(rows=10, bytes=50, heap_bytes=100, heap_bytes_total=400, rows_total=None)
 
     assert estimate(ledger, RunningParts(10, 50), 5.0) == CopyProgress(

@@ -25,7 +25,7 @@ NAMES = [column.name for column in COLUMNS]
 
 
 def partitioned(*key: str, other: str) -> SourceRelation:
-    """A table of two partitions. *other*: the identity of the second."""
+    """A table of two partitions. *other*: the identity of the second partition."""
     relation = table(*key)
     one = relation.identity.root
     two = replace(one, oid=2, name=RelationName("public", "p"), kind=other)

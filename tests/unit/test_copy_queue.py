@@ -1,4 +1,4 @@
-"""Which relations a round copies, and which of them need a lock."""
+"""Which relations a round copies, and which relations need a lock."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +79,7 @@ def test_a_copy_that_an_operator_asked_for_again_is_repeated_if_it_fails() -> No
 
 
 def test_a_relation_that_a_round_has_is_in_no_other_until_copied_or_the_round_ends() -> None:
-    """Tasks of the first round may still fill it."""
+    """Tasks of the first round may still fill the table."""
     queue, given_up, failed, done, later = CopyQueue(), *map(mapped_relation, range(4))
     for mapped in (given_up, failed, done):
         queue.request(mapped)
@@ -204,8 +204,8 @@ async def test_a_request_that_arrives_while_a_failure_is_stored_keeps_the_table_
 ) -> None:
     """The copy that failed would otherwise release the point of the copy that was requested.
 
-    If the request is stored before the failure, the failure is that of an older attempt. Streamer
-    stores no failure of a copy that it knows to be requested: that would end the request.
+    If the request is stored before the failure, the failure is that of an older attempt. streamer
+    stores no failure of a copy with a known request: the failure would end the request.
     """
     queue, part = CopyQueue(), mapped_relation(1)
     stored: list[str] = []

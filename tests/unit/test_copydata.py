@@ -1,4 +1,4 @@
-"""COPY data, byte for byte; `tests/property` reads it back."""
+"""COPY data, byte for byte; `tests/property` reads the data back."""
 
 import pytest
 

@@ -92,7 +92,7 @@ async def test_only_a_changed_password_outdates_connections(tmp_path: Path) -> N
     assert await renew_password(url)
     assert password_generation(url) == before + 1
     path.write_text("three")
-    assert read_password(url) == "three"  # a connection is the first to read it
+    assert read_password(url) == "three"  # a connection is the first reader
     assert await renew_password(url)
     assert not await renew_password(url)
     assert password_generation(url) == before + 2

@@ -1,4 +1,4 @@
-"""The steps of a cut-over: which are left, and with which options an interrupted one goes on."""
+"""The remaining steps of a cut-over, and the options of an interrupted cut-over."""
 
 from pathlib import Path
 

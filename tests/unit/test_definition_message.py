@@ -1,4 +1,4 @@
-"""The definition of a table after a message: own parts count, and absence counts for nothing."""
+"""The definition of a table after a message: parts in the message count, absent parts do not."""
 
 import json
 from dataclasses import replace

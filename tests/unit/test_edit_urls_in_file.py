@@ -1,4 +1,4 @@
-"""`tenants` writes urls into a configuration file, and changes nothing else of it."""
+"""`tenants` writes urls into a configuration file, and leaves the rest of the file unchanged."""
 
 import pytest
 import yaml

@@ -1,4 +1,4 @@
-"""A question about no table is not asked: it costs a server as much as one about a table."""
+"""streamer omits a query about no table, which costs a server as much as a query about a table."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""Valid expressions, their inputs, and rejected ones."""
+"""Valid expressions with their inputs, and rejected expressions."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How often a source is asked for a reply, and when it is given up."""
+"""How often streamer asks a source for a reply, and when streamer gives up the source."""
 
 import time
 
@@ -20,7 +20,7 @@ def test_a_source_is_asked_for_a_reply_before_it_counts_as_silent(
 ) -> None:
     asking = FeedbackTimes.of("shop", wal_sender_timeout)
     assert not asking.should_request_reply(now, is_reading=True)
-    # At the latest two updates after its last message: one before and one after the limit.
+    # At the latest two updates after the last message: before and after the limit.
     assert 1.5 * asking.interval < SILENT_SECONDS
     assert asking.should_request_reply(now - asking.interval, is_reading=True)
     assert not wal_sender_timeout or asking.interval <= wal_sender_timeout / 3

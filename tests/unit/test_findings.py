@@ -1,4 +1,4 @@
-"""Findings for people: SQL and commands stand one a line, ready to paste."""
+"""Findings for people: each statement and command has its own line, ready to paste."""
 
 from streamer.admin.service.edit_draft import plan_lines
 from streamer.commands.check.findings import Place, at_source, error, in_words, run_here

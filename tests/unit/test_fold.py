@@ -1,4 +1,4 @@
-"""The net changes of a window; `tests/property` shows that they are enough."""
+"""The net changes of a window; `tests/property` compares windows with single changes."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ TRUNCATE_T = encode.truncate([T])
 
 
 def fold(*payloads: bytes, plan: ApplyPlan = PLAN) -> Fold:
-    plan = replace(plan)  # a plan caches objects of one implementation
+    plan = replace(plan)  # a plan caches objects of a single implementation
     folded = Fold(plan)
     rows = list(payloads)
     if plan.metadata is not None:
@@ -125,7 +125,7 @@ def test_a_row_that_comes_back_to_its_key_is_updated() -> None:
     ids=["shift", "swap"],
 )
 def test_a_key_that_goes_from_row_to_row_wants_exact_order(payloads: list[bytes]) -> None:
-    """One UPDATE could write the second row before the first has left the key."""
+    """A single UPDATE could write the second row before the first row has left the key."""
     assert fold(*payloads).must_order
     assert not fold(delete(b"2"), move(b"1", b"2")).must_order
 
@@ -309,7 +309,7 @@ def test_a_row_that_comes_again_takes_the_place_of_the_one_that_was_kept() -> No
 
 
 def test_a_row_that_comes_and_goes_removes_the_one_that_it_had_replaced() -> None:
-    """In exact order the insert removes a row of its key that outlived a TRUNCATE."""
+    """In exact order, the insert removes a row with the same key that outlived a TRUNCATE."""
     plan = replace(PLAN, outlives=True)
     assert left(fold(insert(b"1"), delete(b"1"), plan=plan)) == ([b"1"], [], [], [])
     changes = [insert(b"1"), update(b"1"), delete(b"1"), insert(b"1", b"new")]
@@ -415,7 +415,7 @@ def _marking_in_filter() -> ApplyPlan:
 
 
 def test_sets_mark_a_row_in_a_filter_that_has_one_change() -> None:
-    """A row stays as it was last inside the filter, which the last change of a key cannot tell."""
+    """A row keeps its last state inside the filter, which the last change does not show."""
     plan = _marking_in_filter()
     folded = fold(delete(b"1"), insert(b"1"), update(b"2"), insert(b"3"), plan=plan)
     (facts,) = folded.deletes.values()

@@ -36,7 +36,7 @@ def index(*columns: str | None, method: str = "btree", usable: bool = True, part
         (index("a", method="brin"), ("a",), False),
         (index("a", usable=False), ("a",), False),
         (index("a", partial=True), ("a",), False),
-        # One sid's rows are found with the sid first, last, or not in the index at all.
+        # An index finds the rows of a sid with the sid in first, last or no place.
         (index("sid", "a"), ("sid", "a"), True),
         (index("a", "sid"), ("sid", "a"), True),
         (index("a"), ("sid", "a"), True),

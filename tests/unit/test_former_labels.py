@@ -33,6 +33,6 @@ def test_labels_are_followed_through_several_renames() -> None:
     assert known == {"7": {"a": "b"}}
     known = follow_labels(known, {7: {"b": "c"}}, mood("c", "x"))
     assert known == {"7": {"a": "c", "b": "c"}}
-    # A label that is there again means itself.
+    # A label with its former name means the same label.
     assert follow_labels(known, {}, mood("c", "x", "a")) == {"7": {"b": "c"}}
     assert follow_labels(known, {7: {"c": "a"}}, mood("a", "b")) == {"7": {"c": "a"}}

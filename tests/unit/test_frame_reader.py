@@ -22,7 +22,7 @@ LARGE = 100
 
 
 class FakeLibpq:
-    """Hands out frames in memory of their own, and notices memory that is not given back."""
+    """Returns frames in separate memory, and finds memory that the reader does not free."""
 
     def __init__(self, frames: list[bytes | int]) -> None:
         self.frames: Iterator[bytes | int] = iter(frames)
@@ -65,7 +65,7 @@ def test_a_burst_has_a_bound() -> None:
     payloads: list[bytes] = []
     assert libpq.reader.read(payloads, 3, 10_000, LARGE) is None
     assert len(payloads) == 3
-    assert libpq.reader.read(payloads, 100, 36, LARGE) is None  # the second exceeds it
+    assert libpq.reader.read(payloads, 100, 36, LARGE) is None  # the second frame exceeds the limit
     assert len(payloads) == 5
 
 
@@ -87,7 +87,7 @@ def test_any_frame_is_a_payload_or_is_handed_over_whole(frame: bytes) -> None:
         view = memoryview(found)
         assert bytes(view) == frame
         assert view.readonly
-        assert libpq.memory  # until nothing refers to the frame
+        assert libpq.memory  # until the last reference to the frame ends
         view.release()
     del found
     assert libpq.memory == {}

@@ -1,4 +1,4 @@
-"""Which columns of the source are others than those from which a copy filled a table."""
+"""Which columns of the source differ from the columns from which a copy filled a table."""
 
 from streamer.copy.gap_reports import replaced_columns
 

@@ -1,4 +1,4 @@
-"""How long the present heartbeat has been on its way."""
+"""How long the present heartbeat has been in flight."""
 
 import asyncio
 from collections.abc import Iterator
@@ -80,12 +80,12 @@ async def test_a_position_at_its_message_is_not_yet_past_its_commit(beating: Bea
 
 
 def _server(name: Any) -> Any:
-    """A server that was started when no other was."""
+    """A server with a start time of its own."""
     return SimpleNamespace(place=("7301", 1, sum(name.encode())), in_recovery=False)
 
 
 class Fleet:
-    """Sources of one process; each is a database of a server."""
+    """Sources of a process; each source is a database of a server."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -94,11 +94,11 @@ class Fleet:
         )
 
     async def beat(self, servers: list[str], *, stalled: frozenset[int] = frozenset()) -> list[str]:
-        """Run one heartbeat for each of *servers*; return the servers that one was sent to."""
+        """Run a heartbeat for each of *servers*; return the servers that got a message."""
 
         async def emit(plain: str, label: str) -> Lsn:
             self.sent.append(plain)
-            await asyncio.sleep(0)  # the others come to their turns meanwhile
+            await asyncio.sleep(0)  # lets the remaining tasks run
             return Lsn(500)
 
         beats = [Heartbeat(SOURCE, self.services) for _ in servers]
@@ -144,5 +144,5 @@ def test_a_source_of_another_replica_has_its_heartbeats_there() -> None:
     """Otherwise the time since the move would look like a commit that does not become visible."""
     handed_over = Supervisor.__new__(Supervisor)
     handed_over.pipeline, handed_over._confirmed_at = None, 1.0
-    handed_over._assigned = asyncio.Event()  # clear: another replica is to run the source
+    handed_over._assigned = asyncio.Event()  # clear: a peer replica is to run the source
     assert handed_over.heartbeat_seconds is None

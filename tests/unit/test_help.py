@@ -1,4 +1,4 @@
-"""The help of the command line: panels, one plain sentence and one example for each command."""
+"""The help of the command line: panels, a plain sentence and an example for each command."""
 
 import re
 import shlex

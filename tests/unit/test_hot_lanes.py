@@ -1,4 +1,4 @@
-"""Which lane has a connection of its own."""
+"""Which lane gets a separate connection."""
 
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ def new_lane(*, queued_count: int = 0) -> Lane:
 
 
 def move(lanes: HotLanes, lane: Lane, now: float = 0) -> bool:
-    """Move *lane* to a place as a worker does; tell whether there is one."""
+    """Move *lane* to a free worker as a worker does; return whether a worker is free."""
     place = lanes.reserve(lane, now)
     lane.queue = place or lane.queue
     return place is not None

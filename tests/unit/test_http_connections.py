@@ -1,4 +1,4 @@
-"""Clients that keep the HTTP server waiting: their connections are few, and end."""
+"""Clients that keep the HTTP server waiting: the server limits and ends such connections."""
 
 import asyncio
 import contextlib

@@ -31,7 +31,7 @@ async def test_of_two_connections_that_become_idle_at_once_one_is_kept_and_one_c
         return made[-1]
 
     async def reset(connection: object, seconds: float) -> None:
-        await asyncio.sleep(0)  # the other task comes to its turn
+        await asyncio.sleep(0)  # lets the second task run
 
     monkeypatch.setattr(idle_connections, "connect", connect)
     monkeypatch.setattr(idle_connections, "set_lock_timeout", reset)

@@ -202,7 +202,7 @@ def test_a_command_prints_a_key_and_no_error_repeats_it(tmp_path: Path) -> None:
 
 
 def test_a_job_of_spark_describes_parts_without_the_key(tmp_path: Path) -> None:
-    """Only the ends of a job have it, beside the connection strings."""
+    """Only the two ends of a job have the key, beside the connection strings."""
     _, mapping = load(config(tmp_path, f"{{{HASHED}}}"))
     made = next(iter(resolved(mapping)))
     order = CopyOrder(

@@ -96,7 +96,7 @@ async def test_the_process_ends_after_its_last_job_and_a_job_that_is_given_up_is
     running = asyncio.create_task(launcher.run())
     seen = tmp_path / "obeying.py.log"
 
-    for first in (True, False):  # the second time in a process of its own
+    for first in (True, False):  # the second time in a separate process
         await launcher.submit({})
         process = launcher._process
         assert process is not None

@@ -1,4 +1,4 @@
-"""Positions have PostgreSQL's notation, and no other text counts as one."""
+"""Positions have PostgreSQL's notation, and the parser rejects any different text."""
 
 import pytest
 

@@ -137,7 +137,7 @@ def test_a_column_that_the_rule_does_not_list_may_be_missing() -> None:
 
 
 def test_two_source_columns_never_go_to_one_target_column() -> None:
-    """The rule renames a to b; the source has a b of its own, which the rule does not list."""
+    """The rule renames a to b; the source also has a column b, which the rule does not list."""
     plan = make_plan(
         relation(["id", "a", "b"], ["id"]),
         relation_mapping(columns={"id": "id", "a": "b"}),
@@ -373,7 +373,7 @@ def test_a_history_table_trusts_the_sources_primary_key() -> None:
     assert key_of(plan) == ["a"]
     assert plan.must_order
     assert make_plan(definition, mapping, target, sid=None).identity is Identity.ROW
-    # A deferrable one tells versions apart, but not the rows of a transaction.
+    # A deferrable index distinguishes versions, but not the rows of a transaction.
     late = plan_with()
     assert late.identity is Identity.ROW
     assert [column.name for column in late.version_key] == ["a"]

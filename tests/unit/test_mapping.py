@@ -1,4 +1,4 @@
-"""Rules name relations, and each relation goes to one place."""
+"""Rules name relations, and each relation has a single target."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Replicas follow the mapping of the one that changed last."""
+"""Replicas follow the mapping that changed last."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ def replica(number: int, text: str | None, revision: int | None = None) -> Repli
 
 
 class Follower:
-    """A follower, and the times at which it has read its configuration."""
+    """A follower, and the times at which the follower read the configuration."""
 
     def __init__(self, *dead: str) -> None:
         self.mapping = mapping()
@@ -116,7 +116,7 @@ def test_a_replica_that_starts_beside_others_takes_no_source_with_another_mappin
 
 
 def test_an_older_file_does_not_win_when_the_replica_beside_it_is_killed() -> None:
-    """A supervisor of processes starts that one again within seconds."""
+    """A supervisor of processes starts the replica again within seconds."""
     follower = Follower("h:2")
     history, own = ["new", follower.own], replica(1, follower.own)
     assert follower.look(history, own, replica(2, "new", 2), joined=50.0) is None
@@ -143,7 +143,7 @@ def test_replicas_that_lost_their_sessions_come_back_before_another_mapping_coun
     lost = replace(replica(2, "new", 2), is_alive=False)
     assert follower.look(["new"], lost, joined=1.0) is None
     assert follower.look(["new"], lost, joined=3.0) == follower.own  # a new mapping, after a crash
-    # An older mapping waits as long as the target remembers the replicas of the present one.
+    # An older mapping waits for as long as the target stores replicas of the present mapping.
     assert follower.look(["new", follower.own], lost, joined=100.0) is None
     # A killed process of this machine does not come back.
     follower = Follower("h:2")

@@ -1,4 +1,4 @@
-"""Counting the deletes of source transactions, and leaving them out."""
+"""Counts the deletes of source transactions, and leaves deletes out."""
 
 from dataclasses import replace
 
@@ -88,6 +88,6 @@ def test_a_decision_counts_for_its_transaction_and_only_deletes_are_left_out() -
     assert delete_limit.release(first) == {mapped: waiting[1]}
     mapped.decided = waiting[1].decide(skips=False)
     assert delete_limit.without_skipped(first) is first
-    # A copy that has the transaction leaves nothing to decide.
+    # A copy that has the transaction needs no decision.
     mapped.skip_through_lsn = Lsn(1000)
     assert delete_limit.waiting(second) is None

@@ -71,7 +71,7 @@ DIFFERS = replace(VERIFIED, verified_at=EARLIER, differing_rows=1)
 
 
 def fleet(sources: int, tables: int, tables_max: int | None) -> ScrapeFacts:
-    """Return facts of a fleet in which one table of each source is in error."""
+    """Return facts of a fleet in which a table of each source is in error."""
     facts = ScrapeFacts(True, 0.0, tables_max)
     for number in range(sources):
         names = [f"public.t_{table}" for table in range(tables)]

@@ -1,4 +1,4 @@
-"""Processes tell each other the history of their sources through the target."""
+"""Processes exchange the history of their sources through the target."""
 
 import asyncio
 import itertools
@@ -46,7 +46,9 @@ class Target:
 
 
 class OneProcess:
-    """A process with two mapped sources. It runs those in ``runs``; each changes twice a second."""
+    """A process with two mapped sources that runs those in ``runs``; each source has two changes a
+    second.
+    """
 
     def __init__(self, clock: "Clock", *runs: str) -> None:
         self.clock = clock
@@ -137,7 +139,7 @@ async def test_a_source_that_moves_and_comes_back_keeps_a_history_without_hole_o
     target, clock = Target(monkeypatch), Clock()
     first, second = OneProcess(clock, "shop"), OneProcess(clock)
     for runner, other in ((second, first), (first, second)):
-        await clock.run(320)  # it moves within a minute
+        await clock.run(320)  # the source moves within a minute
         other.runs.discard("shop")
         runner.runs.add("shop")
     await clock.run(300)
@@ -150,7 +152,7 @@ async def test_a_source_that_moves_and_comes_back_keeps_a_history_without_hole_o
         assert max(gaps) <= COARSE_SECONDS
         rates = process.history.columns("shop")["changes_per_second"]
         assert {rate for rate in rates if rate is not None} == {2.0}
-    # AND a process that begins later has it all, and answers only what is newer than asked for
+    # AND a process that begins later has the whole history, and answers with newer minutes only
     third = OneProcess(clock)
     await third.history.exchange.read()
     assert third.times() == sorted({at for at, source in target.rows if source == "shop"})

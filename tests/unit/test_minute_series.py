@@ -87,7 +87,7 @@ def test_pictures_are_small_and_show_gaps_and_single_values() -> None:
 
 
 class Engine:
-    """An engine with one source, which applies 20 changes in each 10 s."""
+    """An engine with a source that applies 20 changes in each 10 s."""
 
     def __init__(self) -> None:
         self.metrics: Any = SimpleNamespace(changes_of_sources={"shop": 0})

@@ -43,7 +43,7 @@ POSITIVE = DefinedType(
         ([], [INDEX, CHECK], ['add_index "by_name"', 'add_constraint "positive"']),
         ([INDEX, CHECK], [], ['drop_index "by_name"', 'drop_constraint "positive"']),
         ([INDEX], [replace(INDEX, name="other")], ['rename_index "by_name" to "other"']),
-        ([INDEX], [replace(INDEX, oid=9)], []),  # ALTER TYPE made it anew
+        ([INDEX], [replace(INDEX, oid=9)], []),  # re-created by ALTER TYPE
         (
             [INDEX],
             [replace(INDEX, oid=9, mark="other")],
@@ -137,7 +137,7 @@ def test_a_type_is_changed_once_for_all_tables(
     found = translator.translate(changes).statements
     prefix = f'alter {kind} "public"."{before.name}" '
     assert [each.removeprefix(prefix) for each in found] == statements
-    # Another table comes to its own message.
+    # A second table reaches its own message.
     there = TypeTranslator({after.full_name: replace(after, oid=77)})
     assert there.translate(changes).statements == []
 
@@ -252,7 +252,8 @@ def test_create_says_what_the_target_should_have() -> None:
 
 def test_types_are_compared_by_their_values() -> None:
     assert compared([MOOD, PLACE], [replace(MOOD, oid=1)]) == []
-    # A table of several sources takes the values of all of them, and a history those of its versions.
+    # A table of several sources accepts the values of all sources, and a history those of all
+    # versions.
     more = replace(MOOD, labels=((5, "calm"), *MOOD.labels))
     turned = replace(MOOD, labels=(MOOD.labels[1], MOOD.labels[0]))
     free = replace(POSITIVE, checks=())

@@ -1,4 +1,4 @@
-"""Another user of the machine makes no directory and no file that streamer obeys."""
+"""streamer obeys no directory and no file of a foreign user of the machine."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from streamer.postgres.password_source import PasswordSource, open_job_url
 from streamer.util.owned_directory import NotPrivateError, make_private, read_private
 
 NOBODY = 65534
-# Makes streamer's directory before streamer does, and replaces the first job that appears in it.
+# Makes streamer's directory before streamer does, and replaces the first job in the directory.
 ATTACK = """
 mkdir "$1" && chmod 777 "$1" && echo ready
 until set -- "$1" "$2" "$1"/streamer-* && test -d "$3"; do :; done
@@ -42,7 +42,7 @@ def shared_temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def foreign(path: Path) -> Path:
-    """Give *path* to another user; where that is forbidden, return root's own."""
+    """Give *path* to a foreign user; without the right to do so, return a path of root."""
     if os.geteuid() == 0:
         os.chown(path, NOBODY, NOBODY)
         return path

@@ -1,4 +1,4 @@
-"""A process's directory: it goes with the process, or as the next one starts."""
+"""A process's directory: the process removes it at the end, or the next process at the start."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Commands that print passwords keep their own logins waiting, and no other connection."""
+"""Commands that print passwords delay their own logins, and no further connection."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def by_shell(script: str, name: str, seconds: float = 600) -> ConnectionUrl:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """Scripts that read it hang until something writes to it."""
+    """A pipe: scripts that read the pipe hang until a writer comes."""
     os.mkfifo(path := tmp_path / "gate")
     return path
 
@@ -77,7 +77,7 @@ async def test_commands_that_hang_keep_others_waiting_once(
     monkeypatch.setattr(secret_command, "COMMAND_SECONDS", 10.0)
     monkeypatch.setattr("streamer.postgres.password_source.COMMAND_SECONDS", 0.0)  # all are slow
     urls = [by_shell(f"read -r line < {gate}; exit 1", f"slow{number}") for number in range(10)]
-    for url in urls:  # they have hung before
+    for url in urls:  # these scripts hang
         task = asyncio.create_task(current_password(url))
         await until(lambda url=url: awaited_password(url) is not None, "it runs")  # type: ignore[misc]
         open_gate(gate)

@@ -1,4 +1,4 @@
-"""Bytes that are no message are rejected by name, with the place where they stop making sense."""
+"""The error about malformed bytes names the message and the offset of the fault."""
 
 import re
 from datetime import UTC, datetime, timedelta

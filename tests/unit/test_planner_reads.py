@@ -1,4 +1,4 @@
-"""When the planner reads a source's catalogs, and which source waits for them."""
+"""When the planner reads a source's catalogs, and which source waits for the read."""
 
 import asyncio
 from collections.abc import Sequence

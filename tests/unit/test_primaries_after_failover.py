@@ -29,7 +29,7 @@ def primary(name: str, branch: Branch, system_identifier: str = "1") -> Primary:
         (SECOND, [FIRST, SECOND], 1),
         (SECOND, [SECOND, FIRST], 0),
         (SECOND, [FIRST, SECOND, THIRD], 2),
-        # Two standbys were promoted, and the target follows one of them.
+        # Two standbys were promoted, and the target follows the first.
         (SECOND, [SIBLING, SECOND], 1),
         (SIBLING, [SECOND, THIRD, SIBLING], 2),
         (None, [FIRST, SECOND], 1),

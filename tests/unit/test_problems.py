@@ -64,7 +64,7 @@ def report(error: StreamerError) -> ErrorReport:
 
 @dataclass
 class Fact:
-    """One fact, as the databases show it and as a process has it."""
+    """A fact in two forms: from the databases, and from a process."""
 
     kind: ProblemKind
     severity: Severity
@@ -80,7 +80,7 @@ class Fact:
     blocks: bool = False
 
     def status(self) -> SourceStatus:
-        """Return the fact as `streamer status` reads it."""
+        """Return the fact in the form that `streamer status` reads."""
         usual = TableStatus(self.name, self.name, "clone", "ready", "0/1", 1, 1, None, 0)
         error = self.table.get("error")
         fields = self.table | _error_fields(error) if error else self.table
@@ -91,7 +91,7 @@ class Fact:
         return replace(status, **given, tables=[replace(usual, **fields)])
 
     def problems_of_process(self, target: TargetHealth) -> list[Problem]:
-        """Return the problems as a process finds them."""
+        """Return the problems that a process finds."""
         health = Health(state="streaming", table_states={self.name: "ready"})
         for name, value in self.health.items():
             setattr(health, name, value)
@@ -299,7 +299,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
     assert problem.blocks is fact.blocks
     is_shown = fact.severity is not Severity.INFO
 
-    # AND every view renders the same problem: status and its summary,
+    # AND every view renders the same problem: status and summary,
     shown = status_report(fact)
     summary = cast("Any", summarize(shown))
     listed = [(each["problem"], each["remedy"]) for each in summary["problems"]]
@@ -310,7 +310,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
     lines = "\n".join(line.plain for line in render_lines(shown))
     assert (problem.sentence in lines) is is_shown
 
-    # AND the page and its wall, with the remedy as lines to paste,
+    # AND the page and the fleet overview, with the remedy as lines to paste,
     row = shown.sources[0].to_json()
     items = problems_for_operator([row])
     assert [item["what"] for item in items] == ([problem.sentence] if is_shown else [])
@@ -339,7 +339,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
     written = [(each["log_level"], each["problem"], each.get("hint")) for each in logs]
     assert written == ([(problem.severity.value, problem.text, remedy)] if is_shown else [])
 
-    # AND wait, which names the problems because of which it waits.
+    # AND wait, which names the problems that delay the wait.
     with patch.object(wait_command, "read_report", AsyncMock(return_value=shown)):
         address = TargetAddress.parse(source_mapping().url)
         told = await wait_command.name_problems(address, Mapping((), "public"))
@@ -399,7 +399,7 @@ def test_a_problem_is_logged_once_and_its_end_too() -> None:
 
 
 def test_every_kind_of_problem_is_a_fact_of_this_table() -> None:
-    """Kinds without a row have tests of their own."""
+    """Kinds without a row have separate tests."""
     others = {
         *(ProblemKind.TARGET, ProblemKind.MAPPING, ProblemKind.NOT_STARTED, ProblemKind.STARTING),
         *(ProblemKind.PROCESS, ProblemKind.WAL_GUARD, ProblemKind.JOURNAL, ProblemKind.DELAYED),

@@ -1,4 +1,4 @@
-"""The choice between one process and Spark for a comparison."""
+"""The choice between a single process and Spark for a comparison."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The acknowledged position, case by case; `tests/property` compares it with a model."""
+"""The acknowledged position, case by case; `tests/property` compares the tracker with a model."""
 
 import pytest
 

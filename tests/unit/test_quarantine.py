@@ -1,4 +1,4 @@
-"""Changes survive quarantine to the byte, and their keys identify later changes of the same rows."""
+"""Quarantine stores changes to the byte, and keys identify later changes of the same rows."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The queued bytes of sources, each for itself."""
+"""The queued bytes of each source."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which columns of existing rows another `set` makes wrong."""
+"""Which columns of existing rows a changed `set` makes wrong."""
 
 from streamer.mapping.expressions import parse_expression
 from streamer.mapping.recomputed_columns import Recomputed, recomputed

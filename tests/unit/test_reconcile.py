@@ -38,7 +38,7 @@ REFUSED = SourceRejectedError("permission denied", hint="grant it")
 def identity(
     *key: str, oid: int = 1, name: RelationName = T, leaf: str | None = None, unlogged: bool = False
 ) -> RelationIdentity:
-    """The identity of a table; *leaf*: the key of its partition."""
+    """The identity of a table; *leaf*: the key of the partition."""
     root = TableIdentity(oid, name, "d", key)
     leaves = []
     if leaf is not None:
@@ -71,7 +71,7 @@ INSERTS = publication(T, inserts=True)
 
 @dataclass(frozen=True)
 class World:
-    """One table, the source before the publications change, and the source behind."""
+    """A table, with the source before and after the change of publications."""
 
     published: Publication = PUBLISHED
     inserts: Publication = field(default_factory=lambda: publication(inserts=True))
@@ -112,7 +112,9 @@ class World:
         return plan, conclude(plan, state, tables if plan.tables else [], refused, SOURCE)
 
     def changed(self, plan: PublicationPlan) -> Iterable[Publication]:
-        """Return the publications with the members of *plan*, new ones with an empty mark."""
+        """Return the publications with the members of *plan*, new members with an empty
+        fingerprint.
+        """
         existing = plan.state.publications
         if self.refused is not None:
             return existing.values()
@@ -131,7 +133,7 @@ LISTED = publication(T, columns=frozenset({"id"}))
 """The list lacks column v."""
 GONE = World(published=ABSENT, identity=None, oids=frozenset())
 OTHER = World(publication(fingerprint="8"), identity=identity("id", oid=2), oids=frozenset({2}))
-"""Another table has the name."""
+"""A new table has the name."""
 KEEP, CLOSE = OnTableDropped.KEEP, OnTableDropped.CLOSE
 WHILE_COPYING = "copy: the application replaced it during its copy"
 RELISTED = 'its publication did not send column "v"'
@@ -217,7 +219,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         RETURNED,
         f"{RETURNED}, but source_auth",
     ),
-    # -- another table has the name
+    # -- a new table has the name
     "a replaced table": (OTHER, "replaced", "replaced"),
     "a table that took the name of a renamed one": (
         replace(OTHER, oids=frozenset({1, 2})),
@@ -346,7 +348,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         "stop identity_lost",
         "stop identity_lost",
     ),
-    # -- tables before their copy
+    # -- tables before the copy
     "a new table": (World(ABSENT, table=NEW), "", ""),
     "a new table that the role may not publish": (
         World(ABSENT, refused=REFUSED, table=NEW),
@@ -431,7 +433,7 @@ def test_a_plan_says_what_to_publish_and_to_remember(
 
 
 def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
-    """Unless a copy is due: the process may die before it reads the next fingerprint."""
+    """Unless a copy is due: the process may die before the read of the next fingerprint."""
     assert World(PUBLISHED, excludes="secret").run()[0].cleared == {T}
     assert World(LISTED, excludes="secret").run()[0].cleared == set()
     past = World(LISTED, excludes="secret", table=table(has_history=True))

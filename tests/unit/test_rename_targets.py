@@ -91,7 +91,7 @@ def test_the_publication_has_the_new_name_of_a_table() -> None:
     publication = Publication("p", "1.2", True, frozenset(), True, members=members)
     marks = {FORMER: "1.2/7", RelationName("public", "c"): "1.2/8", RelationName("x", "y"): None}
     assert renamed(marks, [publication]) == {FORMER: RelationName("s", "b")}
-    other = replace(publication, fingerprint="1.3")  # it was replaced, and may have missed changes
+    other = replace(publication, fingerprint="1.3")  # replaced, so changes may be missing
     assert not renamed(marks, [other])
 
 
@@ -141,7 +141,7 @@ Facts = RenameTargets | tuple[RelationName, RenameTargets] | None
 
 CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
     # The name: the renamed tables with their facts, the names of all relations, the verdicts.
-    # Without facts no rule has the new name. A target precedes the facts if its name differs.
+    # Without facts no rule has the new name. A target with a different name precedes the facts.
     "a free name": ({A_B: PLAIN}, [A], [FOLLOWS]),
     "the same target as before": ({A_B: (A, PLAIN)}, [A], [STAYS]),
     "a target in the bookkeeping": (
@@ -161,7 +161,7 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
         [A, B],
         [FOLLOWS],
     ),
-    # -- nothing is at the target yet
+    # -- the target has no table yet
     "no rows": ({A_B: BARE}, [A], [FOLLOWS]),
     "no target": ({A_B: replace(BARE, target_exists=False)}, [A], [STAYS]),
     "no rows, and a taken target": ({A_B: replace(BARE, is_taken=True)}, [A], [STAYS]),

@@ -129,7 +129,9 @@ def test_reasons_name_what_the_target_lacks() -> None:
 
 
 def test_no_expression_reads_a_hash_in_place_of_its_column() -> None:
-    """A unique index would refuse rows whose plain values its predicate leaves out."""
+    """A unique index on the stored values would refuse rows that the predicate excludes at the
+    source.
+    """
     only = index(
         *("only_b", IndexKey("a")),
         is_unique=True,

@@ -1,4 +1,4 @@
-"""A type of the source takes a name that another type had, and the target follows."""
+"""A type of the source takes the name of a former type, and the target follows."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""One process among replicas: its verdict on others, and its patience with them."""
+"""A process among replicas: how it judges peers, and how long it waits for peers."""
 
 import dataclasses
 import os
@@ -124,7 +124,7 @@ async def test_a_source_that_answers_again_is_no_longer_left_to_others() -> None
     source.is_there = True
     await replica._connect([source])
     assert replica._find_unreached([source]) == []
-    # One that reaches the source again, because no other replica could, says so at once.
+    # A replica that reaches the source again, as no peer could, reports so at once.
     source.is_assigned = True
     assert replica._find_unreached([source]) == ["shop"]
     source.is_out_of_reach = False

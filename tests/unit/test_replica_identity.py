@@ -1,4 +1,4 @@
-"""The publishable changes of a relation depend on its root and every leaf."""
+"""The publishable changes of a relation depend on the root table and every leaf."""
 
 import pytest
 

@@ -16,7 +16,7 @@ from streamer.util.lsn import Lsn
 
 
 def record(**facts: Any) -> RelationRecord:
-    """Return a record with *facts*; a test needs no others."""
+    """Return a record with only the *facts* that a test needs."""
     nothing: dict[str, Any] = dict.fromkeys(field.name for field in fields(RelationRecord))
     return RelationRecord(**(nothing | facts))
 

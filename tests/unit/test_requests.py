@@ -18,7 +18,7 @@ from tests.unit.build import mapped_relation
 
 
 class Tables:
-    """Three tables in step that share a lane, and the requests for them."""
+    """Three tables in sync that share a lane, and requests for these tables."""
 
     def __init__(self) -> None:
         services: Any = SimpleNamespace(

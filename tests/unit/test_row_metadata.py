@@ -80,7 +80,7 @@ def test_binary_values_have_the_form_of_their_types() -> None:
 
 @needs_compiled
 def test_both_implementations_extend_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken messages too: they stay as they are, and decoding refuses them."""
+    """Broken messages stay unchanged, and decoding refuses these messages."""
     chance = random.Random(15)
     whole = [INSERTED, UPDATED, MOVED, DELETED, TRUNCATED]
     broken = []
@@ -120,7 +120,7 @@ def test_a_delete_that_marks_is_an_update_of_the_facts() -> None:
 
 @pytest.mark.usefixtures("implementation")
 def test_with_a_filter_a_delete_stays_one_and_brings_its_facts() -> None:
-    """An update has the time, too: the target decides whether its row leaves the filter."""
+    """An update has the time, too: the target decides whether the row leaves the filter."""
     kinds = (MetadataKind.OPERATION, MetadataKind.DELETED_AT)
     metadata = RowMetadata(kinds, 2, binary=False, key=frozenset([0]), is_filtered=True)
     found = metadata.extend(TRANSACTION, [DELETED, MOVED, INSERTED, DELETED[:-1]])

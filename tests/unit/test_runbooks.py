@@ -1,4 +1,4 @@
-"""Every view of an error links to the runbook of its code."""
+"""Every view of an error links to the runbook of the error code."""
 
 import json
 
@@ -25,7 +25,7 @@ def an_instance(kind: type[StreamerError]) -> StreamerError:
 
 
 def shown(code: str) -> SourceStatus:
-    """A source with that error, and a table with it too."""
+    """A source with the error, and a table with the same error."""
     table = TableStatus(
         "public.t", "public.t", "clone", "error", "0/1", 0, 0, "it failed", 0, error_code=code
     )

@@ -5,7 +5,7 @@ from streamer.runtime import target_health
 from streamer.source.stream import feedback
 
 BOUND_SECONDS = 12.0
-"""The rest of the 15 s is for the work itself, on a machine that has other work."""
+"""The rest of the 15 s is for the work itself, on a busy machine."""
 PAGE_SECONDS = events.CHECK_SECONDS + status_reader.WAIT_SECONDS
 
 

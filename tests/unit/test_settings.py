@@ -177,7 +177,7 @@ def test_a_file_of_which_no_source_can_be_used_is_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("other", ["Shop", "shop_ins"])
 def test_no_two_sources_share_a_slot_or_a_publication(tmp_path: Path, other: str) -> None:
-    """In one publication the tables of the other would get the operations of both."""
+    """In a shared publication, the tables of each source would get the operations of both."""
     more = f"- database: {other}\n  urls: [{{url: postgresql://nowhere/two}}]\n  tables: {{u: }}\n"
     with pytest.raises(MappingError, match="would share the name streamer_shop"):
         static_mapping.load(write(tmp_path, more=more))

@@ -1,4 +1,4 @@
-"""Settings as forms, and back: nothing is lost, for any model."""
+"""Settings as forms, and back, without loss for any model."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""A url with several hosts: which of them a connection reaches, and how its errors are judged."""
+"""A url with several hosts: which host a connection reaches, and how streamer judges errors."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ URL = "postgresql://me@old:5432,new:5433/dw?target_session_attrs=read-write&conn
 
 
 class Hosts:
-    """In place of asyncpg: a host that has an error here raises it."""
+    """In place of asyncpg: raises the error of a host that has an error."""
 
     def __init__(self, errors: dict[str, Exception]) -> None:
         self.errors = errors

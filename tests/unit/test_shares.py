@@ -1,4 +1,4 @@
-"""The share of each replica: even, stable, and never one source for two."""
+"""The share of each replica: even, stable, and without a source in two shares."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -79,7 +79,7 @@ def test_a_source_whose_journal_is_on_a_disk_goes_to_that_replica() -> None:
 
 
 def test_a_source_goes_back_to_the_replica_that_has_its_journal() -> None:
-    """It came back too late after an outage of the target, and another one has the lock."""
+    """The replica came back too late after an outage of the target, and a peer has the lock."""
     first, second = members(1, 2)
     team = [first, replace(second, journals=frozenset({"s00"}))]
     owners: dict[str, int | None] = {"s00": 1, "s01": 1, "s02": 2}
@@ -112,7 +112,7 @@ def test_a_source_that_its_replica_cannot_reach_goes_to_one_that_may() -> None:
     one = replace(one, out_of_reach=frozenset(["s00"]))
     owners: dict[str, int | None] = {"s00": 1, "s01": 2}
     assert of(1, [one, two], owners) == Decision([], ["s00"])
-    assert of(2, [one, two], owners).take == []  # until it is free
+    assert of(2, [one, two], owners).take == []  # until the source is free
     owners["s00"] = None
     assert of(1, [one, two], owners) == Decision([], [])
     assert of(2, [one, two], owners).take == ["s00"]
@@ -121,7 +121,7 @@ def test_a_source_that_its_replica_cannot_reach_goes_to_one_that_may() -> None:
 def test_a_source_that_no_replica_reaches_stays() -> None:
     team = [replace(each, out_of_reach=frozenset(["s00"])) for each in members(1, 2)]
     assert of(1, team, {"s00": 1, "s01": 2}) == Decision([], [])
-    # So does one with nowhere to go, and one with a journal on the disk of its replica.
+    # So does a source without a taker, and a source with a journal on the disk of a replica.
     one, two = team[0], Peer(2, frozenset(SOURCES), 1)
     assert of(1, [one, two], {"s00": 1, "s01": 2}) == Decision([], [])
     one = replace(one, journals=frozenset(["s00"]))
@@ -138,7 +138,7 @@ def test_no_source_goes_to_a_replica_with_another_mapping() -> None:
 
 
 class World:
-    """The locks of the target. Each replica acts on its last look."""
+    """The locks of the target. Each replica acts on its last check."""
 
     def __init__(self) -> None:
         self.team: dict[int, Peer] = {}
@@ -151,7 +151,7 @@ class World:
         self.look(number)
 
     def end(self, number: int) -> None:
-        """It dies: the server frees its locks."""
+        """End a replica: the server frees the locks."""
         self.team.pop(number, None)
         self.seen.pop(number, None)
         self.owners = {s: None if who == number else who for s, who in self.owners.items()}
@@ -161,11 +161,11 @@ class World:
             self.seen[number] = [*self.team.values()], dict(self.owners)
 
     def act(self, number: int) -> None:
-        """Take and give by an earlier look. The lock of another replica stays there."""
+        """Take and give by an earlier check. The lock of a peer stays there."""
         if number not in self.team:
             return
         team, owners = self.seen[number]
-        # A replica knows its own locks without looking.
+        # A replica knows its own locks without a check.
         owners = {
             s: number if self.owners[s] == number else (None if who == number else who)
             for s, who in owners.items()
@@ -215,11 +215,11 @@ def test_any_joins_and_ends_lead_to_an_even_share_that_stays(steps: list[tuple])
     # Every source has an owner, as far as there is room.
     limits = [m.max_sources or len(SOURCES) for m in world.team.values()]
     assert loads.total() == min(len(SOURCES), sum(limits))
-    # No replica has two sources more than another one that has room.
+    # No replica has two sources more than a peer that has room.
     for member in world.team.values():
         if member.has_room(loads[member.number]):
             assert all(loads[each] <= loads[member.number] + 1 for each in world.team)
-    # And nothing moves from then on.
+    # And no source moves from then on.
     before, world.moves = dict(world.owners), 0
     world.settle()
     assert (world.owners, world.moves) == (before, 0)

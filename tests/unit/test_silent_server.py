@@ -20,7 +20,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def severed_after(*answers: Activity | Exception | None, moves: bool = False) -> int | None:
-    """Return the number of questions before the watch gave up the connection; None if it did
+    """Return the number of queries before the watch gave up the connection; None if the watch did
     not.
     """
     given = iter(answers)

@@ -23,9 +23,9 @@ TARGET = "postgresql://loader:secret@dw.example/dw"
         ((), None, None, "has no installation id"),
         # The pipeline has claimed the slot of a publication that an administrator made.
         ((), "ours", (), None),
-        # It has taken over a slot beside a mark that our role may not change.
+        # The pipeline has taken over a slot whose mark our role may not change.
         (("theirs",), "ours", ("theirs",), None),
-        # Another installation has marked the publications since the claim.
+        # A foreign installation has marked the publications since the claim.
         (("others",), "ours", ("theirs",), "belongs to installation others"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which lanes leave their worker because the others of it wait for them."""
+"""Which lanes leave a worker because they delay the remaining lanes of the worker."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -68,7 +68,7 @@ def test_a_lane_that_takes_long_now_and_then_stays() -> None:
 
 
 def test_windows_for_which_no_other_lane_waits_do_not_count() -> None:
-    """Others with a commit now and then wait as long as those that commit all the time."""
+    """Lanes with a rare commit wait as long as lanes that commit all the time."""
     lanes, mine = SlowLanes(), lane("mine")
     found = [
         lanes.wrote(mine, 0.05, 9000, others_wait=number % 10 == 9)

@@ -35,7 +35,7 @@ USAGE = Usage(
 
 
 def facts_of(label: str = "shop", sid: str | None = None, **source: Any) -> SourceFacts:
-    """A source with one table that is to be copied, on a server where everything is right."""
+    """A source with a table to copy, on a server without a problem."""
     facts = SourceFacts(SourceMapping(label, sid, Secret(""), (), **source))
     facts.server, facts.usage, facts.is_complete = SERVER, USAGE, True
     relation = RelationName("public", "t")
@@ -113,7 +113,7 @@ def test_two_sids_of_one_group_for_one_database() -> None:
     ):
         same.server = other
         assert found(one, same) == []
-    # A copy of a server has the same identifier, and another start.
+    # A copy of a server has the same identifier, and a different start time.
     same.server, same.usage = SERVER, replace(USAGE, server_started="yesterday")
     assert found(one, same) == []
     assert found(one, facts_of("crm", "us")) == [], "two groups may have one source"

@@ -92,7 +92,7 @@ async def test_a_turn_that_comes_to_a_cancelled_source_goes_on_to_the_next() -> 
     third = asyncio.create_task(turns.acquire("c", 0, 0, _ignore), name="c")
     await asyncio.sleep(0)
     first.end()
-    first.end()  # a second end does nothing
+    first.end()  # a second end has no effect
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
@@ -166,7 +166,7 @@ async def test_a_few_sources_at_a_time_open_their_sessions() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
 async def test_a_source_that_waits_for_its_server_keeps_no_other_waiting(seconds: float) -> None:
-    """It leaves its place after a time, or when it says that it waits."""
+    """The start leaves its place after a time, or when the start reports a wait."""
     starts = Starts(1, seconds)
     never = asyncio.Event()
 

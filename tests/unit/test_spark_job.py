@@ -1,4 +1,4 @@
-"""The modules shipped to executors on other machines are all that a task needs there."""
+"""The modules shipped to executors on remote machines are all that a task needs."""
 
 import ast
 import subprocess
@@ -20,7 +20,7 @@ from streamer.postgres.conninfo import with_password_of
 
 
 def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
-    """With psycopg and nothing else of ours or of others, also where another version is there."""
+    """With psycopg and no further package, also where a different version is installed."""
     archive = tmp_path / "tasks.zip"
     write_shipped(archive)
     packages = Path(psycopg.__file__).parent.parent

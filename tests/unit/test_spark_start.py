@@ -1,4 +1,4 @@
-"""The start of Spark: its settings, the code of its workers, and the class data archive."""
+"""The start of Spark: settings, the code of the workers, and the class data archive."""
 
 import os
 import sys
@@ -67,7 +67,7 @@ def test_an_archive_serves_one_java_and_only_a_file_that_others_cannot_write(
 
 
 def test_workers_import_pyspark_from_where_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # importing the module changes it
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the import of the module changes sys.path
     from streamer.copy.spark.spark_worker import without_archives
 
     home = Path(pyspark.__file__).parent

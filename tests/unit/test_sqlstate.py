@@ -1,4 +1,4 @@
-"""One classification of SQLSTATEs, for all callers: the stream, a copy, quarantine, the source."""
+"""The classification of SQLSTATEs, for all callers: the stream, a copy, quarantine, the source."""
 
 import errno
 
@@ -15,7 +15,7 @@ from streamer.target import connection as target
 TRANSIENT = ["08006", "25006", "40001", "40P01", "53100", "53300", "55006", "55P03"]
 TRANSIENT += ["57014", "57P01", "58030"]
 FINAL = ["0A000", "22003", "22P02", "23505", "23514", "28P01", "3D000", "42501", "42703", "42P01"]
-# The source names some of these otherwise: a missing slot, a limit that is a setting of its own.
+# The source gives some codes a different class: a missing slot, a limit with its own setting.
 FINAL += ["P0001", "P0002", "XX000"]
 
 

@@ -1,4 +1,4 @@
-"""SQL text: names are quoted wherever they come from, each source touches its own rows only.
+"""SQL text: statements quote all names, and a source touches only its own rows.
 
 Tests on real servers show the effect of the statements; this file has the properties that no server
 shows.
@@ -41,13 +41,13 @@ HOSTILE = [
     "select",
     "new\nline",
 ]
-"""Names that end a quotation, a comment or a block if they are not quoted."""
+"""Names that would end a quotation, a comment or a block without quoting."""
 
 
 def hostile_plan(
     table_type: TableType = TableType.CLONE, identity: str = "d", *, keyed: bool = True
 ) -> ApplyPlan:
-    """A plan in which everything that has a name has a hostile one."""
+    """A plan in which all names are hostile."""
     name = RelationName('s"; drop schema x', "t'; drop table x; --")
     unique = [("sid", *HOSTILE[:2])] if keyed else []
     there = [target_column(column, not_null=column in HOSTILE[:2]) for column in HOSTILE]
@@ -190,7 +190,7 @@ def test_each_statement_that_changes_rows_is_limited_to_the_sid(name: str) -> No
         conditions = re.findall(r"\bwhere\b([^;]*);", unquoted(sql.replace(limit, "limited")))
         assert any("limited" in condition for condition in conditions)
         for condition in conditions:
-            # Rows found with the limit are then changed by their place.
+            # The statement then changes the rows found with the limit by ctid.
             assert "limited" in condition or "t.ctid = streamer_ctid" in condition
 
 

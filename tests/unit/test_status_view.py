@@ -134,7 +134,7 @@ async def test_a_machine_that_cannot_reach_a_source_trusts_the_process_that_stre
     (problem,) = status.problems
     assert problem.severity is Severity.WARNING
     assert problem.text == "this process is cut off from the source: no route to host"
-    # Without a living process, the stored state is that of a dead one.
+    # Without a living process, the stored state comes from a dead process.
     status = SourceStatus("shop", None, "streaming", "streamer_shop")
     await _add_positions(status, mapped, _Bookkeeping(), refuse)
     assert (status.state, status.error) == ("unreachable", "no route to host")

@@ -25,7 +25,7 @@ START = 1000
 
 
 class Storing:
-    """A position whose bookkeeping remembers the positions that it stored."""
+    """A position whose bookkeeping records the stored positions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
@@ -87,7 +87,7 @@ async def test_a_position_that_somebody_waits_for_is_stored_at_once(storing: Sto
 
 
 async def test_positions_are_stored_as_long_as_a_client_asks_for_them(storing: Storing) -> None:
-    """The one that it waits for can be the second to come."""
+    """The awaited position can be the second."""
     assert not storing.position.is_due_soon
     storing.position.store_soon()
     for lsn in (200, 300):

@@ -1,4 +1,4 @@
-"""Names of columns that other columns lent each other, from RELATION and two looks at a catalog."""
+"""Columns that swapped names, from RELATION and two reads of a catalog."""
 
 import pytest
 

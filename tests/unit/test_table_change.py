@@ -1,4 +1,4 @@
-"""Which changes of a definition concern other sources, other types and columns of the target."""
+"""Which changes of a definition concern peers, types and columns of the target."""
 
 import pytest
 
@@ -44,8 +44,8 @@ def mapping(exclude: str = "", **columns: str) -> RelationMapping:
 @pytest.mark.parametrize(
     ("changes", "made", "done"),
     [
-        ([WIDENED, RENAMED], [WIDENED, RENAMED], [WIDENED]),  # each tenant renames for itself
-        ([WIDENED, RENAMED], [WIDENED], []),  # other changes, so not those of the other source
+        ([WIDENED, RENAMED], [WIDENED, RENAMED], [WIDENED]),  # each tenant renames separately
+        ([WIDENED, RENAMED], [WIDENED], []),  # different changes than those of the peer
         ([RENAMED, WIDENED], [WIDENED, RENAMED], []),
         ([LABEL, ADDED], [LABEL, ADDED], [LABEL]),
         ([WIDENED], [], []),

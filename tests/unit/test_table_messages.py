@@ -1,4 +1,4 @@
-"""Rows of the capture's table become the logical messages that they stand for."""
+"""Rows of the capture's table become logical messages."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_a_row_becomes_a_message_in_its_place(messages: TableMessages) -> None:
         assert isinstance(message, LogicalMessage)
         assert message.is_instruction
         assert (message.prefix, message.content) == (DDL_PREFIX, CONTENT)
-    # The relation is known in later bursts, until another one has its number.
+    # Later bursts know the relation, until a new relation has the number.
     assert next(messages.replace([row(CONTENT, kind=b"b")]))[:1] == b"M"
     renamed = relation(RELID, "public", "message")
     assert list(messages.replace([renamed, row(CONTENT)])) == [renamed, row(CONTENT)]

@@ -1,4 +1,4 @@
-"""Obstacles to tables, and the tasks that run beside their discovery."""
+"""Obstacles to tables, and the tasks that run beside the discovery of tables."""
 
 from typing import Any, cast
 

@@ -1,4 +1,4 @@
-"""The end of a command: one line, and an exit code."""
+"""The end of a command: a line, and an exit code."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Text of other encodings becomes UTF-8, and a character that UTF-8 lacks is never passed on."""
+"""Text of any encoding becomes UTF-8, and a character that UTF-8 lacks is never passed on."""
 
 import pytest
 

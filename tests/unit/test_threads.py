@@ -1,4 +1,4 @@
-"""Blocking calls of one kind leave threads to the calls of other kinds."""
+"""Blocking calls of a kind leave threads to the calls of the remaining kinds."""
 
 import asyncio
 import threading

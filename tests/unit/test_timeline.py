@@ -26,11 +26,11 @@ def test_where_a_timeline_ended() -> None:
         ((1, ""), (2, ONE), FORK),
         ((2, ONE), (2, ONE), EVERYTHING),
         ((2, ONE), (3, ONE + "2\t0/5000000\tx\n"), Lsn.parse("0/5000000")),
-        # Two standbys became timeline 2, and one of them timeline 3.
+        # Two standbys became timeline 2, and the second then timeline 3.
         ((2, ONE), (2, OTHER), FORK),
         ((2, OTHER), (2, ONE), FORK),
         ((2, ONE), (3, OTHER + "2\t0/5000000\tx\n"), FORK),
-        # Both timelines began at one position.
+        # Both timelines began at the same position.
         ((2, ONE), (3, ONE), FORK),
         # The old primary lives on.
         ((2, ONE), (1, ""), FORK),

@@ -42,7 +42,7 @@ class Standby:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """The timelines that are stored, each after the one that was known."""
+    """The stored timelines, each after the timeline that was known."""
     steps: list[tuple[int, int]] = []
 
     async def store(

@@ -43,7 +43,7 @@ class ListSpool:
 
 
 class Assembler:
-    """An assembler, its spools, and the relations it asked about."""
+    """An assembler, its spools, and the relations of its queries."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Assembler:
         return self.spools[-1]
 
     def feed(self, *payloads: bytes) -> list[TransactionPiece]:
-        """Feed one burst; return the transactions one by one."""
+        """Feed a burst; return the transactions one by one."""
         return [
             piece
             for found in self.assembler.feed(list(payloads))
@@ -101,7 +101,7 @@ def commit(final_lsn: int = 100, end_lsn: int = 110) -> bytes:
 
 
 def flat(changes: list[Changes]) -> list[tuple[int, int, list[bytes]]]:
-    """Relation, number of its columns, payloads."""
+    """Relation, number of columns, payloads."""
     return [(c.relation.relid, len(c.relation.columns), c.payloads) for c in changes]
 
 
@@ -318,8 +318,8 @@ def test_an_aborted_subtransaction_takes_out_exactly_its_own_changes() -> None:
 def test_a_definition_that_was_rolled_back_is_not_used_by_the_rest_of_its_transaction() -> None:
     """BEGIN; SAVEPOINT; ALTER TABLE ADD; many rows; ROLLBACK TO; many rows.
 
-    When the subtransaction aborts, pgoutput forgets that it sent the definition and sends the true
-    one with the next change (cleanup_rel_sync_cache in pgoutput.c).
+    When the subtransaction aborts, pgoutput forgets the sent definition, and sends the true
+    definition with the next change (cleanup_rel_sync_cache in pgoutput.c).
     """
     assembler = Assembler()
     assembler.feed(begin(), define(columns="ab"), commit())
@@ -336,7 +336,7 @@ def test_a_definition_that_was_rolled_back_is_not_used_by_the_rest_of_its_transa
 
 
 def test_a_definition_that_was_rolled_back_is_not_used_by_later_transactions() -> None:
-    """The same, but other sessions change the table, before the first has committed."""
+    """Two more sessions change the table before the first session has committed."""
     assembler = Assembler()
     pieces = assembler.feed(
         *(start(5), define(columns="abc", xid=6), row("1", xid=6), STOP),
@@ -352,8 +352,8 @@ def test_a_definition_that_was_rolled_back_is_not_used_by_later_transactions() -
 @pytest.mark.parametrize("new", ["ab", "abcd"])
 def test_the_definition_that_came_last_holds_behind_a_streamed_transaction(new: str) -> None:
     """A column list may change while a transaction is open. pgoutput regards the definition behind
-    the change as sent, although the older one of the transaction is used only when that commits.
-    Servers from May 2025 on send it once more.
+    the change as sent, although the older definition of the transaction comes into use only at its
+    commit. Servers from May 2025 on send the definition once more.
     """
     assembler = Assembler()
     pieces = assembler.feed(

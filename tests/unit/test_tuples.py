@@ -1,4 +1,4 @@
-"""Reading rows: the shapes that matter, one by one. `tests/property` tries the rest."""
+"""Reading rows: the shapes that matter, case by case. `tests/property` tries the rest."""
 
 import struct
 

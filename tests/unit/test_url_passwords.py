@@ -39,7 +39,7 @@ _WORD = st.text(st.sampled_from("ab:/?#@=&'\\ %2$x{}"), min_size=1, max_size=8)
 
 @given(_WORD, _WORD, st.sampled_from(["uri", "query", "words", "quoted"]))
 def test_whatever_libpq_takes_for_a_password_is_masked(user: str, password: str, form: str) -> None:
-    """The visible rest does not hold it: libpq reads the masked text to ask."""
+    """The visible rest contains no password: libpq reads the masked text to find the host."""
     text = {
         "uri": f"postgresql://{user}:{password}@h/db",
         "query": f"postgresql://{user}@h/db?password={password}",

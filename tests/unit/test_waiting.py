@@ -38,7 +38,7 @@ def test_a_wait_is_reported_once_it_is_long_and_with_its_age() -> None:
     assert long_waits.update(waits, 109.0) == []
     assert long_waits.update(waits, 111.0) == [(waits[0], 11.0)]
     assert long_waits.update([], 112.0) == []
-    assert long_waits.update(waits, 125.0) == []  # another wait
+    assert long_waits.update(waits, 125.0) == []  # a new wait
 
 
 def test_while_the_target_is_away_it_is_all_that_is_waited_for() -> None:

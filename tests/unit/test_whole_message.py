@@ -1,4 +1,4 @@
-"""The server's answer to a transaction that it receives in a single message."""
+"""The server's answer to a transaction in a single message."""
 
 import asyncio
 import struct

@@ -1,4 +1,4 @@
-"""A tuple of another width than its table is a malformed message, for every reader of rows."""
+"""Every reader of rows refuses a tuple that is wider or narrower than the table."""
 
 import pytest
 

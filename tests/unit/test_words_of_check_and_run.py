@@ -1,4 +1,4 @@
-"""Errors of `check` have the words of `run`: a judge that both share makes them."""
+"""Errors of `check` have the words of `run`, because both call the same judge."""
 
 import ast
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ OWN_WORDS = {
     "target_table_findings:check_rights": RIGHTS,
     "target_table_findings:check_triggers": FORESEEN,
 }
-"""The functions of `check` with sentences of their own, and why `run` has none. This list only
-becomes shorter.
+"""The functions of `check` with separate sentences, and why `run` has none. This list only becomes
+shorter.
 """
 
 

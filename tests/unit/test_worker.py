@@ -57,7 +57,7 @@ async def test_a_worker_whose_queue_is_taken_back_before_it_runs_goes_on() -> No
     worker = Worker(0, cast("Any", _NoTarget()), nothing, budget, nothing, CommitPace(0, 0.2))
     lane = Lane("a lane", worker, cast("Any", _NoOwner()), nothing)
     running = asyncio.create_task(worker.run())
-    for _ in range(5):  # until it waits for a share
+    for _ in range(5):  # until the worker waits for a transaction
         await asyncio.sleep(0)
     worker.put(lane, LaneTransaction(Transaction(7, Lsn(100), 0), [], Lsn(110), 10))
     await worker.drop({lane})

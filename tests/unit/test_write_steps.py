@@ -1,4 +1,4 @@
-"""The steps that write the changes of a window. Servers show their effect in other tests."""
+"""The steps that write the changes of a window. Integration tests show the effect on servers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -47,7 +47,7 @@ SKIPPING = replace(PLAN, mapping=replace(PLAN.mapping, rule=replace(RULE, skip_t
 
 
 def steps_of(fold: Fold, half: Half = Half.BOTH, *, fires_keys: bool = False) -> list[Step]:
-    """All steps of a fold; those that share a staging table follow it."""
+    """All steps of a fold; steps that share a staging table follow the creation of the table."""
 
     def flat(steps: Iterable[Step]) -> Iterator[Step]:
         for step in steps:

@@ -1,4 +1,4 @@
-"""Aliases of a YAML file: a small file stands for few values, and for no value inside itself."""
+"""Aliases of a YAML file: a small file yields few values, and no value that contains itself."""
 
 import time
 from pathlib import Path
