@@ -68,7 +68,7 @@ async def read_definitions(
     return {key: definition for key, definition in stored.items() if definition is not None}
 
 
-async def read_unknown(session: Executor, relation_ids: Sequence[int]) -> set[int]:
+async def read_without_definition(session: Executor, relation_ids: Sequence[int]) -> set[int]:
     """Return the ids of relations in sync without a stored definition."""
     rows = await session.fetch(
         "select id from streamer.relation where id = any ($1::int8[])"
@@ -248,7 +248,7 @@ def _definitions(rows: Iterable[Any]) -> list[SourceDefinition]:
 async def rename_unfilled(
     session: Executor, relation_id: int, moved: Mapping[str, str | None]
 ) -> None:
-    """Rename columns of the target whose values existing rows lack; None: a dropped column.
+    """Rename columns of the target whose values existing rows lack; None for a dropped column.
 
     Also rename the columns in requests and in a due copy.
     """

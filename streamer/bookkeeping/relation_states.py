@@ -129,7 +129,7 @@ async def require_resync_of_source(
 
 
 async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> None:
-    """Stop a relation whose changes are missing for good, until an operator requests a copy."""
+    """Stop a relation whose changes are permanently missing, until an operator requests a copy."""
 
     def change(record: CopyRecord) -> Values:
         values = {"needs_resync": True, "resync": record.resync, "attempt": record.attempt + 1}

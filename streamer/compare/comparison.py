@@ -107,22 +107,22 @@ class Options:
     with_values: bool = False
     report: Path | None = None
     sql: Path | None = None
-    """The file for statements that would make the target equal."""
+    """The file for statements that make the target equal."""
     continues: bool = False
     keys_max: int = 0
-    """Results have the keys of the rows that differ, if no more than these."""
+    """The maximum number of differing rows for which a result contains keys."""
     purpose: str = ""
     """Comparisons of different purposes do not share ranges."""
     definitions: bool = False
     """Compare the definitions of tables, too."""
     since: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The transactions of source and target since which rows may have changed, by relation id. An
-    earlier comparison has found older rows equal.
+    """The first transactions of source and target that may have changed rows since an earlier
+    comparison, by relation id. That comparison has found older rows equal.
     """
 
 
 class JobRunner(Protocol):
-    """Spark, the process that compares without Spark, or the choice of both."""
+    """Runs a job: Spark, the process that compares without Spark, or the object that chooses."""
 
     async def submit(self, job: dict[str, Any]) -> list[dict[str, Any]]: ...
 
@@ -130,8 +130,8 @@ class JobRunner(Protocol):
 @dataclass(slots=True)
 class TableResult:
     """The answer for a table of a source. ``undecided``: keys that changed in each reading.
-    ``error``: why there is no answer. ``continued_from``: the beginning of the interrupted
-    comparison whose ranges count here; None if this comparison has read all ranges.
+    ``error``: the reason why there is no answer. ``continued_from``: the beginning of the
+    interrupted comparison that read some ranges; None if this comparison has read all ranges.
     """
 
     source: str
@@ -179,7 +179,7 @@ class TableResult:
 
 
 @dataclass(slots=True)
-class _Found:
+class _ScopedTable:
     """A table of the scope, with its size and, finally, its result."""
 
     source: SourceMapping
@@ -250,7 +250,7 @@ class Comparison:
             return None
         return await comparisons.count_ranges(self._bookkeeping, self._comparison_id)
 
-    async def _store(self, items: Sequence[_Found]) -> None:
+    async def _store(self, items: Sequence[_ScopedTable]) -> None:
         """Store the results, for `status`, metrics and the standing verification."""
         now = datetime.now(UTC)
         await store_verifications(
@@ -273,11 +273,11 @@ class Comparison:
 
     # ---- definitions ---------------------------------------------------------------------------
 
-    async def _find(self, scope: ComparisonScope) -> list[_Found]:
+    async def _find(self, scope: ComparisonScope) -> list[_ScopedTable]:
         await require_installed(self._bookkeeping)
         patterns = [parse_relation(table, "public") for table in scope.tables]
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
-        items: list[_Found] = []
+        items: list[_ScopedTable] = []
         for source in self._mapping.sources:
             if scope.database not in (None, source.database) or scope.sid not in (None, source.sid):
                 continue
@@ -285,7 +285,7 @@ class Comparison:
             if record is None:
                 continue
             source_items = [
-                _Found(
+                _ScopedTable(
                     source,
                     relation,
                     TableResult(
@@ -315,7 +315,7 @@ class Comparison:
         self,
         source: SourceMapping,
         record: SourceRecord,
-        items: list[_Found],
+        items: list[_ScopedTable],
         where: Expression | None,
     ) -> None:
         """Read the definitions of a source's tables on both sides."""
@@ -387,7 +387,7 @@ class Comparison:
 
     # ---- ranges --------------------------------------------------------------------------------
 
-    async def _compare(self, group: Sequence[_Found]) -> None:
+    async def _compare(self, group: Sequence[_ScopedTable]) -> None:
         tables = [item.table for item in group if item.table is not None]
         record = await self._begin(group)
         self._began_at, self._comparison_id = record.began_at, record.comparison_id
@@ -424,7 +424,7 @@ class Comparison:
                 result.continued_from = record.began_at.isoformat(timespec="seconds")
         await end_comparison(self._bookkeeping, record.comparison_id)
 
-    async def _begin(self, items: Sequence[_Found]) -> ComparisonRecord:
+    async def _begin(self, items: Sequence[_ScopedTable]) -> ComparisonRecord:
         """Return the comparison to continue, or a new comparison."""
         tables = sorted(item.identity for item in items)
         fingerprint = hashlib.sha256("\n".join([self._options.purpose, *tables]).encode())
@@ -437,7 +437,7 @@ class Comparison:
             self._bookkeeping, fingerprint.hexdigest(), dict(self._lsns), ranges
         )
 
-    async def _plan(self, items: Sequence[_Found]) -> list[RangeRecord]:
+    async def _plan(self, items: Sequence[_ScopedTable]) -> list[RangeRecord]:
         planned: list[RangeRecord] = []
         rate = task_rate(self._options.rows_per_second, self._options.jobs, self._options.jobs)
         for source in self._mapping.sources:
@@ -518,7 +518,7 @@ def make_job(
 
 
 async def _read_storage(
-    items: Sequence[_Found], plain: Connection, target: TargetConnection
+    items: Sequence[_ScopedTable], plain: Connection, target: TargetConnection
 ) -> None:
     """Read the tables, columns and files from which tasks will read the ranges of *items*."""
     tables = [item.table for item in items if item.table is not None]

@@ -408,7 +408,7 @@ class Round:
     # ---- 5: while and after parts are copied ---------------------------------------------------
 
     async def _finish_complete(self) -> list[CopyPart]:
-        """Finish the relations whose parts are all copied; return the parts of the others."""
+        """Finish the relations whose parts are all copied; return the remaining parts."""
         active = self._unfinished
         ended = await read_ended_parts(
             self._context.bookkeeping, [copy.mapped.relation_id for copy in active]

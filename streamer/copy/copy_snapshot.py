@@ -8,7 +8,7 @@ lock between two reads of tables.
 The round reads a table's definition under this snapshot and a lock, so a copy reads exactly the
 columns of that definition. The lock ends at once. Each part checks, under a second lock, that the
 table still has the same storage and the same columns (`streamer.copy.parts.part_copier`). So the
-application's DDL waits for the parts under way, not for the copy.
+application's DDL waits for the parts in progress, not for the copy.
 """
 
 import time

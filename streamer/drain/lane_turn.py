@@ -154,7 +154,7 @@ class Turn:
         if lane.owner.lane_of(request.mapped) is lane:
             await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
-        # Otherwise a copy is under way on a separate lane, which handles the request afterwards.
+        # Otherwise a copy is in progress on a separate lane, which handles the request afterwards.
         if lane.requests:
             lane.requests.popleft()
 

@@ -43,9 +43,9 @@ AHEAD_ROWS: Final = 1000
 class LargeTransaction:
     """Applies the transaction at the front of *lane* through *writer*.
 
-    *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: takes the pieces
-    that were to be written. *explain*: finds changes without a message, and makes the changes that
-    explain *tried*; true if there are any.
+    *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: records the pieces
+    that the drainer tried to write. *explain*: applies changes of definitions without a message
+    that explain *tried*; returns whether there were any.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from streamer.mapping.rules import RelationMapping
 
 MARGIN_STEPS: Final = 1000
 """The minimum margin: streamer sets a target sequence ahead by at least this number of values."""
-MARGIN_LOOKS: Final = 10
+MARGIN_CHECKS: Final = 10
 """The margin lasts for at least this many checks, at the source's rate of drawing values."""
 
 
@@ -89,7 +89,7 @@ def value_ahead(value: int, increment: int, drawn_steps: int, target: Range) -> 
         raise ValueError("its increment has the opposite sign")
     if not target.minimum <= value <= target.maximum:
         raise ValueError(f"the source is at {value}, which is outside of its limits")
-    margin = increment * max(MARGIN_STEPS, MARGIN_LOOKS * drawn_steps)
+    margin = increment * max(MARGIN_STEPS, MARGIN_CHECKS * drawn_steps)
     goal = min(max(value + margin, target.minimum), target.maximum)
     last = target.last_value
     if last is None or last == goal:

@@ -1,12 +1,12 @@
 """Values of keys that have the same order in Python as in PostgreSQL. Pure.
 
 Their types have the same order on all servers: no collation, time zone or version changes the
-order. Text has that order where its collation sorts by bytes
+order. Text has the same order if its collation sorts by bytes
 (`streamer.source.tables.bytewise_columns`). Sessions of streamer pin DateStyle, TimeZone,
 bytea_output and extra_float_digits, which decide the texts.
 
-PostgreSQL's ``date_send``, ``timestamp_send``, ``numeric_send`` and ``float8send`` have the binary
-formats.
+PostgreSQL's ``date_send``, ``timestamp_send``, ``numeric_send`` and ``float8send`` define the
+binary formats.
 """
 
 import re
@@ -28,8 +28,8 @@ ORDERED_TYPES: Final = frozenset(
 )
 """Types, without modifiers, whose values `read_key_value` compares as every server does."""
 TEXT_TYPES: Final = frozenset(("text", "character varying", "name"))
-"""Types whose values sort by UTF-8 bytes if the collation sorts by bytes. `character` is missing,
-because it ignores trailing blanks.
+"""Types whose values sort by UTF-8 bytes if the collation sorts by bytes. The set omits
+`character`, which ignores trailing blanks.
 """
 
 _BYTES: Final = {_DATE: 4, _TIMESTAMPS[0]: 8, _TIMESTAMPS[1]: 8}
@@ -126,7 +126,7 @@ def _read_time(text: str, kind: str) -> int:
 
 
 def _days(year: int, month: int, day: int) -> int:
-    """Return the days since 2000-01-01, in the Gregorian calendar without an end.
+    """Return the days since 2000-01-01 in the Gregorian calendar, for any year.
 
     The year begins with March here, so that a leap day is the last day of its year.
     """

@@ -1,4 +1,4 @@
-"""HMAC-SHA256 of column values, in messages of the stream and in lines of COPY.
+"""Computes HMAC-SHA256 of column values in messages of the stream and in lines of COPY.
 
 streamer computes these hashes, so neither server gets the key. ``encode(hmac(value, key, 'sha256'),
 'hex')`` of pgcrypto returns the same hash. Tasks of Spark import this module too. Pure.
@@ -17,7 +17,9 @@ _CHECKED: Final = b"streamer: which key is this?"
 
 
 class KeyedHash:
-    """HMAC-SHA256 (RFC 2104) with a key. The two states after the key make a hash cheap."""
+    """HMAC-SHA256 (RFC 2104) with a key. The object stores both states after the key, which makes a
+    hash cheap.
+    """
 
     __slots__ = ("_inner", "_outer")
 

@@ -1,4 +1,4 @@
-"""Passwords that are not part of a connection string: in a file, or printed by a command.
+"""Reads passwords that are not part of a connection string: from a file or the output of a command.
 
 Tasks of Spark also import this module, and read the password themselves, because a copy can outlast
 a token.
@@ -54,19 +54,19 @@ class KnownPassword:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     last: str | None = None
-    """The password that the last connection got."""
+    """The password of the last connection."""
     renewed: str | None = None
-    """The password that the connections of this generation have, apart from new connections."""
+    """The password of the connections of this generation, except new connections."""
     expires_at: float = 0.0
     """The end of validity of a command's output, on the monotonic clock."""
     replacement: str | None = None
-    """A new password of the url since the process began."""
+    """The url's new password, if the url has changed since the process began."""
     generation: int = 0
-    """How often an operator has changed the password."""
+    """The number of times that an operator has changed the password."""
     command_seconds: float = 0.0
     """The duration of the last run of the command."""
     goes_first: bool = False
-    """Whether this login waits for no other login."""
+    """Whether this login never waits for a second login."""
     file: Path | None = None
     """A file with the last output of the command, for tasks of jobs."""
 
@@ -184,9 +184,9 @@ def keep_in_file(url: str, source: PasswordSource) -> Path:
 
 
 def _write_file(path: Path, password: str) -> None:
-    """Replace the file at once: a task reads the old or the new password.
+    """Replace the file atomically, so that a task reads either the old or the new password.
 
-    A full disk ends no connection. The tasks then have the password of the job's start.
+    An error of the disk has no effect here; then tasks use the password from the start of the job.
     """
     with suppress(OSError):
         if _files is not None and not path.parent.exists():  # a cleaner has removed the directory
@@ -203,8 +203,8 @@ def write_job_url(
     """Return a secret text for the file of a Spark job, which `open_job_url` reads.
 
     The text has the current password, and the file of later passwords: that of *source*, or
-    *kept_file* (see `keep_in_file`). No command is in the text: a process that could change the
-    job's file would choose a program for this user.
+    *kept_file* (see `keep_in_file`). The text has no command, because a process that could change
+    the job's file could then run any program as this user.
     """
     now = add_password(url, password)
     if source is None:

@@ -2,8 +2,9 @@
 
 A pooler in session mode does no harm. In transaction mode, a pooler gives each transaction a
 session of any client. But streamer's settings, locks, temporary tables and prepared statements
-belong to a session. A pooler has its own process numbers, which reveal the pooler. The mode shows
-when a second connection gets the session of an open connection.
+belong to a session. The process numbers of a pooler differ from the server's, which reveals the
+pooler. In transaction mode, a second connection can get the session of an open connection, which
+reveals the mode.
 """
 
 import re
@@ -26,19 +27,21 @@ Query = Callable[[str], Awaitable[Any]]
 
 
 def is_lost_statement(state: str, message: str) -> bool:
-    """Whether a driver's prepared statement is missing, or belongs to another client."""
+    """Whether a driver's prepared statement is missing, or belongs to a different client."""
     return state in ("42P05", "26000") and _OF_DRIVER.search(message) is not None
 
 
 def may_share(url: Secret, number: int, pid: int) -> bool:
-    """Whether to check a pooler's mode. A direct connection has its server process's *number*."""
+    """Whether to check a pooler's mode. For a direct connection, *number* is the server process's
+    *pid*.
+    """
     return number != pid and url not in _keeping
 
 
 async def shares_sessions(
     url: Secret, pid: int, query: Query, query_second: Query, begin: Query
 ) -> bool:
-    """Whether a pooler at *url* gives sessions away between two transactions.
+    """Whether a pooler at *url* may change sessions between two transactions.
 
     *query* returns the value of a query over the connection whose process was *pid*. *query_second*
     and *begin* run statements over a second connection.

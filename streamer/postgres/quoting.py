@@ -1,4 +1,4 @@
-"""Quoting: the only way for an identifier or a literal into SQL text.
+"""Quotes identifiers and literals; all SQL text gets names and literals from this module.
 
 Values travel as parameters or COPY data. Names must be in the text, and so must the few literals of
 utility statements (`CREATE PUBLICATION`, `COPY (SELECT …)`), which take no parameters. Pure.
@@ -10,7 +10,9 @@ from typing import Final
 
 
 def quote_identifier(name: str) -> str:
-    """Quote *name* as an identifier; always quoted, so reserved words and case are safe."""
+    """Quote *name* as an identifier, always with quotes, so that reserved words and case are
+    safe.
+    """
     if "\0" in name:
         raise ValueError("an identifier cannot contain a NUL character")
     return '"' + name.replace('"', '""') + '"'

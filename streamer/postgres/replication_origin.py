@@ -1,10 +1,10 @@
-"""Replication origins: they tag the transactions that streamer writes as replicated.
+"""Replication origins, which tag streamer's transactions as replicated.
 
 If a target is also a source (two databases that feed each other), replicated changes must not
 travel back. PostgreSQL tags the transactions of a session that has set up a replication origin, and
-decoding leaves tagged transactions out. From PostgreSQL 16 the server does so (``origin = none``);
-before, streamer does by their Origin message. So every connection that writes rows sets up an
-origin, if the role may.
+decoding leaves tagged transactions out. From PostgreSQL 16 on the server drops them (``origin =
+none``); before 16, streamer drops them by their Origin message. So every connection that writes
+rows sets up an origin, if the role may.
 
 Only one session at a time can use an origin, so each session uses a separate origin:
 ``streamer_<oid of the database>_<number>``. An advisory lock on the number reserves the origin and
@@ -27,15 +27,19 @@ FUNCTIONS: Final = (
     "pg_replication_origin_xact_setup(pg_lsn, timestamptz)",
     "pg_replication_origin_drop(text)",
 )
-"""Functions that a role must be able to execute: superusers, and from 14 on by a GRANT."""
+"""Functions that the role must be able to execute: as a superuser, or from PostgreSQL 14 on by a
+GRANT.
+"""
 
 NUMBER_MAX: Final = 64
-"""The number of connections of a target with an origin; more connections have none."""
+"""The maximum number of connections of a target with an origin; further connections have no
+origin.
+"""
 
 _LOCK: Final = 0x6F726967  # "orig"
 _NAMES: Final = ", ".join(f"'{function.partition('(')[0]}'" for function in FUNCTIONS)
 
-# A block, because expected errors that it catches stay out of the server's log.
+# A block catches expected errors, which would otherwise appear in the server's log.
 SET_UP_SQL: Final = f"""
 do $$
 declare
@@ -98,7 +102,7 @@ RESULT_SQL: Final = (
     "select pg_catalog.current_setting('streamer.origin', true) <> '' as tagged,"
     " pg_catalog.current_setting('streamer.untagged', true) as reason"
 )
-"""Whether the session has an origin now, and if not, why."""
+"""Whether the session has an origin, or the reason why not."""
 
 STAMP_SQL: Final = (
     "select pg_catalog.pg_replication_origin_xact_setup('0/0', pg_catalog.clock_timestamp())"
@@ -141,8 +145,8 @@ select not exists (select from pg_catalog.pg_proc
        exists (select from pg_catalog.pg_publication) as is_source
 from places
 """
-"""Whether the role may tag its writes, how many connections can, and whether the database is a
-source.
+"""Whether the role may tag its writes, the number of connections that can, and whether the database
+is a source.
 
 Without publications the database cannot be a source, and the tag has no use.
 """

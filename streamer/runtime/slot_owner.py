@@ -13,9 +13,9 @@ from streamer.mapping.rules import SourceMapping
 from streamer.runtime.installation_id import Installation
 from streamer.source.connection import Connection
 from streamer.source.slot_and_publications.ownership import (
-    Found,
+    SourceObjects,
     check_owner,
-    read_found,
+    read_source_objects,
     takeover_remedy,
 )
 
@@ -41,7 +41,7 @@ class SlotOwner:
         *,
         has_position: bool,
         is_taken_over: bool,
-    ) -> Found:
+    ) -> SourceObjects:
         """Refuse a foreign installation's slot and publications, unless the operator takes them
         over.
 
@@ -50,7 +50,7 @@ class SlotOwner:
         *has_position*: the target has stored a position of the slot. Raises SourceTakenError.
         """
         await self._installation.learn(installation)
-        objects = await read_found(plain, source)
+        objects = await read_source_objects(plain, source)
         self._tolerated = None
         if not is_taken_over:
             check_owner(objects, source, installation, has_position=has_position)
@@ -59,7 +59,7 @@ class SlotOwner:
 
     async def verify(self, plain: Connection, source: SourceMapping) -> None:
         """Raise SourceTakenError unless the slot is proven to be ours."""
-        objects = await read_found(plain, source)
+        objects = await read_source_objects(plain, source)
         problem = unproven(objects, source, self._installation.id, self._tolerated)
         if problem is not None:
             is_foreign = self._installation.id is not None and objects.installations
@@ -70,7 +70,7 @@ class SlotOwner:
 
 
 def unproven(
-    objects: Found,
+    objects: SourceObjects,
     source: SourceMapping,
     installation: str | None,
     tolerated: tuple[str, ...] | None,

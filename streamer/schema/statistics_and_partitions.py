@@ -58,7 +58,7 @@ def _statistics(
 
 
 def _parsed(text: str) -> tuple[str, list[KeyItem]]:
-    """Return the kinds and the items of ``pg_get_statisticsobjdef``, the kinds as written."""
+    """Return the kinds, as written, and the items of ``pg_get_statisticsobjdef``."""
     plain = {position for position, _ in outside_quotes(text)}
     on = next(p for p in range(len(text)) if p in plain and text.startswith(" ON ", p))
     end = max(p for p in plain if text.startswith(" FROM ", p))
@@ -117,7 +117,7 @@ def create_partitions_sql(
 
 
 def plan_partitioning(definition: TableDefinition, place: TargetPlace) -> list[Planned]:
-    """Plan an obstacle to partitions that the rule asks for."""
+    """Return the plan that reports an obstacle to the partitions that the rule requests."""
     mapping, tree = place.mapping, definition.partitions
     if not mapping.rule.partitioned or not tree:
         return []

@@ -582,7 +582,7 @@ class TargetConnection:
         self._protocol.resume_writing()
 
     def terminate(self) -> None:
-        """Close at once, without a message to the server; a statement under way fails.
+        """Close at once, without a message to the server; a statement in progress fails.
 
         asyncpg's own method takes the transport from a COPY, which then fails with a misleading
         error.

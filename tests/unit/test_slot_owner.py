@@ -6,7 +6,7 @@ import pytest
 
 from streamer.runtime.installation_id import Installation, installation_file
 from streamer.runtime.slot_owner import unproven
-from streamer.source.slot_and_publications.ownership import Found
+from streamer.source.slot_and_publications.ownership import SourceObjects
 from tests.unit.build import source_mapping
 
 TARGET = "postgresql://loader:secret@dw.example/dw"
@@ -35,7 +35,7 @@ def test_a_slot_is_touched_only_with_a_proof(
     tolerated: tuple[str, ...] | None,
     reason: str | None,
 ) -> None:
-    found = Found(has_slot=True, reader=None, is_used=True, installations=marks)
+    found = SourceObjects(has_slot=True, reader=None, is_used=True, installations=marks)
     problem = unproven(found, source_mapping(), installation, tolerated)
     assert problem is None if reason is None else reason in (problem or "")
 

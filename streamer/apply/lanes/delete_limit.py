@@ -31,12 +31,12 @@ class _Removed:
 class DeleteLimit:
     """Counts deletes and TRUNCATEs by source transaction and table."""
 
-    __slots__ = ("_counts", "_found")
+    __slots__ = ("_counts", "_exceeding")
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Lsn, MappedRelation], _Removed] = {}
         """Removals by transactions that have not ended."""
-        self._found: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
+        self._exceeding: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
 
     def add(self, lane_transaction: "LaneTransaction") -> bool:
         """Count a lane transaction or its next piece; return whether a transaction must wait."""
@@ -54,7 +54,7 @@ class DeleteLimit:
         for (lsn, mapped), removed in self._counts.items():
             mass_delete = _mass_delete(removed, mapped.mapping.rule)
             if mass_delete.exceeds(mapped.mapping.rule.max_deleted_rows):
-                self._found.setdefault(lsn, {})[mapped] = mass_delete
+                self._exceeding.setdefault(lsn, {})[mapped] = mass_delete
                 is_found = True
         self._counts.clear()
         return is_found
@@ -98,13 +98,13 @@ class DeleteLimit:
     def release(self, lane_transaction: "LaneTransaction") -> "dict[MappedRelation, MassDelete]":
         """Discard the counts of a durable transaction; return the skipped mass deletes."""
         skipped = self._skipped(lane_transaction)
-        self._found.pop(lane_transaction.transaction.final_lsn, None)
+        self._exceeding.pop(lane_transaction.transaction.final_lsn, None)
         return skipped
 
     def _mass_deletes(
         self, lane_transaction: "LaneTransaction"
     ) -> "dict[MappedRelation, MassDelete]":
-        mass_deletes = self._found.get(lane_transaction.transaction.final_lsn, {})
+        mass_deletes = self._exceeding.get(lane_transaction.transaction.final_lsn, {})
         return {
             m: mass_delete
             for m, mass_delete in mass_deletes.items()

@@ -20,9 +20,10 @@ copy lacks the remaining rows, so no change of those rows may be dropped:
 1. ``hold_to_point(None)`` before the copy's snapshot exists: all changes dispatched so far are
    older.
 2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply only the
-   changes that commit before P. The stream has delivered all of those once the tracker is at P.
+   changes that commit before P. The stream has delivered all these changes once the tracker is at
+   P.
 3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
-   may swap rows for those of the snapshot, and stores P as the relation's position.
+   may swap its rows for the rows of the snapshot, and store P as the relation's position.
 4. ``release(Hold.POINT)`` lets the drainer apply the remaining changes.
 
 The state of the table (`streamer.control.table_state`) says which step comes next. `Relations`
@@ -459,7 +460,7 @@ class Lane:
     """Start of the wait for a drainer's connection, on the clock of `time.monotonic`."""
     has_open_transaction: bool = False
     point: Lsn | None = None
-    """The drainer applies only changes that commit before this point; None: not known yet.
+    """The drainer applies only changes that commit before this point; None if unknown so far.
     `EVERYTHING` before the snapshot.
     """
     is_at_point: bool = False

@@ -35,7 +35,7 @@ class QuarantineTable:
     async def read_keys(
         self, mapped: MappedRelation, columns: KeyColumns, *, before: int | None = None
     ) -> set[bytes]:
-        """Return the keys with *columns* of rows in quarantine, of those before *before*."""
+        """Return the keys, with *columns*, of rows in quarantine whose id is below *before*."""
         keys: set[bytes] = set()
         last = 0
         while rows := await read_quarantine_page(

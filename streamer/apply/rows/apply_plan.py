@@ -103,8 +103,8 @@ def computed_cast(target: TargetColumn, *, of_target: bool) -> str:
 
 @dataclass(frozen=True)
 class ApplyPlan:
-    """See the module. ``key``: the part of `columns` that finds a row; all columns for
-    Identity.ROW.
+    """Translates changes of a relation. ``key``: the part of `columns` that finds a row; all
+    columns for Identity.ROW.
 
     ``version_key``: the part of `columns` that identifies the rows of a history table. ``inputs``:
     the source's columns that `filter` and `set` use.

@@ -62,7 +62,9 @@ class PlanStatements:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A temporary table with some values of staged rows: those from *start* to before *stop*."""
+    """A temporary table with some values of staged rows: the values from *start* to before
+    *stop*.
+    """
 
     table: str
     columns: tuple[str, ...]

@@ -112,7 +112,8 @@ class TargetTransaction:
         return self._connection is None or self._connection.is_closed
 
     async def connect(self, fences: Collection[FencingToken] | None = None) -> None:
-        """Connect, unless connected, to the server of *fences*; None: of the previous tokens.
+        """Connect, unless connected, to the server of *fences*; with None, to the server of the
+        previous tokens.
 
         Raises TargetConnectionError, TargetRejectedError; TargetMovedError for tokens that are
         invalid on a new connection.

@@ -31,7 +31,7 @@ from streamer.source.catalog import (
 from streamer.source.connection import Connection, connection, fetch_all, fetch_one
 from streamer.source.replica_identity import key_identity
 from streamer.source.server.primaries_after_failover import Primary, prefer_newest
-from streamer.source.slot_and_publications.ownership import Found, read_found
+from streamer.source.slot_and_publications.ownership import SourceObjects, read_source_objects
 from streamer.source.slot_and_publications.publication import Publication, read_publications
 from streamer.source.slot_and_publications.slot import Slot, read_slot
 from streamer.source.slot_and_publications.standbys import (
@@ -137,7 +137,7 @@ class SourceFacts:
     """The standby servers of the url, if a failover is to keep the slot."""
     primaries: list[Primary] = field(default_factory=list)
     """The hosts of the url that accept writes, if the url lists several hosts."""
-    found: Found | None = None
+    found: SourceObjects | None = None
     """The owners of the slot and publications."""
     seen: list[SeenTable] = field(default_factory=list)
     mappings: list[RelationMapping] = field(default_factory=list)
@@ -224,7 +224,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.server = server
         earlier = {} if server.in_recovery else await _read_transactions(plain)
         facts.slot = await read_slot(plain, source.slot)
-        facts.found = await read_found(plain, source)
+        facts.found = await read_source_objects(plain, source)
         facts.replication = await read_replication_settings(plain)
         if source.failover and not server.in_recovery:
             facts.standbys = await read_standbys(source)

@@ -2,7 +2,7 @@
 
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.relation_definitions import read_definitions, read_unknown
+from streamer.bookkeeping.relation_definitions import read_definitions, read_without_definition
 from streamer.decode.pgoutput import DDL_PREFIX
 from streamer.decode.table_messages import TableMessages
 from streamer.mapping.rule_options import DdlCapture
@@ -61,13 +61,13 @@ class SourceCapture:
         if self.token is None:
             return
         by_id = {mapped.relation_id: mapped for mapped in relations}
-        unknown = await read_unknown(bookkeeping, list(by_id))
+        undefined = await read_without_definition(bookkeeping, list(by_id))
         async with bookkeeping.connection() as connection:
             stored = await read_definitions(connection, list(by_id))
         for relation_id, definition in stored.items():
             mapped = by_id[relation_id]
             mapped.add_parts(parts_of(definition, mapped.mapping.source.namespace))
-        if unknown:
-            names = {by_id[relation_id].mapping.source: None for relation_id in sorted(unknown)}
+        if undefined:
+            names = {by_id[relation_id].mapping.source: None for relation_id in sorted(undefined)}
             async with writable(self._source, plain) as writing:
                 await send_baseline(writing, self._source, names)

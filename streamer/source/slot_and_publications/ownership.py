@@ -41,7 +41,7 @@ from pg_catalog.pg_stat_replication_slots s where s.slot_name = %s
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceObjects:
     """The objects at the source with streamer's names. ``is_used``: None if the server cannot
     tell.
     """
@@ -52,7 +52,7 @@ class Found:
     installations: tuple[str, ...]
 
 
-async def read_found(connection: Connection, source: SourceMapping) -> Found:
+async def read_source_objects(connection: Connection, source: SourceMapping) -> SourceObjects:
     """Read the owners of slot and publications."""
     names = [source.publication, source.publication_inserts]
     publications = await fetch_all(connection, _PUBLICATIONS_SQL, names)
@@ -62,7 +62,7 @@ async def read_found(connection: Connection, source: SourceMapping) -> Found:
     if readers and connection.info.server_version >= 14_00_00:
         rows = await fetch_all(connection, _USED_SQL, source.slot)
         is_used = bool(rows and rows[0]["is_used"])
-    return Found(
+    return SourceObjects(
         has_slot=bool(readers),
         reader=_reader(readers[0]) if readers and readers[0]["pid"] is not None else None,
         is_used=is_used,
@@ -79,7 +79,9 @@ def _reader(row: dict[str, object]) -> str:
     return f'process {row["pid"]} ("{row["application"]}", role "{row["role"]}"{where})'
 
 
-def obstacle(owners: Found, source: SourceMapping, installation: str, *, has_position: bool) -> str:
+def obstacle(
+    owners: SourceObjects, source: SourceMapping, installation: str, *, has_position: bool
+) -> str:
     """Return the reason why streamer may not use slot and publications, or an empty string. Pure.
 
     *has_position*: the target has a position of this slot, so a comparison shows whether a client
@@ -102,7 +104,7 @@ def obstacle(owners: Found, source: SourceMapping, installation: str, *, has_pos
 
 
 def unproven_rows(
-    owners: Found,
+    owners: SourceObjects,
     source: SourceMapping,
     installation: str,
     declared: Iterable[RelationName],
@@ -133,7 +135,7 @@ def unproven_rows(
 
 
 def check_owner(
-    owners: Found, source: SourceMapping, installation: str, *, has_position: bool
+    owners: SourceObjects, source: SourceMapping, installation: str, *, has_position: bool
 ) -> None:
     """Refuse objects that a different installation may use. Raises SourceTakenError. Pure."""
     if problem := obstacle(owners, source, installation, has_position=has_position):

@@ -9,7 +9,7 @@ from streamer.mapping.rules import SourceMapping
 from streamer.source.capture.ddl_capture import drop_capture, drop_sql
 from streamer.source.catalog import check_same_database
 from streamer.source.connection import Connection, connection, fetch_one
-from streamer.source.slot_and_publications.ownership import read_found
+from streamer.source.slot_and_publications.ownership import read_source_objects
 from streamer.source.slot_and_publications.publication import (
     drop_publications,
     drop_publications_sql,
@@ -45,7 +45,7 @@ async def teardown_source(
     try:
         async with connection(source) as plain:
             await check_same_database(source, plain, stored)
-            owners = await read_found(plain, source)
+            owners = await read_source_objects(plain, source)
             if strangers := [name for name in owners.installations if name != installation]:
                 stays = (
                     f'source "{source.label}": publication "{source.publication}" belongs to '
