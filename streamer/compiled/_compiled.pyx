@@ -29,6 +29,8 @@ cdef extern from *:
 
 SOURCE_CRC = STREAMER_SOURCE_CRC
 
+cdef object BEGUN = object()  # a transaction that `gather` has begun
+
 cdef enum:
     COLUMNS_MAX = 1664  # PostgreSQL's MaxTupleAttributeNumber
     TUPLE_AT = 6        # behind kind, relid and the marker of the tuple
@@ -894,10 +896,12 @@ def gather(
     cdef uint64_t final_lsn = 0, end_lsn, last_end_lsn = 0
     cdef uint32_t relid, last_relid = 0
     cdef bint is_open = begun is not None, has_sink = False
-    cdef object payload, changes, sink = None
+    cdef object payload, changes, key = None, xid = None, lsn = None, commit_time = None
+    cdef object sink = None
     cdef void *found
     if is_open:
-        final_lsn = begun[1]
+        xid, lsn, commit_time = begun
+        final_lsn = lsn
     if PyList_GET_SIZE(end_lsns):
         last_end_lsn = end_lsns[PyList_GET_SIZE(end_lsns) - 1]
     while n < stop:
@@ -913,7 +917,9 @@ def gather(
                 break
             relid = be32(p + 1)
             if not has_sink or relid != last_relid:
-                key = PyBytes_FromStringAndSize(<const char *>p + 1, 4)
+                if key is None or relid != last_relid:
+                    key = PyBytes_FromStringAndSize(<const char *>p + 1, 4)
+                    last_relid = relid
                 found = <void *>PyDict_GetItem(touched, key)
                 if found == NULL:
                     if is_foreign:
@@ -923,7 +929,6 @@ def gather(
                         break
                     PyDict_SetItem(touched, key, <object>found)
                 sink = (<object>found).payloads
-                last_relid = relid
                 has_sink = True
             if PyList_CheckExact(sink):  # else the changes are not wanted
                 PyList_Append(sink, payload)
@@ -940,9 +945,9 @@ def gather(
                     PyList_Append(changes.numbers, number)
                     PyList_Append(changes.stops, PyList_GET_SIZE(sink))
             touched.clear()
-            PyList_Append(xids, begun[0])
-            PyList_Append(final_lsns, begun[1])
-            PyList_Append(commit_times, begun[2])
+            PyList_Append(xids, xid)
+            PyList_Append(final_lsns, lsn)
+            PyList_Append(commit_times, commit_time)
             PyList_Append(end_lsns, end_lsn)
             last_end_lsn = end_lsn
             begun = None
@@ -951,12 +956,15 @@ def gather(
             if is_open or size != BEGIN_SIZE:
                 break
             final_lsn = be64(p + 1)
-            begun = (be32(p + 17), final_lsn, <int64_t>be64(p + 9))
+            xid, lsn, commit_time = be32(p + 17), final_lsn, <int64_t>be64(p + 9)
+            begun = BEGUN
             is_open = True
             is_foreign = has_sink = False
         else:
             break
         n += 1
+    if begun is BEGUN:
+        begun = xid, lsn, commit_time
     return n, begun
 
 

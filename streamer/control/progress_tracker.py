@@ -134,7 +134,5 @@ class ProgressTracker:
     @property
     def flush_lsn(self) -> Lsn:
         """The position to acknowledge: never decreases, and no earlier change is missing."""
-        return min(
-            (lane.flush_lsn_max for lane in self._lanes if lane.flush_lsn_max is not None),
-            default=self.newest_lsn,
-        )
+        # All lanes of the set have a run.
+        return min((lane._runs[0].before_lsn for lane in self._lanes), default=self.newest_lsn)

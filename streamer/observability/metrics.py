@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -45,12 +45,20 @@ _LATENCY_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30,
 class _Delays(Histogram):
     """A histogram that takes the observations of a whole window at once."""
 
-    def observe_all(self, seconds: Sequence[float]) -> None:
-        bounds = self._upper_bounds
-        buckets = [bisect_left(bounds, delay) for delay in seconds]
-        for bucket in set(buckets):
-            self._buckets[bucket].inc(buckets.count(bucket))
-        self._sum.inc(sum(seconds))
+    def observe_all(self, now: int, times: Sequence[int]) -> None:
+        """Observe the delay from each of *times* to *now*, in microseconds. A later time counts as
+        *now*: the clocks of the servers may differ.
+        """
+        ordered = sorted(times)
+        elapsed = bisect_right(ordered, now)
+        self._sum.inc((elapsed * now - sum(ordered[:elapsed])) / 1_000_000)
+        slower = len(ordered)
+        for bound, bucket in zip(self._upper_bounds, self._buckets, strict=True):
+            oldest = now - bound * 1_000_000
+            faster = bisect_left(ordered, oldest, hi=slower)
+            if faster < slower:
+                bucket.inc(slower - faster)
+            slower = faster
 
 
 class Metrics:
@@ -153,7 +161,7 @@ class Metrics:
         now = from_datetime(datetime.now(UTC))
         transactions, delays = self._of_source(database, sid or "")
         transactions.inc(len(commit_times))
-        delays.observe_all([max(0, now - time) / 1_000_000 for time in commit_times])
+        delays.observe_all(now, commit_times)
 
     def _of_source(self, database: str, sid: str) -> tuple[Counter, "_Delays"]:
         """Return the series of a source, without a search by labels for every window."""

@@ -77,8 +77,7 @@ class LaneBlock(LaneTransaction):
 
     @property
     def led_times(self) -> list[int]:
-        times = self.block.commit_times
-        return [times[number] for number in self.led]
+        return list(map(self.block.commit_times.__getitem__, self.led))
 
     @property
     def is_partly_applied(self) -> bool:

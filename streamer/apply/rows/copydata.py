@@ -9,6 +9,7 @@ escapes. Pure.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -153,16 +154,10 @@ def _framed(chunks: Iterable[bytes], binary: bool) -> Iterator[bytes]:
 
 
 def _encode_chunks(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[bytes]:
-    chunk: list[PendingRow] = []
-    done = 0
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) >= CHUNK_ROWS:
-            yield from _encode(chunk, layout, done)
-            done += len(chunk)
-            chunk = []
-    if chunk:
+    remaining, done = iter(rows), 0
+    while chunk := list(islice(remaining, CHUNK_ROWS)):
         yield from _encode(chunk, layout, done)
+        done += len(chunk)
 
 
 def encode_led_rows(

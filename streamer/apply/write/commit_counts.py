@@ -1,6 +1,7 @@
 """Counts the commits of workers and drainers, for the metrics."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.apply.lanes.lane_transaction import LaneTransaction
@@ -54,7 +55,5 @@ def count_lane_transactions(
     metrics: Metrics, source: SourceMapping, transactions: Sequence[LaneTransaction]
 ) -> None:
     """Count source transactions with durable changes, each once."""
-    commit_times = [
-        time for lane_transaction in transactions for time in lane_transaction.led_times
-    ]
+    commit_times = list(chain.from_iterable(item.led_times for item in transactions))
     metrics.count_transactions(source.database, source.sid, commit_times)

@@ -219,13 +219,15 @@ class Dispatcher:
         counted: set[int] = set()
         runs: list[tuple[LanePending, Run]] = []
         for lane, part in parts.items():
-            numbers = {number for _, changes in part.changes for number in changes.numbers}
-            first, last = min(numbers), max(numbers)
+            first = min(changes.numbers[0] for _, changes in part.changes)
+            last = max(changes.numbers[-1] for _, changes in part.changes)
             part.transaction = block.transaction(last)
             part.end_lsn = Lsn(block.end_lsns[last])
-            part.led = numbers - counted
+            numbers = set[int]().union(*(changes.numbers for _, changes in part.changes))
+            part.led = numbers - counted if counted else numbers
             part.is_lead = bool(part.led)
-            counted |= numbers
+            if len(parts) > 1:
+                counted |= numbers
             first_lsn = Lsn(block.end_lsns[first])
             in_front = Lsn(block.end_lsns[first - 1]) if first else before_lsn
             run = Run(in_front, first_lsn, part.end_lsn, block.commit_times[first])
