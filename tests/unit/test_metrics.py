@@ -115,3 +115,17 @@ def test_few_tables_have_series_of_their_own() -> None:
     samples = [sample for family in families(fleet(1, 5, None)) for sample in family.samples]
     tables = {s.labels["table"] for s in samples if s.name == "streamer_table_state"}
     assert tables == {f"public.t_{number}" for number in range(5)}
+
+
+def test_the_delays_of_a_window_are_counted_like_single_delays() -> None:
+    delays = Metrics().commit_to_visible
+    window, single = delays.labels("window", ""), delays.labels("single", "")
+    now = 1_000_000_000_000
+    ages = [0, 1, 9_999, 10_000, 10_001, 25_000, 1_000_000, 10_000_000_000, -50]
+    window.observe_all(now, [now - age for age in reversed(ages)])
+    for age in ages:
+        single.observe(max(0, age) / 1_000_000)
+    counts = [[bucket.get() for bucket in of._buckets] for of in (window, single)]
+    assert counts[0] == counts[1]
+    assert sum(counts[0]) == len(ages)
+    assert window._sum.get() == single._sum.get() == 10_001.055001
