@@ -287,7 +287,7 @@ def in_order(keys: Collection[Any]) -> Collection[Any]:
 
 
 def in_order_of_keys(changes: Mapping[Any, T]) -> list[T]:
-    return [changes[key] for key in in_order(changes)]
+    return list(map(changes.__getitem__, in_order(changes)))
 
 
 def _key_rows(plan: ApplyPlan, keys: Iterable[Any]) -> Iterable[Any]:

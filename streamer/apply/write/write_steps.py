@@ -37,7 +37,7 @@ from streamer.apply.write.staged_rows import (
     staged_keys,
     whole_rows,
 )
-from streamer.decode.tuples import PendingRow, Row, is_partial, unchanged_positions
+from streamer.decode.tuples import MixedRow, PendingRow, Row, is_partial, unchanged_positions
 from streamer.errors.error_classes import ConflictError
 
 
@@ -182,8 +182,9 @@ def _change_rows(fold: Fold, sets: Statements, fires_keys: bool) -> Iterator[Ste
         yield Change(sets, rows, OP_CLEAR, len(keys), leaves=sets.clear)
     if fold.moves:
         yield _move(fold, sets)
-    updated = in_order_of_keys(fold.updates)
-    whole = [row for row in updated if not is_partial(row)]
+    updated = whole = in_order_of_keys(fold.updates)
+    if MixedRow in set(map(type, updated)):
+        whole = [row for row in updated if not is_partial(row)]
     if whole:
         yield _update(fold, sets, whole)
     if len(whole) < len(updated):
