@@ -337,10 +337,10 @@ class _Execution:
         failpoint("execute.source_committed")
 
     async def _check_changed(self, plain: Connection, changed: list[RelationName]) -> None:
-        """Refuse a script of both sides that changes rows which the target would get twice.
+        """Refuse a script of both sides that changes rows of a table without a key.
 
-        The target runs the script, and receives these changes as well. The rows of a clone have a
-        key, so there the second time is harmless.
+        The target runs the script, and also receives its changes in the stream. For a clone with a
+        key, the second change is harmless.
         """
         source = self._source
         names = set(await read_relation_names(plain)) | source.exact_names.keys()

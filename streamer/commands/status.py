@@ -71,7 +71,7 @@ class TableStatus:
     quarantined: int
     error_code: str | None = None
     remedy: Remedy | None = None
-    """The operator's next step about ``error``, if known."""
+    """The operator's next step for ``error``, if known."""
     bytes_copied: int = 0
     bytes_total: int | None = None
     rows_per_second: float | None = None
@@ -132,7 +132,7 @@ class SourceStatus:
     error: str | None = None
     error_code: str | None = None
     remedy: Remedy | None = None
-    """The operator's next step about ``error``, if known."""
+    """The operator's next step for ``error``, if known."""
     backlog: dict[str, Any] | None = None
     role: str | None = None
     """The role of the server: 'primary' or 'standby'; None without an answer."""

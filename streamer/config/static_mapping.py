@@ -88,7 +88,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
 
 
 def require_usable(mapping: Mapping) -> None:
-    """Raise SettingsError if there are sources but none with a usable configuration."""
+    """Raise SettingsError if no source of a mapping has a usable configuration."""
     faults = [source.fault for source in mapping.sources if source.fault is not None]
     if faults and len(faults) == len(mapping.sources):
         raise SettingsError(faults[0].problem, hint=faults[0].hint)

@@ -66,7 +66,7 @@ class Need(enum.Enum):
     CHUNKS = enum.auto()
     """The next chunk of a copy. streamer applies changes of rows in earlier chunks."""
     CHUNK = enum.auto()
-    """The chunk of a batch. streamer applies changes of earlier chunks up to the batch's point."""
+    """The chunk of a round. streamer applies changes of earlier chunks up to the round's point."""
     REQUEST = enum.auto()
     """A copy that an operator requests: changes are missing, and streamer drops later changes."""
 
@@ -264,11 +264,11 @@ class TableState:
     # ---- copies --------------------------------------------------------------------------------
 
     def chunk_begins(self) -> Self:
-        """A copy batch is about to copy the next chunk."""
+        """A round is about to copy the next chunk."""
         return replace(self._unless_paused(State.COPYING), need=Need.CHUNK)
 
     def snapshot_begins(self) -> Self:
-        """A copy batch is about to take a snapshot, whose point is not known yet."""
+        """A round is about to take a snapshot, whose point is not known yet."""
         return replace(self, is_read=True, point=None)
 
     def snapshot_passes(self, lsn: Lsn) -> Self:
@@ -299,7 +299,7 @@ class TableState:
         return replace(self, error=error) if self.shown in (State.INIT, State.COPYING) else self
 
     def without_table(self) -> Self:
-        """The source has no table of that name, so the copy batch gives up the copy."""
+        """The source has no table of that name, so the round gives up the copy."""
         return replace(self, point=None) if self.need is Need.ROWS else self
 
     def unfit_for_chunks(self, reason: str) -> Self:
@@ -319,7 +319,7 @@ class TableState:
         return replace(self, through_lsn=consistent_point)
 
     def copy_failed(self, error: ErrorReport) -> Self:
-        """A copy batch gives up the copy. A table in sync stays in sync."""
+        """A round gives up the copy. A table in sync stays in sync."""
         match self.need:
             case Need.CHUNK | Need.CHUNKS:
                 state = replace(self, need=Need.CHUNKS, point=None)

@@ -8,8 +8,8 @@ stream.
 A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes,
 because the copy waits until the stream is up to date.
 
-The copy batch reads the definition again under the snapshot. If the definition has changed by then,
-the next batch repeats this step.
+The round reads the definition again under the snapshot. If the definition has changed by then, the
+next round repeats this step.
 """
 
 import asyncio

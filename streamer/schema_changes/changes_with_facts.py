@@ -136,7 +136,7 @@ async def partition_translator(
         target,
         sid=mapped.source.sid,
         source_columns=[column.name for column in command.definition.columns],
-        there=await read_partitions(table.session, target),
+        target_partitions=await read_partitions(table.session, target),
         at=command.at,
         lsn=str(command.place.lsn),
     )

@@ -1,6 +1,6 @@
 """The definitions of a copied table besides columns: planned, and created at the target.
 
-The copy batch reads the source's definitions after the snapshot, and stores the statements in the
+The round reads the source's definitions after the snapshot, and stores the statements in the
 bookkeeping (`plan_definitions`). Only the copy writes to a table that it fills directly. So the
 definitions of such a table, except foreign keys, are created before the switch to streaming. All
 remaining definitions are created beside the stream, without long locks (`make_online`): indexes

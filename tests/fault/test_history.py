@@ -79,7 +79,9 @@ async def test_a_broken_slot_is_said(
 def test_a_slot_that_moves_between_its_check_and_the_stream(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
-    """PostgreSQL begins a stream at the slot's position if the client asks for an earlier one."""
+    """PostgreSQL begins a stream at the slot's position even if the client names an earlier
+    position.
+    """
     source.execute(DDL)
     config = tmp_path / "config.yaml"
     write_config(config, source, target, TABLES)

@@ -87,7 +87,7 @@ def test_a_name_that_postgresql_cannot_store_is_refused(text: str) -> None:
 
 
 def test_a_name_that_is_not_unicode_is_refused() -> None:
-    """YAML can write one: ``"\\ud800"``."""
+    """YAML can write a lone surrogate: ``"\\ud800"``."""
     with pytest.raises(MappingError, match="is not a table name"):
         parse_relation("\ud800", "public")
 

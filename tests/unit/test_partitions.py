@@ -64,7 +64,7 @@ def translate(
         target,
         sid=sid,
         source_columns=["id", "region"],
-        there=there,
+        target_partitions=there,
         at="2024-01-01 00:00:00+00:00",
         lsn="0/1",
     )

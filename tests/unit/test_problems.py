@@ -335,7 +335,7 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
     assert (reason["error"], reason["runbook"]) == (problem.sentence, problem.runbook)
     assert sum(count_problems([own]).values()) == int(is_shown)
     with capture_logs() as logs:
-        ProblemLog(list).tell([own])
+        ProblemLog(list).log_changes([own])
     written = [(each["log_level"], each["problem"], each.get("hint")) for each in logs]
     assert written == ([(problem.severity.value, problem.text, remedy)] if is_shown else [])
 
@@ -391,10 +391,10 @@ def test_a_problem_is_logged_once_and_its_end_too() -> None:
     fact = FACTS["changes in quarantine"]
     log = ProblemLog(list)
     with capture_logs() as logs:
-        log.tell(fact.problems_of_process(well()))
+        log.log_changes(fact.problems_of_process(well()))
         more = replace(fact, health={"quarantined": {TABLE: 6}})
-        log.tell(more.problems_of_process(well()))
-        log.tell([])
+        log.log_changes(more.problems_of_process(well()))
+        log.log_changes([])
     assert [line["event"] for line in logs] == ["problem", "problem gone"]
 
 

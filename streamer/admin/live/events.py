@@ -82,7 +82,7 @@ class SeenState:
 
 @dataclass(frozen=True, slots=True)
 class PastError:
-    """An error of a source, or of a table there. ``at``: the time when it was first seen."""
+    """An error of a source, or of a table of the source. ``at``: the time of the first sight."""
 
     at: datetime
     source: str
@@ -163,7 +163,7 @@ class Events:
             self._task = asyncio.create_task(self._poll(), name="events")
 
     def errors(self, source: str, table: str | None = None) -> list[PastError]:
-        """Return the last errors of a source, or of a table there, the newest first."""
+        """Return the last errors of a source, or of its table *table*, the newest first."""
         return [
             error
             for error in reversed(self._errors)

@@ -80,7 +80,7 @@ def _users_comment(users: Sequence[tuple[str, str]]) -> str:
 def export_mapping(
     content: Content, urls: dict[int, str], base: Row, users: Sequence[tuple[str, str]] = ()
 ) -> tuple[str, list[str]]:
-    """Return the YAML, and the variables there that stand for passwords.
+    """Return the YAML, and the names of the variables that stand for passwords.
 
     *base*: the text of the configuration file, with unreplaced variables.
     """

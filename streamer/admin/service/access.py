@@ -93,7 +93,7 @@ def needed_role(path: str) -> Role:
 
 
 def changes_mapping(path: str) -> bool:
-    """Whether a request to *path* that is not safe changes the mapping or acts on running tables.
+    """Whether an unsafe request to *path* changes the mapping or acts on running tables.
 
     Static mode refuses such requests, and serves the remaining paths.
     """
@@ -104,7 +104,7 @@ _ACTS: Final = ("/resync", "/pause", "/resume", "/retry", "/drop", "/purge", "/a
 
 
 def acts_on_tables(path: str) -> bool:
-    """Whether a request to *path* that is not safe acts on running tables."""
+    """Whether an unsafe request to *path* acts on running tables."""
     return path.endswith(_ACTS)
 
 
@@ -116,7 +116,7 @@ class Throttle:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def check(self, key: str, most: int) -> None:
-        """Raise ThrottledError if there were *most* failures lately."""
+        """Raise ThrottledError after *most* recent failures."""
         now = self._clock()
         recent = [at for at in self._failures.get(key, ()) if now - at < WINDOW_SECONDS]
         if len(recent) >= most:

@@ -334,7 +334,7 @@ class AdminService:
     # ---- YAML ----------------------------------------------------------------------------------
 
     async def export(self) -> tuple[str, list[str]]:
-        """Return the draft as YAML, and the variables there that stand for passwords."""
+        """Return the draft as YAML, and the names of the variables that stand for passwords."""
         content = await self.store.content()
         urls = await self.store.reveal(content)
         users = [(row["name"], row["role"]) for row in await self.store.users()]

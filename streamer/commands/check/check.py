@@ -87,7 +87,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
             report.findings += check_server(target.server)
             target = None
         else:
-            # Workers, those for hot lanes, drainers, copies, and the deletes before a copy.
+            # Workers, workers for hot lanes, drainers, copies, and the deletes before a copy.
             connections = sum(
                 [
                     settings.workers,

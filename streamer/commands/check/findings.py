@@ -234,7 +234,7 @@ def some_of(names: Iterable[str]) -> str:
 
 @dataclass(slots=True)
 class CheckReport:
-    """The findings of a check. ``is_reachable``: every server is there and accepts streamer."""
+    """The findings of a check. ``is_reachable``: all servers answer and accept streamer."""
 
     findings: list[Finding] = field(default_factory=list)
     source_count: int = 0

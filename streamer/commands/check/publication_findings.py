@@ -231,8 +231,8 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
 
 
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
-    """Find tables that a publication of all tables cannot exclude, and tables there that may become
-    unlogged.
+    """Find tables that a publication of all tables cannot exclude, and published tables that may
+    become unlogged.
     """
     publication = facts.publications.get(facts.source.publication)
     if publication is None:

@@ -134,7 +134,7 @@ class SourceFacts:
     replication: dict[str, str] = field(default_factory=dict)
     """Settings that decide about slots on standbys."""
     standbys: list[StandbyState] = field(default_factory=list)
-    """The standby servers of the url, if a failover is to keep the slot."""
+    """The standby servers of the url, if the slot has to survive a failover."""
     primaries: list[Primary] = field(default_factory=list)
     """The hosts of the url that accept writes, if the url lists several hosts."""
     found: SourceObjects | None = None

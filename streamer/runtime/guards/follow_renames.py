@@ -114,7 +114,7 @@ async def follow_renames(
     formers = {move.former for move in verdicts}
     for group in groups(verdicts):
         for name in {move.now for move in group} - formers:
-            if name in by_name:  # the relation of that name moves away
+            if name in by_name:  # the relation with that name gets a new name, too
                 await forget_relation(bookkeeping, by_name[name].relation_id)
         try:
             await _follow(bookkeeping, source, group)

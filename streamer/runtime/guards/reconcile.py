@@ -146,7 +146,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class PublicationPlan:
-    """The consequences for tables, and the wanted members of our publications."""
+    """The consequences for tables, and the required members of our publications."""
 
     cases: Mapping[RelationName, Case]
     tables: tuple[MappedTable, ...]
@@ -157,7 +157,7 @@ class PublicationPlan:
     cleared: frozenset[RelationName] = frozenset()
     """The tables whose fingerprint streamer itself changes with their column list."""
     memberships: Mapping[RelationName, LastPublished] = field(default_factory=dict)
-    """The facts to store once the publications are as wanted."""
+    """The facts to store once the publications have the required members."""
     is_incomplete: bool = False
     """Tables disappeared while streamer read the catalogs; the next plan decides."""
 

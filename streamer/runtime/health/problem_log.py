@@ -34,7 +34,7 @@ class ProblemLog:
             await asyncio.sleep(CHECK_SECONDS)
             if target.is_well:
                 await self.read(bookkeeping)
-            self.tell(self._read_problems())
+            self.log_changes(self._read_problems())
 
     async def read(self, bookkeeping: Bookkeeping) -> None:
         """Read the stored facts; after a failure, keep the former facts."""
@@ -43,7 +43,7 @@ class ProblemLog:
         except TargetError as exc:  # the state of the target shows the failure
             log.debug("the stored problems cannot be read", reason=str(exc))
 
-    def tell(self, problems: Sequence[Problem]) -> None:
+    def log_changes(self, problems: Sequence[Problem]) -> None:
         """Log new problems, and the end of problems."""
         current = {problem.key: problem for problem in needs_operator(problems)}
         for key, problem in current.items():

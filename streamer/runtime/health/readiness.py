@@ -81,9 +81,9 @@ def find_problems(
     supervisors: "Iterable[Supervisor]",
     stored: Mapping[str, StoredFacts],
 ) -> list[Problem]:
-    """Return the problems of a process: of the target, then those of each source.
+    """Return the problems of the target, then those of each source.
 
-    While the target is away, only the guards run.
+    During an outage of the target, only the guards run.
     """
     problems = list(of_target(target_facts(target)))
     backlogs = {guard.source.label: (guard.source, guard.facts) for guard in guards}

@@ -46,7 +46,8 @@ async def opened_services(
     tables_appeared: Callable[[str], None],
     discovery_interval: float,
 ) -> AsyncIterator[Services]:
-    """Yield the services. Their connections open at the first use, so the target may be away.
+    """Yield the services. Connections open at the first use, so the services also start during an
+    outage of the target.
 
     *launcher*: the launcher of a Spark process that is already starting. *holder*: host and pid of
     this process.

@@ -134,7 +134,7 @@ class RunningSources:
             await self._replica.sign_off()
 
     async def _stop(self, supervisors: Sequence[Supervisor]) -> None:
-        """Stop sources in order; cancel those that exceed the time limit."""
+        """Stop sources in order; cancel sources that exceed the time limit."""
         for supervisor in supervisors:
             supervisor.request_stop()
         tasks = [self._tasks.pop(supervisor) for supervisor in supervisors]

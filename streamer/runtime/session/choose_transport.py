@@ -66,10 +66,10 @@ async def choose_transport(
     *,
     known_obstacle: str | None = None,
 ) -> ChosenTransport:
-    """Return how the source is to send values.
+    """Return the transport of the source's values.
 
-    Logs why requested binary transport is not used. *known_obstacle*: why binary transport failed
-    before.
+    Logs why streamer does not use requested binary transport. *known_obstacle*: why binary
+    transport failed before.
     """
     if source.transport is Transport.TEXT:
         return ChosenTransport(TEXT, IS_CHOSEN)

@@ -95,7 +95,7 @@ async def _check_partitions(
 async def _request_unclear_definitions(
     plain: Connection, source: SourceMapping, bookkeeping: Bookkeeping, relations: Relations
 ) -> None:
-    """Request the definitions that are in doubt.
+    """Request uncertain definitions.
 
     The capture lost a message about such a table, or the table's transaction did not see a
     concurrent change of another table.

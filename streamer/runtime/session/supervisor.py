@@ -86,7 +86,7 @@ class Supervisor:
 
     @property
     def condition(self) -> tuple[str, ErrorReport | None]:
-        """State and error for operators: a silent source does not stream."""
+        """State and error for operators. A source without messages does not count as streaming."""
         health, pipeline = self.health, self.pipeline
         silent = pipeline.silent_seconds if pipeline is not None else 0.0
         if health.state != "streaming" or silent <= SILENT_SECONDS:
@@ -152,7 +152,7 @@ class Supervisor:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the last attempt of a source that a peer replica is to run has not ended."""
+        """Whether the last attempt still runs, although a peer replica has to run the source."""
         return not self.is_assigned and self.pipeline is not None
 
     @property

@@ -68,7 +68,7 @@ class Relations:
         self._shared_lanes: dict[RelationName | None, Lane] = {}
         """Lanes of several relations, by the first table of their group; None for all."""
         self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
-        """The former lane of a relation, and the end of the relation's changes there."""
+        """The former lane of a relation, and the end of the relation's changes in that lane."""
         self._groups: Groups = {}
         self.unmapped_defined = asyncio.Event()
         """The stream has sent the definition of a table that is not mapped."""

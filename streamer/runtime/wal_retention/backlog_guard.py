@@ -1,8 +1,8 @@
 """Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
 
-The guard measures at the source alone, over its own connection, so it works while the target is
-away. At half of the limit the guard warns, at 80 % it slows copies down. The policy acts at the
-limit: warn; spool, which reads the slot into a journal
+The guard measures at the source alone, over its own connection, so the guard works during an outage
+of the target. At half of the limit the guard warns, at 80 % it slows copies down. The policy acts
+at the limit: warn; spool, which reads the slot into a journal
 (`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
 tables need a resync.
 

@@ -1,4 +1,6 @@
-"""The backlog guards of a process, one for each source. They also run while the target is away."""
+"""The backlog guards of a process, one for each source. The guards also run during an outage of the
+target.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence

@@ -114,10 +114,10 @@ class Journaling:
 
     @property
     def outlives_copies(self) -> bool:
-        """Whether to read the journal on while every table of the source needs a copy.
+        """Whether to continue the journal although every table of the source needs a copy.
 
-        Otherwise a new slot takes the place of the journal, and the changes that wait for the next
-        copy fill the next journal. A journal of an earlier process has no such proof.
+        Otherwise a new slot replaces the journal, and the changes that wait for the next copy fill
+        a new journal. A journal of an earlier process never counts as trusted.
         """
         return self.journal is not None and self._is_trusted and self.error is None
 

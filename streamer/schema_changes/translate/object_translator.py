@@ -74,7 +74,7 @@ class ObjectTranslation:
 class ObjectTranslator:
     """Translates changes for the target of one relation.
 
-    *definition*: the source's table after the changes. *there*: the target's table. *peers*: the
+    *definition*: the source's table after the changes. *target*: the target's table. *peers*: the
     definitions of peer sources. *acts*: foreign keys of the target would fire on changes.
     """
 
@@ -83,7 +83,7 @@ class ObjectTranslator:
         place: TargetPlace,
         places: Places,
         definition: TableDefinition,
-        there: TableDefinition,
+        target: TableDefinition,
         *,
         peers: Sequence[SourceDefinition] = (),
         taken: frozenset[str] = frozenset(),
@@ -95,7 +95,7 @@ class ObjectTranslator:
         self._definition = definition
         self._peers = peers
         self._renderer = Renderer(definition, place, places, taken)
-        self._present = list(there.objects)
+        self._present = list(target.objects)
         """The target's objects, after the statements so far."""
 
     def translate(self, changes: Sequence[ObjectChange]) -> ObjectTranslation:

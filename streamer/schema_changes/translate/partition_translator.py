@@ -33,8 +33,9 @@ from streamer.schema.target_relation import TargetRelation
 class PartitionTranslator:
     """Translates changes of partitions for the target of one relation.
 
-    *source_columns*: the names of the source's columns. *there*: the target and its partitions;
-    empty for a plain table. *at*, *lsn*: the commit time at the source, and its position.
+    *source_columns*: the names of the source's columns. *target_partitions*: the target and its
+    partitions; empty for a plain table. *at*, *lsn*: the commit time at the source, and its
+    position.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class PartitionTranslator:
         *,
         sid: str | None,
         source_columns: Sequence[str],
-        there: Sequence[Partition],
+        target_partitions: Sequence[Partition],
         at: str,
         lsn: str,
     ) -> None:
@@ -52,7 +53,7 @@ class PartitionTranslator:
         self._target = target
         self._sid = sid if target.has_sid else None
         self._columns = list(source_columns)
-        self._target_partitions = list(there)
+        self._target_partitions = list(target_partitions)
         self._at = f"{quote_literal(at)}::timestamptz"
         self._lsn = f"{quote_literal(lsn)}::pg_lsn"
 

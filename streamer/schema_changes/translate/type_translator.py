@@ -54,7 +54,7 @@ class TypeTranslation:
 
 
 class TypeTranslator:
-    """Translates changes for a target whose types are *there*.
+    """Translates changes for a target whose types are *target_types*.
 
     *peers*: the types of peer sources. *uses*: the uses of the target's types, by OID. *own*: the
     target's types of the table's columns, by the source's names before the changes. *known*: the
@@ -64,7 +64,7 @@ class TypeTranslator:
 
     def __init__(
         self,
-        there: Mapping[RelationName, DefinedType],
+        target_types: Mapping[RelationName, DefinedType],
         peers: Sequence[Sequence[DefinedType]] = (),
         *,
         uses: Mapping[int, TypeUse] | None = None,
@@ -72,13 +72,13 @@ class TypeTranslator:
         known: Mapping[RelationName, frozenset[int]] | None = None,
         kept: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self._target_types = dict(there)
+        self._target_types = dict(target_types)
         self._peers = peers
         self._uses = uses or {}
         self._types_elsewhere = known or {}
         self._kept = kept or {}
-        self._before = {**there, **(own or {})}
-        self._names = {type_.oid: type_.full_name for type_ in there.values()}
+        self._before = {**target_types, **(own or {})}
+        self._names = {type_.oid: type_.full_name for type_ in target_types.values()}
         """The names that the target's types have after the statements."""
         self._replaced: set[str] = set()
 
