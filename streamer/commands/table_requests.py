@@ -119,8 +119,8 @@ def is_meant(
 ) -> bool:
     """Whether a request with *pattern*, which matches the relation, concerns the relation. Pure.
 
-    A mass delete needs a decision of its own, so a pattern alone resumes no table that waits before
-    a mass delete. *decides*: the request skips the deletes of such tables.
+    A mass delete needs a separate decision, so a pattern alone resumes no table that waits before a
+    mass delete. *decides*: the request skips the deletes of such tables.
     """
     waits = relation.waiting_mass_delete is not None
     return waits if decides else not (waits and action == "resume" and pattern.is_pattern)
@@ -269,7 +269,7 @@ def choose(
 ) -> tuple[list[int], list[str]] | SourceOutcome:
     """Return the relations to request, and the omitted tables; or why no relation remains.
 
-    A table that waits before a mass delete needs a decision of its own, so no request about many
+    A table that waits before a mass delete needs a separate decision, so no request about many
     tables resumes such a table. Pure.
     """
     states = RESUMABLE if action == "resume" else None

@@ -54,7 +54,7 @@ EndPositions = dict[str, Lsn | SourceError | None]
 async def wait(
     address: TargetAddress, mapping: Mapping, seconds: float, scope: Scope = ALL
 ) -> str | None:
-    """Call `wait_over` with a new connection. The returned obstacle names the problems, too."""
+    """Call `wait_over` with a new connection. The returned obstacle also names the problems."""
     bookkeeping = Bookkeeping(address, "streamer wait")
     try:
         obstacle = await wait_over(bookkeeping, mapping, seconds, scope)

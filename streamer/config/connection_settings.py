@@ -43,7 +43,7 @@ class Strict(BaseModel):
 
 
 def _command_line(value: Any) -> Any:
-    """A list of arguments is a command, too."""
+    """Join a list of arguments into a command."""
     is_list = isinstance(value, list) and all(isinstance(word, str) for word in value)
     return shlex.join(value) if is_list else value
 
@@ -90,7 +90,7 @@ class ConnectionSettings(Strict):
 
     @model_validator(mode="after")
     def _attach_password(self) -> Self:
-        """Attach the place of the password to the url, for each connection of the url."""
+        """Attach the place of the password to the url, where each connection finds the password."""
         if self.password_file is None and self.password_command is None:
             return self
         if self.password_file is not None and self.password_command is not None:

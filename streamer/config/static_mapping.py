@@ -387,8 +387,8 @@ class MappingBuilder:
         )
 
     def _hashes(self, table: TableSettings, place: Location) -> tuple[ColumnHash, ...]:
-        """Return the hashes of `set`. A hashed column appears once in the target: another place
-        would get the plain value.
+        """Return the hashes of `set`. A hashed column appears once in the target: a second target
+        column would get the plain value.
         """
         hashes = []
         for target, value in table.set.items():

@@ -250,7 +250,7 @@ class TableState:
         return replace(self._without_part().cut_off(error), need=Need.REQUEST)
 
     def to_copy_again(self) -> Self:
-        """The table needs a copy of all rows, which streamer begins by itself."""
+        """The table needs a copy of all rows, which streamer begins without a request."""
         return replace(self._without_part()._unless_paused(State.INIT), need=Need.ROWS)
 
     def blocked(self, error: ErrorReport) -> Self:

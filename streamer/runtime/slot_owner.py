@@ -1,9 +1,9 @@
 """The owner of a source's slot and publications, decided before any change at the source.
 
 Two parts of the program use the slot. The pipeline takes the slot once it has reached the target.
-The backlog guard drops the slot or reads it into a journal, also while the target is away. The
-guard needs a proof each time: the id of this installation in the publications' comments, or a claim
-of the pipeline.
+The backlog guard drops the slot or reads it into a journal, even during an outage of the target.
+The guard needs a proof each time: the id of this installation in the publications' comments, or a
+claim of the pipeline.
 """
 
 from typing import Final

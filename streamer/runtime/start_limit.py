@@ -24,7 +24,7 @@ class Starts:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[Callable[[], None]]:
-        """Hold a place for a block; the yielded function returns the place earlier."""
+        """Hold a place during a block; the yielded function gives the place back before the end."""
         await self._places.acquire()
         has_place = True
 

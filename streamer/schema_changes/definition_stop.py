@@ -48,7 +48,7 @@ async def copy_remedy(
             return None
         present = replace(command, definition=now)
         await translate_changes(table, present, target, all_differences(stored, now))
-    except StreamerError:  # also if the server has refused a statement of this transaction
+    except StreamerError:  # for instance after a refused statement
         return None
     again = run(
         "resync",

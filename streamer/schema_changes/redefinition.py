@@ -1,4 +1,4 @@
-"""Applies changes of source definitions, in the target transaction of their place in the stream.
+"""Applies changes of source definitions at the target, at their position in the stream.
 
 A drainer writes each lane transaction with such a change separately. Earlier changes of the lane
 are in the target by then, and later changes follow. The statements, the new definition and the

@@ -399,7 +399,7 @@ class FleetSource(BaseModel):
 
 
 class FleetPage(Page):
-    """``summary``: how things are, in a line. ``healths``: the number of sources by health."""
+    """``summary``: the fleet in words. ``healths``: the number of sources by health."""
 
     summary: str
     healths: dict[str, int]

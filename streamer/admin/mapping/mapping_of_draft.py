@@ -175,7 +175,7 @@ def target_namespace(content: Content, settings: Settings) -> str:
 
 
 def default_on_error(content: Content, settings: Settings) -> OnError:
-    """Return the error policy for tables without a policy of their own."""
+    """Return the error policy for tables whose rule sets no policy."""
     policy = content["settings"].get("on_error")
     try:
         return OnError(policy) if policy is not None else settings.on_error

@@ -262,7 +262,7 @@ class Access:
         _check_role(identity, needed)
 
     def csrf_of(self, identity: UserIdentity) -> str | None:
-        """Return the token that forms for *identity* must carry, also without a login."""
+        """Return the CSRF token for forms of *identity*, which exists even without a login."""
         if identity.session is not None:
             return identity.session.csrf
         return self._csrf if self.is_open else None

@@ -52,7 +52,7 @@ def _check_hosts(place: Place, facts: SourceFacts) -> Iterable[Finding]:
 
 
 def _check_primaries(place: Place, facts: SourceFacts) -> Iterable[Finding]:
-    """Whether an old primary runs beside the new one."""
+    """Whether an old primary runs beside the new primary."""
     assert facts.server is not None
     identifier = facts.server.system_identifier
     ours = [p for p in facts.primaries if p.server.system_identifier == identifier]

@@ -305,8 +305,8 @@ order by 2, 3
 async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTransaction]:
     """Read the sessions that changed data in a transaction that has been open for long.
 
-    Without the right to see the start of a transaction, a transaction counts that the second read
-    still finds.
+    If the role may not see the start of a transaction, the transaction counts if the second read
+    still finds it.
     """
     return {
         (row["pid"], row["virtual"]): OpenTransaction(

@@ -428,7 +428,7 @@ def check_remaining_rows(pair: Pair) -> Iterable[Finding]:
 
 
 def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
-    """Find rows in the way of a copy."""
+    """Find existing rows that prevent a copy."""
     occupied_by = pair.target.occupied.get((pair.facts.label, pair.mapping.source))
     if occupied_by is None or occupied_by is False:
         return

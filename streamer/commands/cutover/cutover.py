@@ -184,7 +184,7 @@ class Cutover:
     async def check(self) -> list[StepObstacle]:
         """Return the obstacles to every step, without changes.
 
-        The check tests each privilege that a step needs, on both sides and for the way back.
+        The check tests each privilege that a step needs, on both sides and for the undo.
         """
         begun = steps(self._options, self._record)
         if not begun:

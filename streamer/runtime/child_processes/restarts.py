@@ -1,6 +1,6 @@
 """Decisions of the parent about a process that has ended. Pure.
 
-A process that was killed or ended by itself starts again after a back-off. The exit code of a
+A process that was killed or ended unexpectedly starts again after a back-off. The exit code of a
 StreamerError is a verdict. A wrong configuration ends all processes at once. The remaining errors
 end all processes if a few restarts do not help.
 """

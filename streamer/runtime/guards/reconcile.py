@@ -215,7 +215,7 @@ def oid_of(last: LastPublished, members: MembersByFingerprint, *, is_in_sync: bo
 def reconcile(
     state: SourceState, tables: Iterable[MappedTable], source: SourceMapping
 ) -> PublicationPlan:
-    """Return the plan for *tables*, as far as the plan does not depend on changed publications.
+    """Return the part of the plan for *tables* that does not depend on changed publications.
 
     Raises SourceDivergedError when a publication in use is gone.
     """
@@ -386,7 +386,7 @@ def _judge_membership(
 def _is_of_former_table(table: MappedTable, identity: RelationIdentity | None) -> bool:
     """Whether a new table got the name of *table* during the copy of *table*.
 
-    The copy may be over by now, and may have read the new table.
+    The copy may have ended since, and may have read the new table.
     """
     if identity is None:
         return table.is_being_copied

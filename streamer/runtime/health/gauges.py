@@ -59,7 +59,7 @@ class ScrapeFacts:
     is_target_well: bool
     target_silent_seconds: float
     tables_max: int | None = None
-    """The number of tables that may have series of their own; None without a limit."""
+    """The number of tables up to which each table has series; None without a limit."""
     backlogs: list[tuple[tuple[str, str], dict[str, float]]] = field(default_factory=list)
     sources: list[SourceGauges] = field(default_factory=list)
     """The gauges of the sources that this process runs."""

@@ -1,4 +1,4 @@
-"""Decides which lane receives which changes, and how far a source has been dispatched.
+"""Decides which lane receives which changes, and up to which position a source is dispatched.
 
 The dispatcher reads the messages of the stream in order and gives every change of a mapped relation
 to the lane of that relation. The tracker records each commit before any lane can apply a part of
@@ -128,8 +128,8 @@ class Dispatcher:
         """Lanes with a piece of the present, incomplete transaction."""
 
     def feed(self, payloads: list[bytes]) -> Iterator[Dispatched | ScriptsReached]:
-        """Read a burst of messages; yield the transactions that the burst completes, also without
-        parts.
+        """Read a burst of messages; yield the transactions that the burst completes, including
+        transactions without parts.
 
         The caller gives each part to its lane, or runs the scripts, before the next iteration.
         Raises HistoryMismatch and ProtocolError.

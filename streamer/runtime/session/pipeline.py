@@ -68,7 +68,7 @@ STOPPING_SECONDS: Final = 1.0
 REST_SECONDS_MAX: Final = 0.005
 """The longest pause between two reads.
 
-The walsender sends each message by itself. While TCP's window is closed, the kernel joins messages
+The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
 to large segments, and each message costs the walsender half as much.
 """
 REST_TIMES: Final = 9

@@ -1,4 +1,4 @@
-"""Keeps pipelines running, each by itself: an error of one source does not disturb the rest.
+"""Keeps the pipeline of each source running: an error of a source does not disturb the rest.
 
 The class of an error decides the reaction. After a transient error the supervisor retries with a
 back-off. An error that an operator must fix leaves the source in state ``error``. The supervisor

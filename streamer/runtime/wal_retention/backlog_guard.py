@@ -86,7 +86,7 @@ class Runner(Protocol):
 
 
 class BacklogGuard:
-    """Guards a source. The owner runs `run`, also during an outage of the target."""
+    """Guards a source. The owner runs `run`, even during an outage of the target."""
 
     def __init__(
         self, source: SourceMapping, spools: Path, owner: SlotOwner, *, is_lasting: bool

@@ -259,7 +259,7 @@ class Journaling:
                 await stream.close()
 
     async def _until_free(self, plain: Connection) -> None:
-        """Give the pipeline a moment to release the slot."""
+        """Wait briefly until the pipeline has released the slot."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
                 # The server sends no event when a slot becomes free.

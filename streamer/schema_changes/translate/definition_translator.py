@@ -72,7 +72,7 @@ class Translation:
     substitutes: dict[str, tuple[str, DefinedColumn]] = field(default_factory=dict)
     """The fallback of a rejected statement, and the column that then needs a backfill."""
     before: list[str] = field(default_factory=list)
-    """Statements to commit in a transaction of their own before `statements`."""
+    """Statements to commit in a separate transaction before `statements`."""
     is_for_all: bool = False
     """Whether all peers wait with the same changes."""
 

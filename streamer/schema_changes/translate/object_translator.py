@@ -1,8 +1,8 @@
 """Changes of a source table's indexes and constraints, for its target. Pure.
 
-A drop or a rename runs in the transaction of its place in the stream, because a dropped constraint
-would refuse later rows. An addition is planned, and built beside the stream without long locks,
-like the definitions of a copied table (`streamer.schema_changes.target_definitions`).
+A drop or a rename runs at its position in the stream, because a dropped constraint would refuse
+later rows. An addition is planned, and built beside the stream without long locks, like the
+definitions of a copied table (`streamer.schema_changes.target_definitions`).
 
 `create` decides which objects the target gets: indexes, unique and exclusion constraints with
 `keys`, checks and foreign keys with `all`. Every level includes the primary key.
