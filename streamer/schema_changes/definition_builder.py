@@ -1,7 +1,7 @@
 """Creates the definitions of ready tables at the target, beside the stream.
 
-The task creates one definition after the next, on a separate connection. A failure is stored, and
-stops no table.
+The task creates definitions in turn, on a connection that lives only while definitions wait. A
+stored failure stops no table.
 """
 
 import asyncio
@@ -11,6 +11,8 @@ from typing import Final
 
 import structlog
 
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.planned_definitions import read_given_up, read_pending, read_unwanted
 from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import Mapping
 from streamer.observability.metrics import Metrics
@@ -29,9 +31,14 @@ class DefinitionBuilder:
     """Checks from time to time for definitions to create. `run` until cancelled."""
 
     def __init__(
-        self, address: TargetAddress, read_mapping: Callable[[], Mapping], metrics: Metrics
+        self,
+        address: TargetAddress,
+        bookkeeping: Bookkeeping,
+        read_mapping: Callable[[], Mapping],
+        metrics: Metrics,
     ) -> None:
         self._address = address
+        self._bookkeeping = bookkeeping
         self._read_mapping = read_mapping
         self._metrics = metrics
         self._backoff = Backoff()
@@ -41,14 +48,22 @@ class DefinitionBuilder:
         for number in itertools.count(1):
             if self._creates_definitions:
                 try:
-                    async with target_connection(self._address, "streamer definitions") as target:
-                        await make_online(target)
-                        if number % CHECKS_UNTIL_FULL_CHECK == 0:
-                            await mark_made(target)
+                    await self._create(reads_given_up=number % CHECKS_UNTIL_FULL_CHECK == 0)
                 except StreamerError as exc:
                     self._metrics.count_error(exc)
                     self._backoff.log(log, "definitions have to wait", exc)
             await asyncio.sleep(CHECK_SECONDS)
+
+    async def _create(self, *, reads_given_up: bool) -> None:
+        books = self._bookkeeping
+        waiting = await read_unwanted(books) or await read_pending(books)
+        given_up = reads_given_up and await read_given_up(books)
+        if not waiting and not given_up:
+            return
+        async with target_connection(self._address, "streamer definitions") as target:
+            await make_online(target)
+            if given_up:
+                await mark_made(target)
 
     @property
     def _creates_definitions(self) -> bool:

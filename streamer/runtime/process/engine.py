@@ -230,7 +230,8 @@ class Engine:
     def _start_target_work(self, tasks: EnduringTasks, services: Services) -> None:
         """Start the tasks that change definitions and indexes of the target beside the streams."""
         metrics, read_led = self.metrics, self._mapping.led
-        tasks.start("definitions", DefinitionBuilder(self._address, read_led, metrics).run)
+        definitions = DefinitionBuilder(self._address, services.bookkeeping, read_led, metrics)
+        tasks.start("definitions", definitions.run)
         tasks.start("restorer", IndexRestorer(self._address, metrics).run)
         if self._settings.target.create_fk_indexes:
             namespace = services.target_namespace
