@@ -18,22 +18,53 @@ def read_definition(database: Database, table: str) -> TableDefinition:
     return definition_of(row)
 
 
+_KINDS = ("indexes", "constraints", "columns", "statistics", "comments")
+_LINES = """
+with t (id, number) as (select * from unnest(array[{tables}]::regclass[]::oid[]) with ordinality)
+select 'indexes', number,
+       pg_get_indexdef(indexrelid) || case when indisvalid then '' else ' INVALID' end
+  from t join pg_index on indrelid = id
+union all
+select 'constraints', number, conname || ' ' || pg_get_constraintdef(oid)
+  from t join pg_constraint on conrelid = id where contype <> 'n'
+union all
+select 'columns', number,
+       concat_ws(' ', attname, coalesce(pg_get_expr(adbin, adrelid), '-'), attidentity::text,
+                 coalesce(nullif(attstattarget, -1)::text, '-'))
+  from t join pg_attribute on attrelid = id and attnum > 0 and not attisdropped
+  left join pg_attrdef on adrelid = id and adnum = attnum
+union all
+select 'statistics', number,
+       pg_get_statisticsobjdef(oid) || ' ' || coalesce(nullif(stxstattarget, -1)::text, '-')
+       || coalesce(obj_description(oid, 'pg_statistic_ext'), '')
+  from t join pg_statistic_ext on stxrelid = id
+union all
+select 'comments', number, description
+  from (select 'pg_class'::regclass, id, number from t
+        union all select 'pg_class'::regclass, indexrelid, number from t join pg_index on indrelid = id
+        union all select 'pg_constraint'::regclass, oid, number from t join pg_constraint on conrelid = id
+       ) o (class, object, number) join pg_description on classoid = class and objoid = object
+"""
+
+
 def described(database: Database, table: str) -> dict[str, list[str]]:
     """Return PostgreSQL's own definitions of a table's indexes, constraints, columns, comments."""
-    oid = f"{quote_literal(table)}::regclass"
-    queries = {
-        "indexes": f"select pg_get_indexdef(indexrelid) || case when indisvalid then '' else ' INVALID' end from pg_index where indrelid = {oid}",
-        "constraints": f"select conname || ' ' || pg_get_constraintdef(oid) from pg_constraint where conrelid = {oid} and contype <> 'n'",
-        "columns": f"select attname || ' ' || coalesce(pg_get_expr(adbin, adrelid), '-') || ' ' || attidentity::text || ' ' || coalesce(nullif(attstattarget, -1)::text, '-') from pg_attribute left join pg_attrdef on adrelid = attrelid and adnum = attnum where attrelid = {oid} and attnum > 0 and not attisdropped",
-        "statistics": f"select pg_get_statisticsobjdef(oid) || ' ' || coalesce(nullif(stxstattarget, -1)::text, '-') || coalesce(obj_description(oid, 'pg_statistic_ext'), '') from pg_statistic_ext where stxrelid = {oid}",
-        "comments": f"select description from pg_description where (classoid, objoid) in (select 'pg_class'::regclass, {oid}::oid union all select 'pg_class'::regclass, indexrelid from pg_index where indrelid = {oid} union all select 'pg_constraint'::regclass, oid from pg_constraint where conrelid = {oid})",
-    }
-    with database.connect() as connection:
-        connection.execute("select set_config('search_path', '', false)")
-        return {
-            name: sorted(str(text) for (text,) in connection.execute(sql.encode()).fetchall())
-            for name, sql in queries.items()
-        }
+    return _each_described(database, [table])[0]
+
+
+def _each_described(database: Database, tables: list[str]) -> list[dict[str, list[str]]]:
+    each: list[dict[str, list[str]]] = [{kind: [] for kind in _KINDS} for _ in tables]
+    sql = _LINES.format(tables=", ".join(map(quote_literal, tables)))
+    for kind, number, line in _read(database, sql):
+        each[int(str(number)) - 1][str(kind)].append(str(line))
+    return [{kind: sorted(lines) for kind, lines in found.items()} for found in each]
+
+
+def _read(database: Database, sql: str) -> list[tuple[object, ...]]:
+    """Run a query in a session that stays open: tests poll, and PostgreSQL's functions for
+    definitions make the first query of a session expensive.
+    """
+    return database.execute(f"set search_path to ''; {sql}")
 
 
 _COLUMNS = """
@@ -68,20 +99,17 @@ def everything(database: Database, tables: list[str]) -> dict[str, list[str]]:
     """
     schema = database.schema
     is_own = "true" if schema == "public" else f"t.typnamespace = '{schema}'::regnamespace"
-    definitions = {}
-    for table in tables:
-        for name, lines in described(database, quote_qualified(schema, table)).items():
-            if name != "comments":
-                definitions[f"{name} of {table}"] = lines
-    oids = ", ".join(
-        f"{quote_literal(quote_qualified(schema, table))}::regclass" for table in tables
-    )
-    with database.connect() as connection:
-        connection.execute("select set_config('search_path', '', false)")
-        for name, sql in (
-            ("columns", _COLUMNS.format(tables=f"array[{oids}]::oid[]")),
-            ("types", _TYPES.format(is_own=is_own)),
-        ):
-            rows = connection.execute(sql.encode()).fetchall()
-            definitions[name] = sorted(str(text) for (text,) in rows)
+    names = [quote_qualified(schema, table) for table in tables]
+    definitions = {
+        f"{kind} of {table}": lines
+        for table, each in zip(tables, _each_described(database, names), strict=True)
+        for kind, lines in each.items()
+        if kind != "comments"
+    }
+    oids = f"array[{', '.join(map(quote_literal, names))}]::regclass[]::oid[]"
+    for kind, sql in (
+        ("columns", _COLUMNS.format(tables=oids)),
+        ("types", _TYPES.format(is_own=is_own)),
+    ):
+        definitions[kind] = sorted(str(line) for (line,) in _read(database, sql))
     return definitions

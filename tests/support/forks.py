@@ -2,8 +2,8 @@
 
 The imports of `streamer run` take more than a second of CPU, some hundred times in a run of the
 suite. A forked process is an ordinary process: with its own session, environment and standard
-streams, ended by a signal, and with an exit code. The tests are not its parent, so a keeper between
-the process and the server writes the exit code into a file.
+streams, ended by a signal, and with an exit code. The tests are not its parent, so the server
+writes the exit code into a file.
 
 Requests are lines of JSON on standard input, answers lines of JSON on standard output.
 """
@@ -96,7 +96,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # the keeper is about to report the end
+            with contextlib.suppress(ProcessLookupError):  # the server is about to report the end
                 os.kill(self.pid, number)
 
 
@@ -138,46 +138,36 @@ class _Server:
 _server = _Server()
 
 
+_exits: dict[int, Path] = {}
+"""Where to write the exit codes, by the numbers of the processes that run."""
+
+
 def _serve() -> dict[str, Any] | None:
     """Fork for every request; return the request in each forked process, None at the end."""
     while line := sys.stdin.readline():
         request: dict[str, Any] = json.loads(line)
-        reading, writing = os.pipe()
-        if keeper := os.fork():
-            os.close(writing)
-            with os.fdopen(reading) as pipe:
-                pid = int(pipe.read())
-            sys.stdout.write(json.dumps({"pid": pid, "keeper": keeper}) + "\n")
-            sys.stdout.flush()
-            continue
-        os.close(reading)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        if not (child := os.fork()):
-            os.close(writing)
+        # A process may end before the number of the process is in `_exits`.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        if pid := os.fork():
+            _exits[pid] = Path(request["exit"])
+        else:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        if not pid:
             return request
-        _release_streams()
-        os.write(writing, str(child).encode())
-        os.close(writing)
-        _, status = os.waitpid(child, 0)
-        path = Path(request["exit"])
-        path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
-        path.with_suffix(".part").rename(path)
-        os._exit(0)
+        sys.stdout.write(json.dumps({"pid": pid}) + "\n")
+        sys.stdout.flush()
     return None
 
 
-def _end_keepers(*_: object) -> None:
-    """Wait for the keepers that have ended, so that their CPU counts for this process."""
+def _write_exits(*_: object) -> None:
+    """Write the exit codes of the processes that have ended."""
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
-def _release_streams() -> None:
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1):
-        os.dup2(nothing, number)
-    os.close(nothing)
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            path = _exits.pop(pid)
+            path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
+            path.with_suffix(".part").rename(path)
 
 
 def _become(request: dict[str, Any]) -> None:
@@ -215,7 +205,7 @@ def _import_program() -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, _end_keepers)
+    signal.signal(signal.SIGCHLD, _write_exits)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_program()
     # Without this, every process traverses all imported objects at its end: 0.3 s of CPU.
