@@ -116,11 +116,11 @@ async def test_a_copy_waits_for_a_decision_as_the_stream_does(
             assert waiting.state == "waiting"
 
         await stops("drop column name, add column note text")
-        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
+        await streamer.decide("apply")
         await is_equal(streamer, source, target)
 
         await stops("drop column note, add column other int default 2")
-        await ddl_decisions.store_decision(address, "skip", "t", "shop", None)
+        await streamer.decide("skip")
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         assert target.execute("select id, note, other from t order by id") == [

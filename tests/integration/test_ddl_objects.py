@@ -216,7 +216,6 @@ async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
     rules = "t: {initial: none, exclude: [amount]}"
     async with stream(rules, group=group) as streamer:
         await streamer.caught_up()
-        address = TargetAddress.parse(streamer.settings.target.url)
         # `keys` has no checks and no foreign keys, so there is nothing to decide.
         source.execute(
             "alter table t add check (id > 0), add foreign key (parent) references elsewhere;"
@@ -229,7 +228,7 @@ async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
         assert "on_ddl is stop for add_index" in error
         assert 'create index concurrently "by_parent"' in error
         assert "streamer ddl apply public.t" in error
-        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
+        await streamer.decide("apply")
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
 
@@ -240,7 +239,7 @@ async def test_a_definition_that_cannot_be_made_is_named_unless_it_stops(
         # The target lacks the column: named, with its SQL.
         source.execute("create index by_amount on t (amount); insert into t values (3)")
         await streamer.table_state("public.t", "error")
-        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
+        await streamer.decide("apply")
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         named = target.execute(

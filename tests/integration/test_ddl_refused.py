@@ -4,8 +4,6 @@ import asyncio
 
 import pytest
 
-from streamer.commands import ddl_decisions
-from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer, Streamer
 
@@ -87,9 +85,8 @@ async def test_the_error_of_an_edit_stays_until_the_next_decision(
         source.execute("alter table t alter b type text")
         source.execute("insert into t values (1, 'letters')")
         await error_of(streamer)
-        address = TargetAddress.parse(streamer.settings.target.url)
         edited = ["drop view report; alter table t alter b type nothing"]
-        await ddl_decisions.store_decision(address, "apply", "t", "shop", None, statements=edited)
+        await streamer.decide("apply", statements=edited)
 
         async def is_refused() -> bool:
             error = str((await streamer.table("public.t"))["error"])
@@ -108,7 +105,7 @@ async def test_the_error_of_an_edit_stays_until_the_next_decision(
         error = await error_of(streamer)
         assert "the statements of `ddl edit` failed" in error
         assert 'alter table "public"."t" alter column "b" type text' in error
-        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
+        await streamer.decide("apply")
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         assert_same(source, target, "t")

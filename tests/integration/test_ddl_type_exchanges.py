@@ -10,6 +10,7 @@ from streamer.drain import drainer
 from streamer.schema_changes import definition_builder
 from tests.support.definitions import everything
 from tests.support.postgres import Database, contents, database
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = [
@@ -103,6 +104,13 @@ alter table t_{k} add constraint has_s_{k} check (s is not null or v is null);
 insert into t_{k} values (1, 'new', 'a'), (2, 'done', 'b');
 insert into u_{k} values (1, '{{open,done}}', 'done');
 """
+ALL_DDL = "".join(DDL.format(k=kind) for kind in MIGRATIONS)
+TABLES = [f"{t}_{kind}" for kind in MIGRATIONS for t in "tu"]
+
+
+def rules(rule: str = "") -> str:
+    """Give each of TABLES the same rule."""
+    return "\n".join(f"{table}: {rule}" for table in TABLES)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -123,29 +131,24 @@ async def test_an_enum_gets_other_labels_in_each_way_that_migrations_know(
         await alike(streamer, source, target, tables)
 
 
-async def test_a_copy_takes_in_types_that_others_have_replaced(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    tables = [f"{t}_{kind}" for kind in MIGRATIONS for t in "tu"]
-    for kind in MIGRATIONS:
-        source.execute(DDL.format(k=kind))
-    rules = "\n".join(f"{table}: {{truncate_target: true}}" for table in tables)
-    async with stream(rules, group=GROUP) as streamer:
-        await streamer.caught_up()
-        for table in tables:
-            await streamer.ask("pause", f"public.{table}")
-        for table in tables:
-            await streamer.table_state(f"public.{table}", "paused")
-        for kind, commands in MIGRATIONS.items():
-            after = "insert into t_{k} values (4, 'finished', 'd'), (5, 'halted', 'e')"
-            for text in (*commands, after):
-                await asyncio.to_thread(source.execute, text.format(k=kind))
-        for number, table in enumerate(tables):
-            mode = {"mode": "diff"} if number in (0, 3) else {}
-            await streamer.ask("resync", f"public.{table}", **mode)
-        for table in tables:
-            await streamer.table_state(f"public.{table}", "ready")
-        await alike(streamer, source, target, tables)
+@streams(rules("{truncate_target: true}"), source=ALL_DDL, group=GROUP)
+async def test_a_copy_takes_in_types_that_others_have_replaced(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for table in TABLES:
+        await shared.ask("pause", table)
+    for table in TABLES:
+        await shared.table_state(table, "paused")
+    for kind, commands in MIGRATIONS.items():
+        after = "insert into t_{k} values (4, 'finished', 'd'), (5, 'halted', 'e')"
+        for text in (*commands, after):
+            await asyncio.to_thread(source.execute, text.format(k=kind))
+    for number, table in enumerate(TABLES):
+        mode = {"mode": "diff"} if number in (0, 3) else {}
+        await shared.ask("resync", table, **mode)
+    for table in TABLES:
+        await shared.table_state(table, "ready")
+    await alike(shared, source, target, TABLES)
 
 
 COMPUTED_DDL = """
@@ -246,122 +249,120 @@ insert into m values (1, 1, 'done'), (2, 12, 'open');
 SHAPES = "h: {type: history}\no:\nm: {partitioned: true}"
 
 
-async def test_types_of_histories_and_partitions_are_replaced(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(SHAPES_DDL)
-    async with stream(SHAPES, group=GROUP) as streamer:
-        await streamer.caught_up()
-        source.execute("update h set s = 'open' where id = 1; delete from h where id = 2")
-        await streamer.caught_up()
-        for command in (
-            "create type st2 as enum ('finished', 'open', 'new')",
-            "alter table h alter s type st2 using s::text::st2",
-            "insert into h values (3, 'finished')",
-            "alter table o alter s drop default, alter s type st2 using 'finished'",
-            "alter table m alter s type st2 using 'finished'",
-            "drop type st; alter type st2 rename to st; insert into m values (3, 3, 'new')",
-            "insert into o values (2, 'finished'); insert into h values (4, 'new')",
-        ):
-            await asyncio.to_thread(source.execute, command)
-        await alike(streamer, source, target, ["o", "m"])
-        versions = "select id, s::text from h order by id, kvsz_start, s"
-        assert target.execute(versions) == [
-            *((1, "new"), (1, "open"), (2, "open"), (3, "finished"), (4, "new"))
-        ]
+@streams(SHAPES, source=SHAPES_DDL, group=GROUP)
+async def test_types_of_histories_and_partitions_are_replaced(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("update h set s = 'open' where id = 1; delete from h where id = 2")
+    await shared.caught_up()
+    for command in (
+        "create type st2 as enum ('finished', 'open', 'new')",
+        "alter table h alter s type st2 using s::text::st2",
+        "insert into h values (3, 'finished')",
+        "alter table o alter s drop default, alter s type st2 using 'finished'",
+        "alter table m alter s type st2 using 'finished'",
+        "drop type st; alter type st2 rename to st; insert into m values (3, 3, 'new')",
+        "insert into o values (2, 'finished'); insert into h values (4, 'new')",
+    ):
+        await asyncio.to_thread(source.execute, command)
+    await alike(shared, source, target, ["o", "m"])
+    versions = "select id, s::text from h order by id, kvsz_start, s"
+    assert target.execute(versions) == [
+        *((1, "new"), (1, "open"), (2, "open"), (3, "finished"), (4, "new"))
+    ]
 
 
 @pytest.mark.parametrize("together", [False, True])
+@streams(rules("{type: history}"), source=ALL_DDL, group=GROUP)
 async def test_versions_that_have_ended_keep_their_values_in_each_way_to_exchange_an_enum(
-    source: Database, target: Database, stream: MakeStreamer, together: bool
+    shared: Shared, together: bool
 ) -> None:
-    tables = [f"{t}_{kind}" for kind in MIGRATIONS for t in "tu"]
-    for kind in MIGRATIONS:
-        source.execute(DDL.format(k=kind))
-    rules = "\n".join(f"{table}: {{type: history}}" for table in tables)
-    async with stream(rules, group=GROUP) as streamer:
-        await streamer.caught_up()
-        for kind, commands in MIGRATIONS.items():
-            before = (
-                "insert into t_{k} values (3, 'open', 'c'); delete from t_{k} where id = 3;"
-                "update u_{k} set w = 'open', s = '{{done}}'"
-            )
-            after = "insert into t_{k} values (4, 'finished', 'd'), (5, 'halted', 'e')"
-            texts = [text.format(k=kind) for text in (before, *commands, after)]
-            for text in ["; ".join(texts)] if together else texts:
-                await asyncio.to_thread(source.execute, text)
-        await streamer.caught_up()
-        columns = "where kvsz_end = '9999-01-01 00:00:00+00' order by id"
-        for table in tables:
-            names = "id, s::text, v" if table.startswith("t") else "id, s::text, w::text"
-            rows = source.execute(f"select {names} from {table} order by id")
-
-            async def is_equal(read: str = f"select {names} from {table} {columns}") -> bool:
-                return await asyncio.to_thread(target.execute, read) == rows  # noqa: B023
-
-            await streamer.eventually(is_equal)
-        labels = "select e::text from unnest(enum_range(null::st_{k})) e"
-        for kind in MIGRATIONS:
-            ended = f"select s::text from t_{kind} where kvsz_deleted"
-            assert target.execute(ended) == [("open",)]
-            wanted, kept = (db.execute(labels.format(k=kind)) for db in (source, target))
-            assert kept[:3] == wanted
-            assert set(kept[3:]) == {("open",), ("done",)}
-        former = (
-            "select typname from pg_type where typname similar to '(old|new)%' and typtype = 'e'"
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for kind, commands in MIGRATIONS.items():
+        before = (
+            "insert into t_{k} values (3, 'open', 'c'); delete from t_{k} where id = 3;"
+            "update u_{k} set w = 'open', s = '{{done}}'"
         )
-        assert target.execute(former) == []
+        after = "insert into t_{k} values (4, 'finished', 'd'), (5, 'halted', 'e')"
+        texts = [text.format(k=kind) for text in (before, *commands, after)]
+        for text in ["; ".join(texts)] if together else texts:
+            await asyncio.to_thread(source.execute, text)
+    await shared.caught_up()
+    columns = "where kvsz_end = '9999-01-01 00:00:00+00' order by id"
+    for table in TABLES:
+        names = "id, s::text, v" if table.startswith("t") else "id, s::text, w::text"
+        rows = source.execute(f"select {names} from {table} order by id")
+
+        async def is_equal(read: str = f"select {names} from {table} {columns}") -> bool:
+            return await asyncio.to_thread(target.execute, read) == rows  # noqa: B023
+
+        await shared.eventually(is_equal)
+    labels = "select e::text from unnest(enum_range(null::st_{k})) e"
+    for kind in MIGRATIONS:
+        ended = f"select s::text from t_{kind} where kvsz_deleted"
+        assert target.execute(ended) == [("open",)]
+        wanted, kept = (db.execute(labels.format(k=kind)) for db in (source, target))
+        assert kept[:3] == wanted
+        assert set(kept[3:]) == {("open",), ("done",)}
+    former = (
+        "select typname from pg_type where typname similar to '(old|new)%' and typtype = 'e'"
+        f" and typnamespace = '{target.schema}'::regnamespace"
+    )
+    assert target.execute(former) == []
 
 
 @pytest.mark.parametrize("resyncs", [False, True])
+@streams(
+    "h: {type: history}\no: {type: history}\nm: {partitioned: true}",
+    source=SHAPES_DDL,
+    group=GROUP,
+)
 async def test_an_enum_of_the_target_gets_the_label_of_versions_that_have_ended(
-    source: Database, target: Database, stream: MakeStreamer, resyncs: bool
+    shared: Shared, resyncs: bool
 ) -> None:
-    source.execute(SHAPES_DDL)
-    rules = "h: {type: history}\no: {type: history}\nm: {partitioned: true}"
-    async with stream(rules, group=GROUP) as streamer:
-        await streamer.caught_up()
-        source.execute("update h set s = 'done' where id = 1; update h set s = 'new' where id = 1")
-        source.execute("create type st2 as enum ('new', 'open')")
-        source.execute("alter table o alter s drop default, alter s type st2 using s::text::st2")
-        await streamer.caught_up()
-        if resyncs:
-            await streamer.ask("pause", "public.h")
-            await streamer.table_state("public.h", "paused")
-        await asyncio.to_thread(
-            source.execute,
-            "alter table h alter s type st2 using s::text::st2; insert into h values (3, 'open')",
-        )
-        if resyncs:
-            await streamer.ask("resync", "public.h", mode="diff")
-        await streamer.caught_up()
-        await asyncio.to_thread(source.execute, "alter type st2 add value 'old' before 'open'")
-        await asyncio.to_thread(source.execute, "alter type st2 add value 'last'")
-        await streamer.caught_up()
-        labels = "select array_agg(e::text) from unnest(enum_range(null::st2)) e"
-        assert target.value(labels) == ["new", "old", "open", "done", "last"]
-        assert target.value("select count(*) from h where s = 'open'") == 2
-        assert target.value("select count(*) from h where s = 'done'") == 1
-        assert target.value("select count(*) from streamer.ddl where state = 'waiting'") == 0
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("update h set s = 'done' where id = 1; update h set s = 'new' where id = 1")
+    source.execute("create type st2 as enum ('new', 'open')")
+    source.execute("alter table o alter s drop default, alter s type st2 using s::text::st2")
+    await shared.caught_up()
+    if resyncs:
+        await shared.ask("pause", "h")
+        await shared.table_state("h", "paused")
+    await asyncio.to_thread(
+        source.execute,
+        "alter table h alter s type st2 using s::text::st2; insert into h values (3, 'open')",
+    )
+    if resyncs:
+        await shared.ask("resync", "h", mode="diff")
+    await shared.caught_up()
+    await asyncio.to_thread(source.execute, "alter type st2 add value 'old' before 'open'")
+    await asyncio.to_thread(source.execute, "alter type st2 add value 'last'")
+    await shared.caught_up()
+    labels = "select array_agg(e::text) from unnest(enum_range(null::st2)) e"
+    assert target.value(labels) == ["new", "old", "open", "done", "last"]
+    assert target.value("select count(*) from h where s = 'open'") == 2
+    assert target.value("select count(*) from h where s = 'done'") == 1
+    assert ("waiting",) not in shared.captured("state")
 
 
-async def test_a_type_that_others_use_at_the_target_keeps_its_name(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(SHAPES_DDL)
-    async with stream("o:", group=GROUP) as streamer:
-        await streamer.caught_up()
-        target.execute("create function report (st) returns int language sql as 'select 1'")
-        source.execute("create type st2 as enum ('new')")
-        source.execute(
-            "alter table o alter s drop default, alter s type st2 using 'new';"
-            "drop table h, m; drop type st; alter type st2 rename to st"
-        )
-        await streamer.table_state("public.o", "error")
-        error = str((await streamer.table("public.o"))["error"])
-        assert "is still used by function public.report(public.st)" in error
-        target.execute("drop function report")
-        await alike(streamer, source, target, ["o"])
+@streams("o:", source=SHAPES_DDL, group=GROUP)
+async def test_a_type_that_others_use_at_the_target_keeps_its_name(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    target.execute("create function report (st) returns int language sql as 'select 1'")
+    source.execute("create type st2 as enum ('new')")
+    source.execute(
+        "alter table o alter s drop default, alter s type st2 using 'new';"
+        "drop table h, m; drop type st; alter type st2 rename to st"
+    )
+    await shared.table_state("o", "error")
+    error = str((await shared.table("o"))["error"])
+    report, st = map(shared.own, ("report", "st"))
+    assert f"is still used by function {report}({st})" in error
+    target.execute("drop function report")
+    await alike(shared, source, target, ["o"])
 
 
 async def test_two_tenants_exchange_a_type_that_both_have(

@@ -10,11 +10,13 @@ from streamer.commands import ddl_decisions
 from streamer.commands.demo.embedded_servers import Server
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same, database
-from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.shared import Shared, streams
+from tests.support.streamer import Streamer, write_config
 
 pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
 
 GROUP = "ddl: capture\non_ddl: {drop_column: apply, drop_attribute: apply}"
+STOPS = "ddl: capture\non_ddl: {rename_enum_value: stop}"
 TYPES = """
 create type mood as enum ('sad', 'happy');
 create type place as (street text, number int);
@@ -24,17 +26,19 @@ create table b (id int primary key, m mood, p place);
 insert into a values (1, 'sad', row('x', 1), 1, '{sad,happy}'); insert into b values (1, 'happy');
 """
 STATE = """
-select t.typname, e.enumlabel, null, null from pg_enum e join pg_type t on t.oid = e.enumtypid
+with own as (select * from pg_type
+              where typnamespace in (current_schema()::regnamespace, 'other'::regnamespace))
+select t.typname, e.enumlabel, null, null from pg_enum e join own t on t.oid = e.enumtypid
 union all
 select t.typname, a.attname, format_type(a.atttypid, a.atttypmod), null
-  from pg_attribute a join pg_type t on t.typrelid = a.attrelid join pg_class c on c.oid = t.typrelid
+  from pg_attribute a join own t on t.typrelid = a.attrelid join pg_class c on c.oid = t.typrelid
  where c.relkind = 'c' and not a.attisdropped
 union all
 select t.typname, k.conname, pg_get_constraintdef(k.oid), null
-  from pg_constraint k join pg_type t on t.oid = k.contypid where k.contype = 'c'
+  from pg_constraint k join own t on t.oid = k.contypid where k.contype = 'c'
 union all
 select typname, format_type(typbasetype, typtypmod), typdefault, typnotnull::text
-  from pg_type where typtype = 'd' and oid > 16384
+  from own where typtype = 'd'
 """
 
 COMMANDS = [
@@ -76,105 +80,89 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture
-def _both(source: Database, target: Database) -> None:
-    for db in (source, target):
-        db.execute(TYPES)
+@streams("a: {initial: none}\nb: {initial: none}", both=TYPES, group=GROUP)
+async def test_types_change_in_their_place(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    for command in COMMANDS:
+        await asyncio.to_thread(source.execute, command)
+    await shared.caught_up()
+    for table in ("a", "b"):
+        assert_same(source, target, table)
+    assert sorted(target.execute(STATE), key=str) == sorted(source.execute(STATE), key=str)
+    labels = "select array_agg(e::text) from unnest(enum_range(null::other.feeling)) e"
+    assert target.value(labels) == source.value(labels) == ["sad", "calm", "glad", "elated"]
 
 
-@pytest.mark.usefixtures("_both")
-async def test_types_change_in_their_place(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    async with stream("a: {initial: none}\nb: {initial: none}", group=GROUP) as streamer:
-        await streamer.caught_up()
-        for command in COMMANDS:
-            await asyncio.to_thread(source.execute, command)
-        await streamer.caught_up()
-        for table in ("a", "b"):
-            assert_same(source, target, table)
-        assert sorted(target.execute(STATE), key=str) == sorted(source.execute(STATE), key=str)
-        labels = "select array_agg(e::text) from unnest(enum_range(null::other.feeling)) e"
-        assert target.value(labels) == source.value(labels) == ["sad", "calm", "glad", "elated"]
+@streams("a: {initial: none}\nb: {initial: none}", both=TYPES, group=STOPS)
+async def test_a_type_that_waits_for_a_decision(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("alter type mood rename value 'sad' to 'blue'")
+    source.execute("insert into a (id, m) values (8, 'blue')")
+    for table in ("a", "b"):
+        await shared.table_state(table, "error")
+    error = str((await shared.table("a"))["error"])
+    assert "on_ddl is stop for rename_enum_value" in error
+    assert "rename value 'sad' to 'blue'" in error
+    with pytest.raises(psycopg.errors.InvalidTextRepresentation):
+        target.execute("select 'blue'::mood")
+    for table in ("a", "b"):
+        await shared.decide("apply", table)
+    for table in ("a", "b"):
+        await shared.table_state(table, "ready")
+    await shared.caught_up()
+    assert_same(source, target, "a")
 
 
-@pytest.mark.usefixtures("_both")
-async def test_a_type_that_waits_for_a_decision(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    group = "ddl: capture\non_ddl: {rename_enum_value: stop}"
-    async with stream("a: {initial: none}\nb: {initial: none}", group=group) as streamer:
-        await streamer.caught_up()
-        source.execute("alter type mood rename value 'sad' to 'blue'")
-        source.execute("insert into a (id, m) values (8, 'blue')")
-        for table in ("a", "b"):
-            await streamer.table_state(f"public.{table}", "error")
-        error = str((await streamer.table("public.a"))["error"])
-        assert "on_ddl is stop for rename_enum_value" in error
-        assert "rename value 'sad' to 'blue'" in error
-        with pytest.raises(psycopg.errors.InvalidTextRepresentation):
-            target.execute("select 'blue'::mood")
-        address = TargetAddress.parse(streamer.settings.target.url)
-        for table in ("a", "b"):
-            await ddl_decisions.store_decision(address, "apply", table, "shop", None)
-        for table in ("a", "b"):
-            await streamer.table_state(f"public.{table}", "ready")
-        await streamer.caught_up()
-        assert_same(source, target, "a")
+@streams("a: {initial: none}\nb: {initial: none}", both=TYPES, group=GROUP)
+async def test_a_transaction_that_began_before_a_label_was_renamed(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with source.connect() as one, source.connect() as other:
+        for number, session in ((8, one), (9, other)):
+            row = f"({number}, 'sad', '{{{{sad,NULL}},{{happy,sad}}}}')"
+            session.execute(f"begin; insert into a (id, m, list) values {row}".encode())
+        source.execute("alter type mood rename value 'sad' to 'low'")
+        source.execute("alter type mood rename value 'low' to 'the \"blues\", so'")
+        source.execute("insert into a (id, m) values (10, 'the \"blues\", so')")
+        one.execute("commit")
+        other.execute("alter table a add column z int default 7; commit")
+    source.execute("update a set m = 'happy' where id = 9; insert into a (id) values (11)")
+    await shared.caught_up()
+    assert_same(source, target, "a")
+    assert target.value("select count(*) from a where list[1][1]::text like 'the%'") == 2
 
 
-@pytest.mark.usefixtures("_both")
-async def test_a_transaction_that_began_before_a_label_was_renamed(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    async with stream("a: {initial: none}\nb: {initial: none}", group=GROUP) as streamer:
-        await streamer.caught_up()
-        with source.connect() as one, source.connect() as other:
-            for number, session in ((8, one), (9, other)):
-                row = f"({number}, 'sad', '{{{{sad,NULL}},{{happy,sad}}}}')"
-                session.execute(f"begin; insert into a (id, m, list) values {row}".encode())
-            source.execute("alter type mood rename value 'sad' to 'low'")
-            source.execute("alter type mood rename value 'low' to 'the \"blues\", so'")
-            source.execute("insert into a (id, m) values (10, 'the \"blues\", so')")
-            one.execute("commit")
-            other.execute("alter table a add column z int default 7; commit")
-        source.execute("update a set m = 'happy' where id = 9; insert into a (id) values (11)")
-        await streamer.caught_up()
-        assert_same(source, target, "a")
-        assert target.value("select count(*) from a where list[1][1]::text like 'the%'") == 2
-
-
-@pytest.mark.usefixtures("_both")
-async def test_a_transaction_that_began_before_attributes_were_changed(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+@streams("a: {initial: none}\nb: {truncate_target: true}", both=TYPES, group=GROUP)
+async def test_a_transaction_that_began_before_attributes_were_changed(shared: Shared) -> None:
     """Its values have the attributes of their time, and no names of them."""
-    async with stream("a: {initial: none}\nb: {truncate_target: true}", group=GROUP) as streamer:
-        await streamer.caught_up()
+    source, target = shared.source, shared.target
+    await shared.caught_up()
 
-        async def meanwhile(number: int, command: str) -> None:
-            with source.connect() as session:
-                session.execute(f"begin; insert into b (id, p) values ({number}, row('x', 1))")
-                source.execute(command)
-                session.execute("commit")
+    async def meanwhile(number: int, command: str) -> None:
+        with source.connect() as session:
+            session.execute(f"begin; insert into b (id, p) values ({number}, row('x', 1))")
+            source.execute(command)
+            session.execute("commit")
 
-        async def are_equal() -> bool:
-            query = "select id, p::text from b order by id"
-            # A thread may wait for a lock; the engine in this loop has to go on meanwhile.
-            here, there = [await asyncio.to_thread(db.execute, query) for db in (source, target)]
-            return here == there
+    async def are_equal() -> bool:
+        query = "select id, p::text from b order by id"
+        # A thread may wait for a lock; the engine in this loop has to go on meanwhile.
+        here, there = [await asyncio.to_thread(db.execute, query) for db in (source, target)]
+        return here == there
 
-        await meanwhile(20, "alter type place drop attribute number, add attribute zip int")
-        await streamer.eventually(are_equal)  # the backfill has taken the 1 from attribute "zip"
-        await meanwhile(21, "alter type place add attribute more text")
-        await streamer.table_state("public.b", "error")
-        error = str((await streamer.table("public.b"))["error"])
-        assert 'in column "p"' in error
-        assert "began before ALTER TYPE changed the attributes" in error
-        assert "streamer resync public.b --database shop" in error
-        await streamer.ask("resync", "public.b")
-        await streamer.table_state("public.b", "ready")
-        await streamer.eventually(are_equal)
+    await meanwhile(20, "alter type place drop attribute number, add attribute zip int")
+    await shared.eventually(are_equal)  # the backfill has taken the 1 from attribute "zip"
+    await meanwhile(21, "alter type place add attribute more text")
+    await shared.table_state("b", "error")
+    error = str((await shared.table("b"))["error"])
+    assert 'in column "p"' in error
+    assert "began before ALTER TYPE changed the attributes" in error
+    assert f"streamer resync {shared.own('b')} --database" in error
+    await shared.ask("resync", "b")
+    await shared.table_state("b", "ready")
+    await shared.eventually(are_equal)
 
 
 JOINING = """

@@ -4,14 +4,13 @@ import asyncio
 
 import pytest
 
-from streamer.commands import ddl_decisions
 from streamer.report.problems import Severity
 from streamer.schema_changes import definition_builder
-from streamer.target.connection import TargetAddress
 from tests.support.checking import Checker, matching
 from tests.support.definitions import described
 from tests.support.postgres import Database, assert_same
 from tests.support.remedies import Operator, remedy_of
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 
 pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.hostile_sessions]
@@ -32,21 +31,26 @@ def large_objects(database: Database) -> object:
     return database.value("select count(*) from pg_largeobject_metadata")
 
 
+def definitions(target: Database) -> list[tuple[object, ...]]:
+    """Return name, state and reason of the definitions of the tables of *target*'s schema."""
+    return target.execute(
+        "select name, d.state, reason from streamer.definition d join streamer.relation r"
+        f" on r.id = relation_id where starts_with(r.target, '{target.schema}.')"
+    )
+
+
 async def states(streamer: Streamer, target: Database, **wanted: str) -> None:
     """Wait until the named definitions are in the states *wanted*."""
 
     async def are_so() -> bool:
-        rows = await asyncio.to_thread(
-            target.execute, "select name, state from streamer.definition"
-        )
-        there = {str(name): str(state) for name, state in rows}
+        rows = await asyncio.to_thread(definitions, target)
+        there = {str(name): str(state) for name, state, _ in rows}
         return all(there.get(name) == state for name, state in wanted.items())
 
     try:
         await streamer.eventually(are_so, 20)
     except AssertionError as exc:
-        plans = target.execute("select kind, name, state, reason from streamer.definition")
-        raise AssertionError(f"{exc}\n{plans}") from exc
+        raise AssertionError(f"{exc}\n{definitions(target)}") from exc
 
 
 @pytest.mark.follows("schema_changes.create_tables:_refuse")
@@ -73,85 +77,78 @@ async def test_a_domain_whose_check_calls_a_function_is_left_to_an_operator(
         assert_same(source, target, "t")
 
 
-async def test_checks_defaults_and_indexes_of_a_copy_call_no_such_function(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(
-        "create table t (id int primary key, n int, name text, d text default "
-        f"({MARK})::text, s text default pg_read_file('PG_VERSION'));"
-        "insert into t values (1, 1, 'a', 'x', 'y');"
-        f"alter table t add constraint runs check ({NOTED}) not valid;"
-        "create function own(text) returns text immutable language sql as 'select $1';"
-        "create index of_own on t (own(name)) where own(name) <> ''"
-    )
+@streams(
+    "t:",
+    source="create table t (id int primary key, n int, name text, d text default "
+    f"({MARK})::text, s text default pg_read_file('PG_VERSION'));"
+    "insert into t values (1, 1, 'a', 'x', 'y');"
+    f"alter table t add constraint runs check ({NOTED}) not valid;"
+    "create function own(text) returns text immutable language sql as 'select $1';"
+    "create index of_own on t (own(name)) where own(name) <> ''",
     # The target has a function of that name, whose author did not ask for a call.
-    target.execute(
-        "create function own(text) returns text immutable language plpgsql as"
-        " $$begin perform pg_catalog.lo_create(78); return $1; end$$"
+    target="create function own(text) returns text immutable language plpgsql as"
+    " $$begin perform pg_catalog.lo_create(78); return $1; end$$",
+    group="create: all",
+)
+async def test_checks_defaults_and_indexes_of_a_copy_call_no_such_function(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    before = large_objects(target)
+    await shared.caught_up(30)
+    await states(shared, target, runs="failed", d="failed", s="failed", of_own="failed")
+    reasons = {str(name): str(reason) for name, _, reason in definitions(target)}
+    assert "query_to_xml" in reasons["d"]
+    assert "pg_read_file" in reasons["s"]
+    assert "lo_from_bytea" in reasons["runs"]
+    assert f"calls {target.schema}.own(text)" in reasons["of_own"]
+    source.execute("insert into t values (2, 2, 'b', '', '')")
+    await shared.caught_up()
+    assert large_objects(target) == before
+    assert target.value("select to_regclass('public.was_here')") is None
+    assert_same(source, target, "t")
+
+
+@streams(
+    "t: {initial: none}",
+    both="create domain level as int; create table t (id int primary key, n level, d text);"
+    "insert into t values (1, 1, 'a')",
+    group=ALL,
+)
+async def test_definitions_in_the_stream_call_no_such_function(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    before = large_objects(target)
+    await shared.caught_up()
+    for command, word in (
+        (f"alter table t alter d set default ({MARK})::text", "query_to_xml"),
+        (f"alter domain level add constraint runs check ({NOTED})", "lo_from_bytea"),
+    ):
+        await asyncio.to_thread(source.execute, command)
+        await shared.table_state("t", "error", 20)
+        assert word in str((await shared.table("t"))["error"])
+        assert large_objects(target) == before
+        # An operator has read it.
+        await shared.decide("apply")
+        await shared.table_state("t", "ready", 20)
+    source.execute("alter domain level drop constraint runs")
+    await shared.caught_up()
+    before = large_objects(target)
+    source.execute(f"alter table t add constraint also check ({NOTED}) not valid")
+    source.execute("insert into t values (2, 2, 'b')")
+    await states(shared, target, also="failed")
+    assert large_objects(target) == before
+    defaults = "select pg_get_expr(adbin, adrelid) from pg_attrdef where adrelid = 't'::regclass"
+    assert "query_to_xml" in str(target.value(defaults))
+
+    # Or the operator leaves the target as it is.
+    await asyncio.to_thread(
+        source.execute, f"alter table t alter n set default ({NOTED})::int::level"
     )
-    before = large_objects(target)
-    async with stream("t:", group="create: all") as streamer:
-        await streamer.caught_up(30)
-        await states(streamer, target, runs="failed", d="failed", s="failed", of_own="failed")
-        rows = target.execute("select name, reason from streamer.definition")
-        reasons = {str(name): str(reason) for name, reason in rows}
-        assert "query_to_xml" in reasons["d"]
-        assert "pg_read_file" in reasons["s"]
-        assert "lo_from_bytea" in reasons["runs"]
-        assert "calls public.own(text)" in reasons["of_own"]
-        source.execute("insert into t values (2, 2, 'b', '', '')")
-        await streamer.caught_up()
-        assert large_objects(target) == before
-        assert target.value("select to_regclass('public.was_here')") is None
-        assert_same(source, target, "t")
-
-
-async def test_definitions_in_the_stream_call_no_such_function(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(
-            "create domain level as int; create table t (id int primary key, n level, d text);"
-            "insert into t values (1, 1, 'a')"
-        )
-    before = large_objects(target)
-    async with stream("t: {initial: none}", group=ALL) as streamer:
-        await streamer.caught_up()
-        address = TargetAddress.parse(streamer.settings.target.url)
-        for command, word in (
-            (f"alter table t alter d set default ({MARK})::text", "query_to_xml"),
-            (f"alter domain level add constraint runs check ({NOTED})", "lo_from_bytea"),
-        ):
-            await asyncio.to_thread(source.execute, command)
-            await streamer.table_state("public.t", "error", 20)
-            assert word in str((await streamer.table("public.t"))["error"])
-            assert large_objects(target) == before
-            # An operator has read it.
-            await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
-            await streamer.table_state("public.t", "ready", 20)
-        source.execute("alter domain level drop constraint runs")
-        await streamer.caught_up()
-        before = large_objects(target)
-        source.execute(f"alter table t add constraint also check ({NOTED}) not valid")
-        source.execute("insert into t values (2, 2, 'b')")
-        await states(streamer, target, also="failed")
-        assert large_objects(target) == before
-        defaults = (
-            "select pg_get_expr(adbin, adrelid) from pg_attrdef where adrelid = 't'::regclass"
-        )
-        assert "query_to_xml" in str(target.value(defaults))
-
-        # Or the operator leaves the target as it is.
-        await asyncio.to_thread(
-            source.execute, f"alter table t alter n set default ({NOTED})::int::level"
-        )
-        await streamer.table_state("public.t", "error", 20)
-        await ddl_decisions.store_decision(address, "skip", "t", "shop", None)
-        await streamer.table_state("public.t", "ready", 20)
-        await streamer.caught_up()
-        assert target.value(defaults.replace("pg_get_expr", "count(*) over (), pg_get_expr")) == 1
-        assert large_objects(target) == before
-        assert_same(source, target, "t")
+    await shared.table_state("t", "error", 20)
+    await shared.decide("skip")
+    await shared.table_state("t", "ready", 20)
+    await shared.caught_up()
+    assert target.value(defaults.replace("pg_get_expr", "count(*) over (), pg_get_expr")) == 1
+    assert large_objects(target) == before
+    assert_same(source, target, "t")
 
 
 MEMBER = """
@@ -181,82 +178,73 @@ insert into t (id, x) values (1, 'a');
 """
 
 
-async def test_ordinary_expressions_travel(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(MEMBER + ORDINARY)
-    target.execute(MEMBER + "create sequence numbers")
-    async with stream("t:", group=ALL) as streamer:
-        await streamer.caught_up(30)
+@streams("t:", source=MEMBER + ORDINARY, target=MEMBER + "create sequence numbers", group=ALL)
+async def test_ordinary_expressions_travel(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up(30)
 
-        async def are_made() -> bool:
-            sql = "select count(*) from streamer.definition where state <> 'pending'"
-            return bool(
-                target.value(sql) == target.value("select count(*) from streamer.definition")
-            )
+    async def are_made() -> bool:
+        return all(state != "pending" for _, state, _ in definitions(target))
 
-        await streamer.eventually(are_made, 20)
-        kept = target.execute(
-            "select kind, name, state, reason from streamer.definition where state <> 'made'"
-        )
-        assert kept == []
-        assert described(target, "public.t") == described(source, "public.t")
-        for command in (
-            "alter table t alter at set default now() - interval '1 day'",
-            "alter table t alter x set default 'b' || clock_timestamp()::text",
-            "alter table t alter tag set default to_char(now(), 'YYYY')",
-            "alter domain email add constraint short check (length(value) < 90)",
-            (
-                "create domain code as int;"
-                "alter domain code add constraint c check (value > 0) not valid;"
-                "alter table t add column k code"
-            ),
-            "alter table t add column h text generated always as (md5(x)) stored",
-            "alter table t add constraint named check (x ~ '^[a-z]' or (j -> 'a') is null)",
-        ):
-            await asyncio.to_thread(source.execute, command)
-        source.execute("insert into t (id, x) values (2, 'b')")
-        await streamer.caught_up(30)
+    await shared.eventually(are_made, 20)
+    assert [row for row in definitions(target) if row[1] != "made"] == []
+    assert described(target, shared.own("t")) == described(source, shared.own("t"))
+    for command in (
+        "alter table t alter at set default now() - interval '1 day'",
+        "alter table t alter x set default 'b' || clock_timestamp()::text",
+        "alter table t alter tag set default to_char(now(), 'YYYY')",
+        "alter domain email add constraint short check (length(value) < 90)",
+        (
+            "create domain code as int;"
+            "alter domain code add constraint c check (value > 0) not valid;"
+            "alter table t add column k code"
+        ),
+        "alter table t add column h text generated always as (md5(x)) stored",
+        "alter table t add constraint named check (x ~ '^[a-z]' or (j -> 'a') is null)",
+    ):
+        await asyncio.to_thread(source.execute, command)
+    source.execute("insert into t (id, x) values (2, 'b')")
+    await shared.caught_up(30)
 
-        async def are_alike() -> bool:
-            here, there = [
-                await asyncio.to_thread(described, db, "public.t") for db in (source, target)
-            ]
-            return here == there
+    async def are_alike() -> bool:
+        here, there = [
+            await asyncio.to_thread(described, db, shared.own("t")) for db in (source, target)
+        ]
+        return here == there
 
-        await streamer.eventually(are_alike, 20)
-        assert_same(source, target, "t")
+    await shared.eventually(are_alike, 20)
+    assert_same(source, target, "t")
 
 
 @pytest.mark.parametrize("dropped", ["d", "n"])
+@streams(
+    "t: {initial: none}",
+    both="create table t (id int primary key, n int, d text, e text);"
+    "insert into t values (1, 1, 'a', 'b')",
+    group=ALL,
+)
 async def test_skip_leaves_out_a_stopped_change_and_a_foreign_expression_together(
-    source: Database, target: Database, stream: MakeStreamer, dropped: str
+    shared: Shared, dropped: str
 ) -> None:
-    for db in (source, target):
-        db.execute(
-            "create table t (id int primary key, n int, d text, e text);"
-            "insert into t values (1, 1, 'a', 'b')"
-        )
-    async with stream("t: {initial: none}", group=ALL) as streamer:
-        await streamer.caught_up()
-        address = TargetAddress.parse(streamer.settings.target.url)
-        command = (
-            f"alter table t drop column {dropped}, alter e set default ({MARK})::text,"
-            " add column made int default 7"
-        )
-        await asyncio.to_thread(source.execute, command)
-        await streamer.table_state("public.t", "error", 20)
-        await ddl_decisions.store_decision(address, "skip", "t", "shop", None)
-        await streamer.table_state("public.t", "ready", 20)
-        source.execute("insert into t (id, e) values (2, 'c')")
-        await streamer.caught_up()
-        columns = (
-            "select attname::text from pg_attribute where attrelid = 't'::regclass"
-            " and attnum > 0 and not attisdropped order by attnum"
-        )
-        assert [name for (name,) in target.execute(columns)] == ["id", "n", "d", "e", "made"]
-        assert target.value("select count(*) from pg_attrdef where adrelid = 't'::regclass") == 1
-        assert target.execute("select id, e, made from t order by 1") == [(1, "b", 7), (2, "c", 7)]
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    command = (
+        f"alter table t drop column {dropped}, alter e set default ({MARK})::text,"
+        " add column made int default 7"
+    )
+    await asyncio.to_thread(source.execute, command)
+    await shared.table_state("t", "error", 20)
+    await shared.decide("skip")
+    await shared.table_state("t", "ready", 20)
+    source.execute("insert into t (id, e) values (2, 'c')")
+    await shared.caught_up()
+    columns = (
+        "select attname::text from pg_attribute where attrelid = 't'::regclass"
+        " and attnum > 0 and not attisdropped order by attnum"
+    )
+    assert [name for (name,) in target.execute(columns)] == ["id", "n", "d", "e", "made"]
+    assert target.value("select count(*) from pg_attrdef where adrelid = 't'::regclass") == 1
+    assert target.execute("select id, e, made from t order by 1") == [(1, "b", 7), (2, "c", 7)]
 
 
 GENERATORS = {

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from streamer.commands import ddl_decisions
-from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
@@ -177,8 +175,7 @@ async def test_a_kind_that_stops_waits_for_its_decision(
         error = str((await streamer.table("public.t"))["error"])
         assert 'on_ddl is stop for add_column "c"' in error
         assert "the source sent no message" in error
-        address = TargetAddress.parse(streamer.settings.target.url)
-        await ddl_decisions.store_decision(address, "apply", "t", "shop", None)
+        await streamer.decide("apply")
         await streamer.table_state("public.t", "ready")
         await streamer.caught_up()
         assert_same(source, target, "t")

@@ -44,8 +44,7 @@ async def test_rows_of_a_detached_partition_wait_for_a_decision_in_their_place(
         error = str((await streamer.table("public.m"))["error"])
         assert "on_ddl is stop for detach_partition" in error
         assert "streamer ddl apply public.m --database shop" in error
-        address = TargetAddress.parse(streamer.settings.target.url)
-        await ddl_decisions.store_decision(address, "apply", "m", "shop", None, None)
+        await streamer.decide("apply", "m")
         await streamer.table_state("public.m", "ready")
         await streamer.caught_up()
         assert target.execute(ROWS) == source.execute(ROWS)

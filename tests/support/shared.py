@@ -247,6 +247,9 @@ class Shared(Streamer):
     async def ask(self, action: str, table: str = "t", **options: Any) -> None:
         await super().ask(action, self.own(table), **options)
 
+    async def decide(self, action: str, table: str = "t", *arguments: Any) -> None:
+        await super().decide(action, self.own(table), *arguments)
+
 
 @dataclasses.dataclass
 class Engines:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import os
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import pytest
 
 from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.requests import make_request
+from streamer.commands import ddl_decisions
 from streamer.commands.command_scope import ALL, Scope
 from streamer.compare import differences_at_point, local_program
 from streamer.config import static_mapping
@@ -141,6 +142,15 @@ class Streamer:
                 return bool(await connection.fetch_value(sql))
 
         await self.eventually(is_taken)
+
+    async def decide(
+        self, action: str, table: str = "t", statements: Sequence[str] | None = None
+    ) -> None:
+        """Decide about the change of a definition for which *table* waits, as the commands do."""
+        (source,) = self.mapping.sources
+        await ddl_decisions.store_decision(
+            self.observer.address, action, table, source.database, source.sid, statements
+        )
 
     async def source_state(self, state: str, seconds: float = CATCH_UP_SECONDS) -> None:
         """Wait until the only source is in *state*."""
