@@ -143,6 +143,11 @@ class Dispatcher:
                 for piece in item.pieces():
                     yield from self._dispatch(piece)
 
+    @property
+    def is_between_transactions(self) -> bool:
+        """Whether the stream has not begun a transaction that it has to end."""
+        return self._assembler.is_between_transactions
+
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
         """Record the position that the source has reached.
 

@@ -72,8 +72,9 @@ The walsender sends each message separately. While TCP's window is closed, the k
 to large segments, and each message costs the walsender half as much.
 """
 REST_TIMES: Final = 9
-"""After a burst, reading pauses for this multiple of the time that the burst took. So wake-ups take
-at most a tenth of a core, and the reader receives a transaction after a silence at once.
+"""After a burst, reading pauses for this multiple of the processor time since the last burst. So a
+light load takes at most a tenth of a core, and the reader receives a transaction after a silence at
+once.
 """
 DRAIN_SECONDS: Final = 7.0
 CLOSE_SECONDS: Final = 2 * END_SECONDS
@@ -274,8 +275,8 @@ class Pipeline:
     async def _read(self, session: Session) -> None:
         stream, dispatcher, tables = session.stream, session.dispatcher, session.tables
         budget = session.services.budget
+        used, is_first = time.thread_time(), True
         while True:
-            began = time.monotonic()
             try:
                 burst = stream.read()
             except SourceLimitError as exc:
@@ -304,10 +305,14 @@ class Pipeline:
                 await budget.wait_for_room(tables)
             elif burst.has_more:
                 await asyncio.sleep(0)
-            elif count:
-                spent = time.monotonic() - began
-                await asyncio.sleep(min(REST_SECONDS_MAX, REST_TIMES * spent))
+            elif count and not (
+                session.position.is_awaited
+                or (is_first and not dispatcher.is_between_transactions)  # the rest comes at once
+            ):
+                before, used = used, time.thread_time()
+                await asyncio.sleep(min(REST_SECONDS_MAX, REST_TIMES * (used - before)))
             else:
+                is_first = not count
                 await stream.wait_readable()
         await asyncio.Event().wait()  # until cancelled
 
