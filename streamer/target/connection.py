@@ -19,7 +19,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode
 
@@ -332,13 +332,17 @@ class TargetConnection:
         finally:
             peer.terminate()
 
+    def has_verified(self, fence: FencingToken) -> bool:
+        """Whether this session has been on the server of *fence*."""
+        return self._verified.get(fence.source_id) == fence
+
     async def verify_fence(self, fence: FencingToken, *, again: bool = False) -> None:
         """Check that this session is on the server of *fence*.
 
         A session stays on its server, so a single check suffices. *again*: also check that the
         token is still valid. Raises TargetMovedError.
         """
-        if again or self._verified.get(fence.source_id) != fence:
+        if again or not self.has_verified(fence):
             if not await self.fetch_value(FENCE_SQL, *fence.parameters):
                 raise TargetMovedError(
                     "target: this connection does not reach the server on which the source's lock "
@@ -451,12 +455,13 @@ class TargetConnection:
             await message.end()
         finally:
             self._watch.end()
-        with translating():
-            if not message.is_answered:
-                reason = (message.error or {}).get("M", "the connection was lost")
-                raise asyncpg.ConnectionDoesNotExistError(reason)
-            if message.error is not None:
-                raise asyncpg.PostgresError.new(message.error)
+        if not message.is_answered:
+            reason = (message.error or {}).get("M", "the connection was lost")
+            lost = asyncpg.ConnectionDoesNotExistError(reason)
+            raise translate(lost) from lost
+        if message.error is not None:
+            error = asyncpg.PostgresError.new(message.error)
+            raise translate(error) from error
         _require_commit(message.tags[-1].decode())
 
     async def rollback(self, savepoint: str | None = None) -> None:
@@ -604,6 +609,11 @@ class TargetConnection:
 
 
 def copy_sql(table: str, columns: list[str], *, namespace: str, binary: bool = False) -> str:
+    return _copy_sql(table, tuple(columns), namespace, binary)
+
+
+@lru_cache(1000)
+def _copy_sql(table: str, columns: tuple[str, ...], namespace: str, binary: bool) -> str:
     listed = f" ({', '.join(map(quote_identifier, columns))})" if columns else ""
     options = "format binary" if binary else "format text"
     return f"copy {quote_qualified(namespace, table)}{listed} from stdin ({options})"

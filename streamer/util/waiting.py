@@ -1,8 +1,9 @@
-"""Waits for an event for a limited time, and for the end of a blocking call."""
+"""Waits for an event for a limited time, for the end of a blocking call, and for more work."""
 
 import asyncio
 import contextlib
 import contextvars
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -20,6 +21,20 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def rest(seconds: float) -> None:
+    """Let the event loop sleep after the present turn, for all tasks.
+
+    A wake-up costs more than most work behind it. A single wake-up then handles all that has
+    arrived meanwhile: data of sources, and answers of the target. Several rests in a turn overlap.
+    """
+    asyncio.get_running_loop().call_soon(_sleep_until, time.monotonic() + seconds)
+    await asyncio.sleep(0)
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

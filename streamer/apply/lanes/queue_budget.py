@@ -42,9 +42,11 @@ class Budget:
 
     def has_room(self, source: object) -> bool:
         """Whether *source* may dispatch more."""
+        size = self._by_source.get(source, 0)
+        if size < self._source_min:
+            return True
         source_count = len(self._by_source.keys() - {source})
-        limit = max(self._source_min, self._bytes_max // (source_count + 1))
-        return self._by_source.get(source, 0) < limit
+        return size < self._bytes_max // (source_count + 1)
 
     async def wait_for_room(self, source: object) -> None:
         while not self.has_room(source):

@@ -135,6 +135,8 @@ class TargetTransaction:
     async def _verify_fences(self) -> None:
         missing = []
         for fence in self._fences:
+            if self.target.has_verified(fence):
+                continue
             try:
                 await self.target.verify_fence(fence)
             except TargetMovedError as exc:

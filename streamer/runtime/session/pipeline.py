@@ -55,7 +55,7 @@ from streamer.target.fencing_token import FencingToken
 from streamer.util.containment import END_SECONDS, ending
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.util.waiting import wait_for_event
+from streamer.util.waiting import rest, wait_for_event
 
 log = structlog.get_logger()
 
@@ -310,7 +310,11 @@ class Pipeline:
                 or (is_first and not dispatcher.is_between_transactions)  # the rest comes at once
             ):
                 before, used = used, time.thread_time()
-                await asyncio.sleep(min(REST_SECONDS_MAX, REST_TIMES * (used - before)))
+                seconds = REST_TIMES * (used - before)
+                if seconds < REST_SECONDS_MAX:
+                    await rest(seconds)
+                else:
+                    await asyncio.sleep(REST_SECONDS_MAX)
             else:
                 is_first = not count
                 await stream.wait_readable()

@@ -32,7 +32,7 @@ QUIET_SECONDS: Final = 1.0
 Storing the position writes WAL, which moves the position again where source and target are the same
 server.
 """
-PAUSE_SECONDS: Final = 0.1
+PAUSE_SECONDS: Final = 0.25
 """The pause between two positions, unless a client waits for the next.
 
 Each position is a commit at the target with a flush of its WAL. Workers commit far more often.
