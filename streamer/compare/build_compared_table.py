@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from streamer.apply.rows.apply_plan import computed_cast
+from streamer.apply.rows.binary_transfer import BINARY_OIDS
 from streamer.apply.rows.make_plan import match_columns, missing_error, two_sids
 from streamer.compare.compared_table import ComparedTable, Side
 from streamer.compare.row_hashes import HashKind
@@ -67,7 +68,8 @@ class _Value:
     """A column of the target and the source's expression for the value.
 
     ``source``: the column that has the value; None for a computed value. ``is_same``: the value
-    needs no cast. ``is_hashed``: compare only whether the value is NULL.
+    needs no cast. ``is_hashed``: compare only whether the value is NULL. ``has_type``: the
+    expression has the type of the target's column.
     """
 
     target: TargetColumn
@@ -75,6 +77,13 @@ class _Value:
     source: str | None
     is_same: bool
     is_hashed: bool = False
+    has_type: bool = False
+
+    @property
+    def sent_type(self) -> str:
+        """The type whose binary form both sides compare; empty for the text."""
+        is_sent = self.has_type and self.target.base_oid in BINARY_OIDS - {_CHAR}
+        return self.target.base_type if is_sent else ""
 
     @property
     def target_expression(self) -> str:
@@ -104,6 +113,7 @@ def build_table(facts: TableFacts, kind: HashKind, buckets: int) -> ComparedTabl
         type=facts.mapping.type.value,
         columns=tuple(value.target.name for value in values),
         texts=tuple(value.target.base_oid == _BPCHAR for value in values),
+        sent_types=tuple(value.sent_type for value in values),
         key=key,
         key_types=types,
         is_ordered=is_ordered,
@@ -136,7 +146,8 @@ def _values(facts: TableFacts) -> list[_Value]:
         if output is not None:
             cast = computed_cast(output, of_target=False)
             exact = f"::{output.base_type}" if 0 < output.base_oid < STABLE_OIDS_END else ""
-            values[name] = _Value(output, f"(({expression}){cast}){exact}", None, is_same=False)
+            computed = f"(({expression}){cast}){exact}"
+            values[name] = _Value(output, computed, None, is_same=False, has_type=bool(exact))
     if not values:
         raise MappingError(f'table "{mapping.source}" has no column to compare')
     return list(values.values())
@@ -145,11 +156,13 @@ def _values(facts: TableFacts) -> list[_Value]:
 def _plain_value(column: "DefinedColumn", target: TargetColumn) -> _Value:
     name = quote_identifier(column.name)
     if column.type in (target.type, target.base_type):
-        return _Value(target, name, column.name, is_same=True)
+        has_type = column.type == target.base_type
+        return _Value(target, name, column.name, is_same=True, has_type=has_type)
     if 0 < target.base_oid < STABLE_OIDS_END:  # the value in the type of the target's column
         # Use the text that the source sends, because a cast to text drops the blanks of char(n).
         text = f"case when {name} is distinct from null then pg_catalog.format('%s', {name}) end"
-        return _Value(target, f"({text})::{target.base_type}", column.name, is_same=False)
+        expression = f"({text})::{target.base_type}"
+        return _Value(target, expression, column.name, is_same=False, has_type=True)
     return _Value(target, name, column.name, is_same=False)
 
 

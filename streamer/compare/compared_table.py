@@ -15,9 +15,9 @@ from streamer.compare.cut_ranges import TID_RANGES_MIN, count_page_parts
 from streamer.compare.row_hashes import (
     HashKind,
     bucket_sql,
+    digested_sql,
     name_sql,
     pair_sql,
-    prepared_sql,
     value_sql,
 )
 from streamer.postgres.key_ranges import KeyRange, range_sql
@@ -149,10 +149,11 @@ class ComparedTable:
     """A table to compare, free of secrets.
 
     ``columns``: the target's columns to compare. ``texts``: for each column, whether the text needs
-    the output function of ``char(n)``. ``key``: positions in ``columns``; empty for a table without
-    a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys; empty if
-    only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same order
-    and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
+    the output function of ``char(n)``. ``sent_types``: for each column, the type whose binary form
+    goes into a digest; empty for the text. ``key``: positions in ``columns``; empty for a table
+    without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
+    empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same
+    order and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
     ``has_sid``: the target's rows have the sid. ``has_char``: a column of type ``"char"`` is
     compared as a number.
     """
@@ -166,6 +167,7 @@ class ComparedTable:
     type: str
     columns: tuple[str, ...]
     texts: tuple[bool, ...]
+    sent_types: tuple[str, ...]
     key: tuple[int, ...]
     key_types: tuple[str, ...]
     is_ordered: bool
@@ -181,7 +183,7 @@ class ComparedTable:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        lists = ("columns", "texts", "key", "key_types")
+        lists = ("columns", "texts", "sent_types", "key", "key_types")
         sides = {name: fields[name] for name in ("source", "target")}
         return cls(
             **fields
@@ -259,15 +261,24 @@ class ComparedTable:
         return f"row({', '.join(self._values)})::text"
 
     def _digested(self, side: Side) -> str:
-        """Return the text of a row that goes into a digest.
+        """Return the row as it goes into a digest.
 
-        For a row that was equal, the text is the key. If the sides have different keys of such
+        For a row that was equal, the row is the key. If the sides have different keys of such
         rows, the digests differ, and the comparison fetches the rows entirely.
         """
+        row = self._digested_row(range(len(self.columns)))
         if side.since is None or not self.key:
-            return self._row
-        key = ", ".join(f"b.v{i + 1}" for i in self.key)
-        return f"(case when b.known then row({key})::text else {self._row} end)"
+            return row
+        return f"(case when b.known then {self._digested_row(self.key)} else {row} end)"
+
+    def _digested_row(self, positions: Sequence[int]) -> str:
+        values = self._values
+        sent = [
+            f"{values[i]}::{self.sent_types[i]}" if self.sent_types[i] else self._text(i, values)
+            for i in positions
+        ]
+        texts = f"row({', '.join(values[i] for i in positions)})::text"
+        return digested_sql(self.hash, f"row({', '.join(sent)})", texts)
 
     def _where(self, unit: KeyRange) -> str:
         names = [f"b.v{i + 1}" for i in self.key]
@@ -303,17 +314,18 @@ class ComparedTable:
         None for all.
         """
         first, second = pair_sql(self.hash, "r.r")
-        prepared = prepared_sql(self.hash, self._digested(side))
         bucket = "0" if self.is_ordered else bucket_sql(self.hash, self._key_text, self.buckets)
-        # OFFSET keeps PostgreSQL from computing the text of a row twice.
+        # OFFSET keeps PostgreSQL from computing a row twice.
         rows = (
-            f"select {prepared} as r, {bucket} as bucket from {side.rows(pages=pages)}"
+            f"select {self._digested(side)} as r, {bucket} as bucket from {side.rows(pages=pages)}"
             f" where {self._where(unit)} offset 0"
         )
+        groups = "0 as bucket" if self.is_ordered else "h.bucket"
         return (
-            f"select h.bucket, count(*), sum(h.h1)::text, sum(h.h2)::text"
+            f"select {groups}, count(*), sum(h.h1)::text, sum(h.h2)::text"
             f" from (select r.bucket, {first} as h1, {second} as h2 from ({rows}) r) h"
-            f"{_pause_sql(rows_per_second)} group by h.bucket"
+            f"{_pause_sql(rows_per_second)}"
+            f" {'having count(*) > 0' if self.is_ordered else 'group by h.bucket'}"
         )
 
     def size_sql(self, side: Side) -> str:

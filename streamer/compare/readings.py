@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
@@ -86,6 +86,8 @@ because such keys change often.
 SAMPLED_KEYS_MAX: Final = 200
 LATE_SECONDS: Final = 5.0
 """The time for which a task waits for a source's changes after an unsuccessful wait."""
+
+THROTTLE_SECONDS: Final = 1.0
 
 SOURCE, TARGET = 0, 1
 
@@ -283,8 +285,22 @@ class SharedItems(Iterator[T]):
             self._items = iter(())
 
 
+class BacklogThrottle:
+    """Whether the backlog of the source slows reading down, as the target knew a moment ago.
+
+    The thread that uses a connection to the target reads this for the threads of the source.
+    """
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def read(self, target: Connection, table: ComparedTable) -> None:
+        row = target.execute(IS_THROTTLED_SQL, (table.source_id,)).fetchone()
+        self.is_on = row is not None and bool(row[0])
+
+
 class RangeReader:
-    """Computes digests of ranges on both sides."""
+    """Computes digests of ranges, on both sides at the same time."""
 
     def __init__(
         self,
@@ -293,8 +309,11 @@ class RangeReader:
         rows_per_second: float | None,
         comparison_id: int | None,
         page_readers: int = 1,
+        *,
+        throttle: BacklogThrottle | None = None,
     ) -> None:
-        """*page_readers*: the number of concurrent statements that read a table page by page.
+        """*page_readers*: the number of concurrent statements that read a side of a table page by
+        page.
         *comparison_id*: the id of the comparison; None without a ledger.
         """
         self._tables = tables
@@ -303,6 +322,7 @@ class RangeReader:
         self._pace = Pace(rows_per_second)
         self._comparison_id = comparison_id
         self._page_readers = page_readers
+        self._throttle = throttle or BacklogThrottle()
 
     def digest(self, unit: Unit, *, is_first: bool) -> tuple[Sums, Sums]:
         """Return the sums of a range on both sides. An equal first range goes into the ledger.
@@ -310,13 +330,35 @@ class RangeReader:
         Raises TableError, PassingError.
         """
         table = self._tables[unit.relation_id]
-        with reading():
-            source, target = (self._digest_side(table, unit, side) for side in (SOURCE, TARGET))
+        readers = self._readers(table)
+        with reading(), ThreadPoolExecutor(1) as thread:
+            self._throttle.read(self._servers.target, table)
+            at_source = thread.submit(self._digest_side, table, unit, SOURCE, readers)
+            target = self._digest_side(table, unit, TARGET, readers)
+            while not wait([at_source], THROTTLE_SECONDS).done:
+                self._throttle.read(self._servers.target, table)
+            source = at_source.result()
             if is_first and source == target and self._comparison_id is not None:
                 self._record(unit, sum(rows for rows, _, _ in source.values()))
         return source, target
 
-    def _digest_side(self, table: ComparedTable, unit: Unit, side: int) -> Sums:
+    def _readers(self, table: ComparedTable) -> "list[RangeReader]":
+        """Return the readers of a table, each with separate connections."""
+        if table.is_ordered:
+            return [self]
+        connections = self._servers.more(self._page_readers - 1)
+        rate, of, throttle = self._rows_per_second, self._comparison_id, self._throttle
+        return [
+            self,
+            *(
+                RangeReader(self._tables, reader, rate, of, throttle=throttle)
+                for reader in connections
+            ),
+        ]
+
+    def _digest_side(
+        self, table: ComparedTable, unit: Unit, side: int, readers: "list[RangeReader]"
+    ) -> Sums:
         connection = self._servers.session(table, side)
         limit = self._rows_per_second if side == SOURCE else None
         parts = _page_parts(table, side, connection, limit)
@@ -324,26 +366,17 @@ class RangeReader:
         if first == ALL_PAGES:
             return self._add_up(table, unit, side, iter([first]))
         files = _read_size(table, side, connection)[-1]
-        sums = self._add_up_pages(table, unit, side, SharedItems(itertools.chain([first], parts)))
-        if _read_size(table, side, connection)[-1] != files:
-            raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
-        return sums
-
-    def _add_up_pages(
-        self, table: ComparedTable, unit: Unit, side: int, parts: "SharedItems[Pages]"
-    ) -> Sums:
-        """Read *parts* in several threads, each with separate connections."""
-        connections = self._servers.more(self._page_readers - 1)
-        rate, of = self._rows_per_second, self._comparison_id
-        readers = [self, *(RangeReader(self._tables, reader, rate, of) for reader in connections)]
+        shared = SharedItems(itertools.chain([first], parts))
+        sums: Sums = {}
         with ThreadPoolExecutor(len(readers)) as pool:
-            running = [pool.submit(reader._add_up, table, unit, side, parts) for reader in readers]
-            sums: Sums = {}
+            running = [pool.submit(reader._add_up, table, unit, side, shared) for reader in readers]
             try:
                 for reader in running:
                     add(sums, reader.result())
             finally:
-                parts.stop()
+                shared.stop()
+        if _read_size(table, side, connection)[-1] != files:
+            raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
         return sums
 
     def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:
@@ -355,7 +388,9 @@ class RangeReader:
             if pages == ALL_PAGES and not table.is_ordered:
                 rate = whole_rate(limit, table.buckets)
             if side == SOURCE:
-                self._pace.begin(is_throttled=self._is_throttled(table))
+                self._pace.begin(is_throttled=self._throttle.is_on)
+            else:
+                self._throttle.read(connection, table)
             began = time.monotonic()
             sql = table.digest_sql(table.side(side), unit.range, rate, pages=pages)
             with connection.transaction():
@@ -366,10 +401,6 @@ class RangeReader:
             if side == SOURCE:
                 self._pace.wait(sum(row[1] for row in rows), time.monotonic() - began)
         return sums
-
-    def _is_throttled(self, table: ComparedTable) -> bool:
-        row = self._servers.target.execute(IS_THROTTLED_SQL, (table.source_id,)).fetchone()
-        return row is not None and bool(row[0])
 
     def _record(self, unit: Unit, rows: int) -> None:
         self._servers.target.execute(

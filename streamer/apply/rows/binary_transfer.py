@@ -86,7 +86,7 @@ BINARY_TYPES: Final = {
 
 INTERVALS: Final = frozenset(BINARY_TYPES["interval"])
 
-_ALL: Final = frozenset(oid for oids in BINARY_TYPES.values() for oid in oids)
+BINARY_OIDS: Final = frozenset(oid for oids in BINARY_TYPES.values() for oid in oids)
 TEXTUAL: Final = frozenset(BINARY_TYPES[name][0] for name in ("text", "bpchar", "varchar"))
 """Types that receive the bytes of a text: the possible types of ``sid``."""
 
@@ -101,8 +101,8 @@ def binary_types(source_version: int, target_version: int) -> frozenset[int]:
     but receives the binary form as a very long interval.
     """
     if source_version >= 17_00_00 > target_version:
-        return _ALL - INTERVALS
-    return _ALL
+        return BINARY_OIDS - INTERVALS
+    return BINARY_OIDS
 
 
 def binary_obstacle(
