@@ -16,6 +16,7 @@ import yaml
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
 from streamer.bookkeeping.requests import make_request
+from streamer.copy import copy_query
 from streamer.copy.parts import part_copier
 from streamer.copy.parts.part_copier import Pace
 from streamer.errors.remedies import Remedy
@@ -618,9 +619,11 @@ async def test_a_copy_that_takes_long_does_not_keep_wal(
 
     monkeypatch.setattr(Pace, "begin", recorded)
     monkeypatch.setattr(part_copier, "THROTTLED_TIMES", 1)
+    monkeypatch.setattr(copy_query, "PART_BYTES_MIN", 64 * 1024)
+    monkeypatch.setattr(copy_query, "PART_BYTES", 64 * 1024)
     source.execute("insert into keyed select n, 'old' from generate_series(1000, 9000) n")
     tables = "keyed:\nkeyless: {initial: none}"
-    options = {"group": SPOOL, "settings": "sync: {rows_per_second: 1500}"}
+    options = {"group": SPOOL, "settings": "sync: {rows_per_second: 800}"}
     async with stream(tables, **options) as streamer:
         await streamer.table_state("public.keyed", "copying")
         await asyncio.to_thread(write, source, 0, 20)

@@ -34,7 +34,7 @@ from streamer.source.slot_and_publications.guard_query import measure
 from streamer.source.source_database import require_same_database
 from streamer.source.stream.feedback import Feedback, FeedbackTimes
 from streamer.source.timeline_branches import Branch
-from streamer.util.lsn import NOTHING
+from streamer.util.lsn import NOTHING, Lsn
 
 if TYPE_CHECKING:
     from streamer.bookkeeping.sources import SourceRecord
@@ -184,6 +184,11 @@ class _Opening:
             binary=reconciled.registrar.transport.is_binary,
             on_slot=reconciled.monitor.report_slot,
         )
+        journaling, health = self._attempt.guard.journaling, self._attempt.health
+
+        def acknowledged_lsn() -> Lsn:
+            return journaling.acknowledged_lsn(position.stored_lsn, health.wal_end_lsn)
+
         session = Session(
             services=services,
             fence=self._attempt.fence,
@@ -202,7 +207,7 @@ class _Opening:
             feedback=Feedback(
                 stream,
                 FeedbackTimes.of(source.label, server.wal_sender_timeout_seconds),
-                lambda: (position.stored_lsn, tables.tracker.flush_lsn),
+                lambda: (acknowledged_lsn(), tables.tracker.flush_lsn),
                 lambda: services.budget.has_room(tables),
             ),
             coordinator=self._make_coordinator(server, reconciled.capture.is_on, timeline_monitor),

@@ -232,7 +232,7 @@ class Pipeline:
                 await asyncio.wait([feedback])
                 session.position.is_requested = True
                 await _store_progress(session)
-                await session.stream.stop(session.position.stored_lsn)
+                await session.stream.stop(session.feedback.durable_lsn)
 
     async def _close(self, session: Session) -> None:
         """Close *session*. Raises DefectError if that takes too long.
@@ -369,6 +369,7 @@ class Pipeline:
             failpoint("acknowledge.after_send")
             self._check_reached_stop(session)
 
+        self._guard.journaling.flushed = self._stored
         await session.feedback.run(self._stored, sent)
 
     def _check_reached_stop(self, session: Session) -> None:

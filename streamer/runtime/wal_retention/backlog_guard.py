@@ -76,6 +76,10 @@ class Runner(Protocol):
         """The target has all changes up to this LSN, and has stored the LSN."""
         ...
 
+    def store_position(self) -> None:
+        """Store the LSN as soon as the target has more changes."""
+        ...
+
     def begin_anew(self) -> None:
         """End the pipeline in order, and restart it."""
         ...
@@ -275,8 +279,10 @@ class BacklogGuard:
             self._not_before = now + FAILED_SECONDS
             log.error("streamer cannot write a journal", source=self.source.label, error=str(exc))
             return
-        self.journaling.begin()
-        if self.runner is not None:
+        # A restart would end the copies.
+        is_beside = self.runner is not None and self.runner.is_streaming and self.runner.is_copying
+        self.journaling.begin(beside=is_beside)
+        if self.runner is not None and not is_beside:
             self.runner.begin_anew()
 
     async def _give_up(self, retained: Retained, limit: int) -> None:
@@ -307,6 +313,11 @@ class BacklogGuard:
         once the target has all of the journal.
         """
         journal, runner = self.journaling.journal, self.runner
+        if self.journaling.is_beside and journal is None and self.journaling.error is not None:
+            self.journaling.begin()  # the source has no room for a copy of the slot
+            if runner is not None:
+                runner.begin_anew()
+            return
         if journal is None or runner is None or not runner.is_streaming or runner.is_copying:
             if self._finish_by is not None:
                 self._resume_writing()
@@ -321,15 +332,18 @@ class BacklogGuard:
             if asyncio.get_running_loop().time() > self._finish_by:
                 self._resume_writing()
                 return
+            runner.store_position()
             await asyncio.sleep(0.1)
         self._finish_by = None
         failpoint("journal.finished")
-        if runner.is_streaming:
+        if self.journaling.is_beside:
+            await self.journaling.discard()
+        elif runner.is_streaming:
             runner.begin_anew()
 
     def _resume_writing(self) -> None:
         self._finish_by = None
-        self.journaling.begin()
+        self.journaling.begin(beside=self.journaling.is_beside)
 
     # ---- reports to the target ------------------------------------------------------------------
 

@@ -36,8 +36,12 @@ class Journaler:
         label: str,
         wal_sender_timeout_seconds: float,
         check_timeline: Callable[[], Awaitable[None]] | None,
+        flushed: Callable[[], None],
     ) -> None:
-        """*check_timeline* raises an error if the source's timeline has changed."""
+        """*check_timeline* raises an error if the source's timeline has changed. *flushed* is
+        called after each flush.
+        """
+        self._flushed = flushed
         self._check_timeline = check_timeline
         self._journal = journal
         self._stream = stream
@@ -107,4 +111,5 @@ class Journaler:
             self._has_room.set()
             if self._journal.end_lsn > former_end:
                 self._feedback.send()
+                self._flushed()
                 failpoint("journal.acknowledged")

@@ -6,6 +6,12 @@ the target has caught up, writing stops (`stop_writing`), and the pipeline reads
 restarts. `choose_journal` then sees that the target has the whole journal. The journal is deleted,
 and the pipeline reads the slot.
 
+A restart would end the copies of the pipeline. So while a copy runs, the journal begins *beside*
+the pipeline, from a temporary copy of the slot. The pipeline reads the slot on, and acknowledges
+the changes that the journal has (`acknowledged_lsn`). When the target has all of these changes, the
+journal is deleted without a restart. If the pipeline ends before, the next pipeline reads the
+journal, which then continues from the slot.
+
 After a crash, `judge` decides. streamer continues a journal only if it has all changes between the
 target's position and the position that the source may have discarded. Only this check proves the
 absence of a gap. A lost journal shows because the slot is ahead of the target.
@@ -45,7 +51,7 @@ from streamer.source.journal.journal_files import (
 from streamer.source.journal.journal_records import JournalIdentity
 from streamer.source.server.primaries_after_failover import require_successor
 from streamer.source.server.timeline import check_same_server_by_query, read_branch, read_timeline
-from streamer.source.slot_and_publications.slot import check_slot, read_slot
+from streamer.source.slot_and_publications.slot import check_slot, read_slot, sync_slot_name
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.source.timeline_branches import Branch, KnownPlace, common_end
 from streamer.util.backoff import Backoff
@@ -102,6 +108,10 @@ class Journaling:
         self._begun = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
         self._server = KnownPlace()
+        self.is_beside = False
+        """Whether the journal reads a copy of the slot, because the pipeline reads the slot."""
+        self.flushed: asyncio.Event | None = None
+        """Set after each flush, for a pipeline that acknowledges changes of the journal."""
 
     @property
     def is_active(self) -> bool:
@@ -200,8 +210,14 @@ class Journaling:
             raise SpoolError(f"streamer does not overwrite the existing one: {problem}")
         await in_thread(try_directory, self._path)
 
-    def begin(self) -> None:
-        """Read the slot into the journal from now on, as soon as the slot is free."""
+    def begin(self, *, beside: bool = False) -> None:
+        """Read the slot into the journal from now on, as soon as the slot is free.
+
+        *beside*: read a copy of the slot, which the pipeline goes on reading.
+        """
+        if self.is_beside and not beside and self._writing is not None:
+            self._writing.cancel()  # `run` starts the task again
+        self.is_beside = beside
         self._active.set()
 
     async def stop_writing(self) -> None:
@@ -231,7 +247,8 @@ class Journaling:
         source = self.source
         async with connection(source) as plain:
             await check_same_server_by_query(plain, server)
-            await self._until_free(plain)
+            if not self.is_beside:
+                await self._until_free(plain)
             await self._owner.verify(plain, source)
             start_lsn = await self._check(plain, server, branch)
             if self.journal is not None:
@@ -244,12 +261,19 @@ class Journaling:
                 streaming=False,
             )
             stream = await ReplicationStream.start(
-                source, source.slot, start_lsn, options, server=server
+                source,
+                source.slot,
+                start_lsn,
+                options,
+                server=server,
+                name_of_copy=sync_slot_name(source.slot) if self.is_beside else None,
             )
             try:
                 failpoint("journal.slot_taken")
                 # From here on only this process can move the slot.
                 start_lsn = await self._check(plain, server, branch)
+                if self.is_beside:
+                    start_lsn = stream.start_lsn  # the pipeline moves the slot
                 if self.journal is None:
                     await self._create(server, branch, start_lsn)
                 else:
@@ -323,10 +347,25 @@ class Journaling:
             label=self.source.label,
             wal_sender_timeout_seconds=server.wal_sender_timeout_seconds,
             check_timeline=check_timeline,
+            flushed=self._wake_pipeline,
         )
         await journaler.run()
 
     # ---- for the pipeline -----------------------------------------------------------------------
+
+    def _wake_pipeline(self) -> None:
+        if self.is_beside and self.flushed is not None:
+            self.flushed.set()
+
+    def acknowledged_lsn(self, stored_lsn: Lsn, received_lsn: Lsn) -> Lsn:
+        """Return the position that a pipeline may acknowledge to the source.
+
+        The target has all changes up to *stored_lsn*, and the pipeline has received all up to
+        *received_lsn*.
+        """
+        if not self.is_beside or self.journal is None:
+            return stored_lsn
+        return max(stored_lsn, min(received_lsn, self.journal.end_lsn))
 
     async def choose_journal(
         self, plain: Connection, server: SourceServer, branch: Branch, acknowledged_lsn: Lsn
@@ -335,6 +374,8 @@ class Journaling:
 
         Otherwise delete the journal. If a gap remains, the comparison with the slot finds the gap.
         """
+        if self.is_beside:
+            self.begin()  # the former pipeline has left the slot
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
                 await self._is_known.wait()
@@ -371,7 +412,7 @@ class Journaling:
         await self.stop_writing()
         journal, self.journal = self.journal, None
         self._begun.clear()
-        self._is_damaged = self._is_trusted = False
+        self._is_damaged = self._is_trusted = self.is_beside = False
         if journal is None:
             await in_thread(remove_journal, self._path)
             return

@@ -311,6 +311,18 @@ async def end_former_reader(connection: Connection, name: str) -> None:
         await asyncio.sleep(0.1)
 
 
+async def copy_slot(replication: Connection, slot: str, name: str) -> Lsn:
+    """Make the temporary slot *name* at the position of *slot*, which may be in use; return the
+    position. The slot *name* ends with the session.
+    """
+    made = await fetch_all(
+        replication,
+        "select (pg_catalog.pg_copy_logical_replication_slot("
+        f"{quote_literal(slot)}, {quote_literal(name)}, true)).lsn::text as lsn",
+    )
+    return Lsn.parse(made[0]["lsn"])
+
+
 def sync_slot_prefix(slot: str) -> str:
     """Return the prefix of the names of temporary slots for copies."""
     return f"{slot[:44]}_sync_"

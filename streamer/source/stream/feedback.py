@@ -79,6 +79,11 @@ class Feedback:
         self._positions = positions
         self._is_reading = is_reading
 
+    @property
+    def durable_lsn(self) -> Lsn:
+        """The position that the source may discard WAL up to."""
+        return self._positions()[0]
+
     def send(self, *, request_reply: bool = False) -> None:
         """Send a status update now. Raises SourceError."""
         durable_lsn, visible_lsn = self._positions()

@@ -18,12 +18,17 @@ from streamer.compiled import choice
 _MAPS: Final = Path("/proc/self/maps")
 
 
+_NAMES: Final = ("PQgetCopyData", "PQfreemem", "PQputCopyData", "PQconsumeInput")
+
+
 @dataclass(frozen=True, slots=True)
 class CopyFunctions:
-    """Addresses of PQgetCopyData and PQfreemem."""
+    """Addresses of functions of libpq that carry the data of COPY."""
 
     get_copy_data: int
     free_memory: int
+    put_copy_data: int
+    consume_input: int
 
 
 def _find() -> CopyFunctions | None:
@@ -40,18 +45,20 @@ def _find() -> CopyFunctions | None:
         if library.PQlibVersion() != pq.version():
             return None
         addresses = [
-            ctypes.cast(function, ctypes.c_void_p).value
-            for function in (library.PQgetCopyData, library.PQfreemem)
+            ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _NAMES
         ]
     except (OSError, AttributeError):
         return None
-    get_copy_data, free_memory = addresses
-    if get_copy_data is None or free_memory is None:
-        return None
-    return CopyFunctions(get_copy_data, free_memory)
+    return CopyFunctions(*addresses) if all(addresses) else None
 
 
 FUNCTIONS: Final = None if choice.compiled is None else _find()
 """Resolved at import, because reading the process's maps would block the event loop for a
 moment.
 """
+
+
+def address_of(connection: "pq.abc.PGconn") -> int | None:
+    """Return the address of a connection; None if psycopg does not tell."""
+    address = getattr(connection, "pgconn_ptr", None)  # missing in psycopg's types
+    return address if isinstance(address, int) else None

@@ -38,7 +38,8 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.server.timeline import check_same_server
-from streamer.source.stream.libpq import FUNCTIONS
+from streamer.source.slot_and_publications.slot import copy_slot
+from streamer.source.stream.libpq import FUNCTIONS, address_of
 from streamer.util.lsn import NOTHING, Lsn
 
 if TYPE_CHECKING:
@@ -139,8 +140,7 @@ def _frame_reader(connection: Connection) -> "FrameReader | None":
     """Return the compiled reader of a connection, if available in this process."""
     if choice.compiled is None or FUNCTIONS is None:
         return None
-    address = getattr(connection.pgconn, "pgconn_ptr", None)  # missing in psycopg's types
-    if not isinstance(address, int):
+    if (address := address_of(connection.pgconn)) is None:
         return None
     reader: FrameReader = choice.compiled.FrameReader(
         address, FUNCTIONS.get_copy_data, FUNCTIONS.free_memory
@@ -159,6 +159,7 @@ class ReplicationStream:
         self._frames = _frame_reader(connection)
         self._has_ended = False
         """Whether a read has raised the error that ended the stream."""
+        self.start_lsn = NOTHING
         self.received_lsn = NOTHING
         self.last_message_at = time.monotonic()
         """The time of the source's last message, on the clock of `time.monotonic`."""
@@ -172,19 +173,27 @@ class ReplicationStream:
         options: StreamOptions,
         *,
         server: SourceServer | None = None,
+        name_of_copy: str | None = None,
     ) -> "ReplicationStream":
         """Connect, to *server* if given, and start replication from *slot* at *start_lsn*.
+
+        *name_of_copy*: leave *slot* to its reader, and start from a temporary copy of this name, at
+        the position of *slot*.
 
         Raises SlotInUseError, SlotMissingError, SourceConnectionError, SourceRejectedError.
         """
         connection = await connect(source, replication=True)
         try:
             stream = cls(connection, source.label, is_binary=options.binary)
-            start = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn}"
-            command = f"{start} ({options.sql()})"
             with translating(source.label):
                 if server is not None:
                     await check_same_server(connection, server)
+                if name_of_copy is not None:
+                    start_lsn = await copy_slot(connection, slot, name_of_copy)
+                    slot = name_of_copy
+                stream.start_lsn = start_lsn
+                start = f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {start_lsn}"
+                command = f"{start} ({options.sql()})"
                 stored = command.encode()
                 if not options.binary or has_any_text(connection):
                     stored = await as_stored(connection, command)
