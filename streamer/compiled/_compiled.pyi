@@ -89,3 +89,17 @@ class FrameReader:
     def read(
         self, payloads: list[bytes], frames_max: int, bytes_max: int, large_bytes: int
     ) -> int | Frame | None: ...
+
+class RowPump:
+    rows: int
+    size: int
+    def __init__(
+        self,
+        source: int,
+        target: int,
+        get_copy_data: int,
+        free_memory: int,
+        put_copy_data: int,
+        consume_input: int,
+    ) -> None: ...
+    def pass_rows(self, rows_max: int, bytes_max: int) -> int: ...

@@ -1068,3 +1068,81 @@ cdef class FrameReader:
             self.taken_bytes = bytes_max - remaining
             if has_lsn:
                 self.last_lsn = lsn
+
+
+# ---- rows of copies ----------------------------------------------------------------------------
+
+ctypedef int (*put_copy_data_t)(void *connection, const char *data, int size) noexcept nogil
+ctypedef int (*consume_input_t)(void *connection) noexcept nogil
+
+cdef enum:
+    TARGET_FAILED = -3
+
+
+cdef class RowPump:
+    """Passes rows of a COPY from one connection to another, without the interpreter's lock.
+
+    *source* and *target*: the addresses of connections that do not block. The other arguments:
+    addresses of functions of the library that made both.
+    """
+
+    cdef void *source
+    cdef void *target
+    cdef get_copy_data_t get_copy_data
+    cdef free_memory_t free_memory
+    cdef put_copy_data_t put_copy_data
+    cdef consume_input_t consume_input
+    cdef readonly int64_t rows
+    cdef readonly int64_t size
+
+    def __cinit__(
+        self, uintptr_t source, uintptr_t target, uintptr_t get_copy_data, uintptr_t free_memory,
+        uintptr_t put_copy_data, uintptr_t consume_input
+    ):
+        if not (source and target and get_copy_data and free_memory and put_copy_data
+                and consume_input):
+            raise ValueError("a null address")
+        self.source = <void *>source
+        self.target = <void *>target
+        self.get_copy_data = <get_copy_data_t>get_copy_data
+        self.free_memory = <free_memory_t>free_memory
+        self.put_copy_data = <put_copy_data_t>put_copy_data
+        self.consume_input = <consume_input_t>consume_input
+        self.rows = self.size = 0
+
+    def pass_rows(self, Py_ssize_t rows_max, Py_ssize_t bytes_max):
+        """Pass rows on until a limit is reached or the source has sent no more.
+
+        Returns 1 at the limit, 0 to wait for the source, -1 at the end of the rows, -2 or -3 after
+        a failure of the source or the target.
+        """
+        cdef int result
+        with nogil:
+            result = self.pump(rows_max, bytes_max)
+        return result
+
+    cdef int pump(self, Py_ssize_t rows_max, Py_ssize_t bytes_max) noexcept nogil:
+        cdef char *data
+        cdef int size, status
+        cdef bint has_read = False
+        while rows_max > 0 and bytes_max > 0:
+            data = NULL
+            size = self.get_copy_data(self.source, &data, 1)
+            if size < 0:
+                return size
+            if size == 0:
+                # A connection that fails here fails again when the caller reads from the socket.
+                if has_read or not self.consume_input(self.source):
+                    return 0
+                has_read = True
+                continue
+            has_read = False
+            status = self.put_copy_data(self.target, data, size)
+            self.free_memory(data)
+            if status != 1:
+                return TARGET_FAILED
+            self.rows += 1
+            self.size += size
+            rows_max -= 1
+            bytes_max -= size
+        return 1

@@ -20,9 +20,9 @@ import select
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
 from psycopg import pq
@@ -34,20 +34,27 @@ from streamer.bookkeeping.task_statements import (
     IS_PENDING_SQL,
     LOCK_PART_SQL,
 )
+from streamer.compiled import choice
 from streamer.postgres import replication_origin, session_settings
 from streamer.postgres.keyed_hash import KeyedHash, hashed_line
 from streamer.postgres.password_source import open_job_url
 from streamer.postgres.row_values import quote_unrecognized
 from streamer.postgres.sqlstate import is_transient
 from streamer.source.reached_server import PLACE_SQL, Place, find_difference, place_of
+from streamer.source.stream.libpq import FUNCTIONS, address_of
 from streamer.target.fencing_token import FENCE_SQL
 from streamer.util.failpoints import failpoint
 from streamer.util.owned_directory import read_private
+
+if TYPE_CHECKING:
+    from streamer.compiled._compiled import RowPump as CompiledPump
 
 PACE_ROWS: Final = 1000
 """The number of rows between two checks of the limit on rows per second."""
 UNSENT_BYTES: Final = 1024 * 1024
 """The number of bytes after which a task waits for a slow target."""
+ROWS_END, TARGET_FAILED = -1, -3
+"""Results of `RowPump.pass_rows`."""
 THROTTLED_TIMES: Final = 4
 """The factor by which a part takes longer while the source retains too much WAL."""
 
@@ -416,38 +423,66 @@ class PartCopier:
         target: "pq.abc.PGconn",
         hashes: "list[tuple[int, KeyedHash]]",
     ) -> int:
-        """Forward COPY data; libpq gathers rows into packets on both sides.
+        """Forward COPY data, and return the number of bytes.
 
-        To gather rows here would cost three times the processor time of this loop. libpq must never
-        wait here, because psycopg holds the interpreter's lock meanwhile.
+        libpq gathers rows into packets on both sides. libpq must never wait here, because psycopg
+        holds the interpreter's lock meanwhile.
         """
-        get = source.get_copy_data
-        put: Callable[[Any], Any] = target.put_copy_data
-        if hashes:
-
-            def put_hashed(row: Any) -> None:
-                target.put_copy_data(hashed_line(row, hashes))
-
-            put = put_hashed
-
-        size = rows = sent = 0
+        pump = choose_pump(source, target, hashes)
         began = time.monotonic()
-        while True:
-            for _ in range(PACE_ROWS):
-                length, row = get(1)
-                while length == 0:
-                    _flush(target)
-                    _await_data(source)
-                    length, row = get(1)
-                if length < 0:
-                    return size
-                put(row)
-                size += length
-                if size - sent >= UNSENT_BYTES:
-                    _flush(target)
-                    sent = size
-            rows += PACE_ROWS
-            self._pace.wait(rows, time.monotonic() - began)
+        while (status := pump.pass_rows(PACE_ROWS, UNSENT_BYTES)) >= 0:
+            _flush(target)
+            if status == 0:
+                _await_data(source)
+            self._pace.wait(pump.rows, time.monotonic() - began)
+        if status != ROWS_END:
+            failed = "target" if status == TARGET_FAILED else "source"
+            raise psycopg.OperationalError(f"the connection to the {failed} failed in a copy")
+        return pump.size
+
+
+class RowPump:
+    """Passes rows of a COPY on, like `streamer.compiled`, and puts hashes into columns."""
+
+    def __init__(
+        self,
+        source: "pq.abc.PGconn",
+        target: "pq.abc.PGconn",
+        hashes: "list[tuple[int, KeyedHash]]",
+    ) -> None:
+        self._get, self._put = source.get_copy_data, target.put_copy_data
+        self._hashes = hashes
+        self.rows = self.size = 0
+
+    def pass_rows(self, rows_max: int, bytes_max: int) -> int:
+        """Pass rows on until a limit is reached or the source has sent no more.
+
+        Return 1 at the limit, 0 to wait for the source, -1 at the end of the rows. Raises
+        psycopg.Error.
+        """
+        get, put, hashes = self._get, self._put, self._hashes
+        size_max = self.size + bytes_max
+        for _ in range(rows_max):
+            length, row = get(1)
+            if length <= 0:
+                return length
+            put(hashed_line(bytes(row), hashes) if hashes else row)
+            self.rows += 1
+            self.size += length
+            if self.size >= size_max:
+                break
+        return 1
+
+
+def choose_pump(
+    source: "pq.abc.PGconn", target: "pq.abc.PGconn", hashes: "list[tuple[int, KeyedHash]]"
+) -> "RowPump | CompiledPump":
+    """Return the compiled pump, unless a row has to change or this process lacks the pump."""
+    addresses = address_of(source), address_of(target)
+    if hashes or choice.compiled is None or FUNCTIONS is None or None in addresses:
+        return RowPump(source, target, hashes)
+    pump: CompiledPump = choice.compiled.RowPump(*addresses, *astuple(FUNCTIONS))
+    return pump
 
 
 class Pace:
