@@ -145,6 +145,10 @@ def print_results(results: Iterable[TableResult], console: Console) -> None:
                 for row in entry.get(side, ())
             ]
             print_lines(lines, console)
+        shown = min(len(result.sample), _SAMPLE_SHOWN)
+        if result.differing > shown and shown:
+            more = f"{result.differing - shown:,} more rows differ; --report FILE writes all"
+            print_lines([f"{_label(result)} {result.source}: {more}"], console)
     print_definitions(results, console)
 
 
@@ -168,9 +172,12 @@ def describe(result: TableResult) -> str:
     if result.error is not None:
         return f"not compared: {result.error}"
     if result.is_different:
-        return "different"
+        left = f", {result.repaired:,} rows repaired" if result.repaired else ""
+        return f"different{left}"
     if result.undecided:
         return f"{result.undecided} rows undecided"
+    if result.repaired is not None:
+        return f"equal, {result.repaired:,} row{'' if result.repaired == 1 else 's'} repaired"
     if result.continued_from is not None:
         return f"equal, including the rows that the comparison of {result.continued_from} read"
     return "equal"

@@ -51,6 +51,9 @@ async def repair(
         options,
     )
     results_again = {result.relation_id: result for result in again}
+    for former in different:
+        now = results_again[former.relation_id]
+        now.repaired = None if now.error else max(0, former.differing - now.differing)
     return [results_again.get(result.relation_id, result) for result in results]
 
 

@@ -47,7 +47,12 @@ from streamer.compare.readings import ComparisonEnds, Unit
 from streamer.compare.row_hashes import PROBE_SQL, HashKind, choose_hash
 from streamer.control.resync_options import KeySet
 from streamer.copy.parts.ctid_ranges import task_rate
-from streamer.errors.error_classes import ComparisonError, MappingError, StreamerError
+from streamer.errors.error_classes import (
+    ComparisonError,
+    MappingError,
+    SourceError,
+    StreamerError,
+)
 from streamer.mapping.expressions import Expression
 from streamer.mapping.relation_names import RelationName, parse_name, parse_relation
 from streamer.mapping.rule_options import TableType
@@ -154,6 +159,8 @@ class TableResult:
     """The keys of all rows that differ; None if too many, or without a key."""
     definitions: list[DefinitionDifference] | None = None
     """The differences of the definitions; None if these were not compared."""
+    repaired: int | None = None
+    """How many rows a repair has made equal; None without a repair."""
 
     @property
     def is_different(self) -> bool:
@@ -186,6 +193,8 @@ class _ScopedTable:
     record: RelationRecord
     result: TableResult
     table: ComparedTable | None = None
+    is_unread: bool = False
+    """The source cannot be read, which says nothing about the table."""
     rows: int = 0
     size_bytes: int = 0
     storage: tuple[str, ...] = ()
@@ -229,7 +238,9 @@ class Comparison:
         """
         began = time.monotonic()
         try:
-            items = await self._find(scope)
+            items, failure = await self._find(scope)
+            if failure is not None and all(item.is_unread for item in items):
+                raise failure
             compared = [item for item in items if item.table is not None]
             if compared:
                 await self._compare(compared)
@@ -268,16 +279,19 @@ class Comparison:
                     item.result.error,
                 )
                 for item in items
+                if not item.is_unread
             ),
         )
 
     # ---- definitions ---------------------------------------------------------------------------
 
-    async def _find(self, scope: ComparisonScope) -> list[_ScopedTable]:
+    async def _find(self, scope: ComparisonScope) -> tuple[list[_ScopedTable], SourceError | None]:
+        """Return the tables of *scope*, and why a source cannot be read."""
         await require_installed(self._bookkeeping)
         patterns = [parse_relation(table, "public") for table in scope.tables]
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
         items: list[_ScopedTable] = []
+        failure: SourceError | None = None
         for source in self._mapping.sources:
             if scope.database not in (None, source.database) or scope.sid not in (None, source.sid):
                 continue
@@ -301,15 +315,20 @@ class Comparison:
                 if not patterns
                 or any(pattern.matches(parse_name(relation.source)) for pattern in patterns)
             ]
-            if source_items:
-                await self._read_definitions(source, record, source_items, scope.where)
-                items += source_items
+            items += source_items
+            try:
+                if source_items:
+                    await self._read_definitions(source, record, source_items, scope.where)
+            except SourceError as exc:  # the comparison continues with the remaining sources
+                failure = exc
+                for item in source_items:
+                    item.table, item.is_unread, item.result.error = None, True, str(exc)
         if not items:
             named = " " + ", ".join(f'"{table}"' for table in scope.tables) if scope.tables else ""
             raise MappingError(
                 f"no table{named} is streamed", hint="`streamer status` lists those that are"
             )
-        return items
+        return items, failure
 
     async def _read_definitions(
         self,
@@ -320,8 +339,8 @@ class Comparison:
     ) -> None:
         """Read the definitions of a source's tables on both sides."""
         place = (record.system_identifier or "", record.timeline or 0, 0)
-        self._source_urls.append(source.url)
         async with connection_of_run(source, self._bookkeeping) as plain:
+            self._source_urls.append(source.url)
             self._sources[record.source_id] = (await login_of_source(source), place)
             relations = await read_relations(plain, [parse_name(f.record.source) for f in items])
             rules = _rules(source, relations, self._mapping.target_namespace)

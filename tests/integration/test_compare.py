@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from streamer.compare.readings import KeyJudging, RangeReader, TableError, Unit
 from streamer.compare.unit_reader import UnitReader
 from streamer.control.resync_options import Mode, Resync
 from streamer.errors.error_classes import MappingError
+from streamer.postgres.secret import Secret
 from streamer.source.tables import distant_keys
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
@@ -187,6 +189,16 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
                 target.execute(sql or "select")
             after: dict[str, TableResult] = {}
             repaired = await compare(streamer, repairs=True, first=after, with_values=True)
+            sources = [
+                each
+                if each.sid == "eu"
+                else replace(each, url=Secret("postgresql://127.0.0.1:1/x"))
+                for each in streamer.mapping.sources
+            ]
+            away = replace(streamer.mapping, sources=tuple(sources))
+            monkeypatch.setattr(streamer, "mapping", away)
+            remaining = await compare(streamer)
+            errors = target.value("select count(*) from streamer.verification where error <> ''")
     assert {name: r.is_equal for name, r in before.items()} == dict.fromkeys(PLANTED, True), before
     assert 8192 * 13 <= sizes[0] <= whole, "partitions and tables without statistics count"
     assert before["eu t"].rows_source == before["eu t"].rows_target == 300
@@ -195,6 +207,14 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
     assert {r.undecided for r in after.values()} == {0}
     assert [r for r in repaired.values() if not r.is_equal] == []
     assert repaired.keys() == PLANTED.keys()
+    differing = {name: sum(counts) for name, (_, counts) in PLANTED.items()}
+    assert {name: r.repaired or 0 for name, r in repaired.items()} == differing
+    # A comparison goes on where a source is away, which says nothing about its tables.
+    assert {name.startswith("eu ") for name, r in remaining.items() if r.is_equal} == {True}
+    failed = {name: str(r.error) for name, r in remaining.items() if not r.is_equal}
+    assert failed
+    assert all("connection" in error for error in failed.values()), failed
+    assert errors == 0
     by_key = {entry["key"]["id"]: entry for entry in after["eu t"].sample}
     assert by_key["9"]["columns"] == ["v"]
     assert by_key["9"]["target"][0]["v"] is None
