@@ -38,6 +38,11 @@ case a.wait_event when 'SyncRep'
   then ', whose commit waits for synchronous_standby_names' end)"""
 
 
+_IS_OURS: Final = """coalesce(a.usename = current_user
+    and pg_catalog.starts_with(a.application_name, 'streamer '), false)"""
+"""Whether session a is of streamer: such a session ends its work by itself."""
+
+
 def blockers_sql(waiters: str) -> str:
     """Return the query for the sessions that block *waiters*. Pure.
 
@@ -47,7 +52,8 @@ def blockers_sql(waiters: str) -> str:
 select w.subject, pg_catalog.string_agg(distinct
          case when b.pid = 0 then 'a prepared transaction (pg_prepared_xacts)'
               else {session_sql("b.pid")} end, ', ') as sessions,
-       pg_catalog.array_agg(distinct b.pid) filter (where b.pid <> 0) as pids
+       pg_catalog.array_agg(distinct b.pid) filter (where b.pid <> 0 and not {_IS_OURS}) as pids,
+       pg_catalog.bool_and({_IS_OURS}) as are_ours
 from ({waiters}) w
 cross join lateral pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) b (pid)
 left join pg_catalog.pg_stat_activity a on a.pid = b.pid
@@ -57,20 +63,26 @@ group by w.subject
 
 @dataclass(frozen=True, slots=True)
 class Blockers:
-    """Sessions that hold a lock. ``pids``: the pids of the sessions; prepared transactions have
-    none.
+    """Sessions that hold a lock. ``pids``: the sessions that an operator may end.
+
+    Prepared transactions have no pid, and sessions of streamer (``are_ours``) end by themselves.
     """
 
     sessions: str
     pids: tuple[int, ...] = ()
+    are_ours: bool = False
 
     def wait_for(self, target: object) -> TableWait:
         """Return the wait for the sessions' locks on the table *target* of the target."""
         sql = at_target(*(f"select pg_terminate_backend({pid})" for pid in self.pids))
         remedy = Remedy.of("wait until it ends, or run at the target: ", sql) if self.pids else None
-        return TableWait(f'a lock on target table "{target}": {self.sessions}', remedy)
+        text = f'a lock on target table "{target}": {self.sessions}'
+        return TableWait(text, remedy, is_turn=self.are_ours)
 
 
 def blockers_of(rows: Iterable[Mapping[str, Any]]) -> dict[int, Blockers]:
     """Return the rows of `blockers_sql` by their subjects. Pure."""
-    return {row["subject"]: Blockers(row["sessions"], tuple(row["pids"] or ())) for row in rows}
+    return {
+        row["subject"]: Blockers(row["sessions"], tuple(row["pids"] or ()), row["are_ours"])
+        for row in rows
+    }

@@ -7,10 +7,16 @@ import re
 import psycopg
 import pytest
 
-from streamer.postgres.blocking_sessions import session_sql
+from streamer.postgres.blocking_sessions import (
+    BACKENDS,
+    blockers_of,
+    blockers_sql,
+    session_sql,
+)
 from tests.support.postgres import Database, assert_same
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("without_spark")]
 
@@ -100,3 +106,31 @@ def test_a_session_with_a_hidden_age_names_the_missing_right(target: Database) -
             )
     finally:
         target.execute(f"drop role {role}")
+
+
+async def test_a_session_of_streamer_is_no_session_to_end(target: Database) -> None:
+    target.execute("create table t (id int)")
+    columns = ("subject", "sessions", "pids", "are_ours")
+    for name, steps in (("streamer copy 4 round 1", 0), ("report", 1)):
+        with psycopg.connect(target.url, application_name=name) as holder:
+            holder.execute("lock table t")
+            async with await psycopg.AsyncConnection.connect(target.url) as waiter:
+                pid = waiter.info.backend_pid
+                waiting = asyncio.create_task(waiter.execute("lock table t"))
+                sql = blockers_sql(BACKENDS.format(f"array[{pid}]"))
+                rows: list[tuple[object, ...]] = []
+
+                async def is_blocked(sql: str = sql, rows: list[tuple[object, ...]] = rows) -> bool:
+                    rows[:] = await asyncio.to_thread(target.execute, sql)
+                    return bool(rows)
+
+                await until(is_blocked)
+                (blockers,) = blockers_of(
+                    dict(zip(columns, row, strict=True)) for row in rows
+                ).values()
+                wait = blockers.wait_for("public.t")
+                holder.rollback()
+                await waiting
+        assert name in wait.text
+        assert wait.is_turn is (steps == 0)
+        assert len(wait.remedy.steps if wait.remedy else ()) == steps
