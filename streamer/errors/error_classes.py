@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 from streamer.errors.remedies import Remedy
 
 RUNBOOKS: Final = "/help/runbooks"
+GUIDES: Final = "/help/guides"
 """The path of the runbooks on the page of a running process."""
 
 

@@ -67,6 +67,12 @@ async def test_discover_shows_every_table_and_what_would_hinder_it(
         assert [n for n, table in tables.items() if table["mapped"]] == [("audit", "events")]
         assert found["server"]["wal_level"]
 
+        # The publications have names only once the tables are chosen.
+        assert "streamer_" not in answer.text
+        source.execute("alter table orders replica identity full")
+        again = (await post(client, "discover", url=source.url))["tables"]
+        assert [t["key"] for t in again if t["name"] == "orders"] == [["id"]]
+
         # The next request may contain its names unchanged.
         odd = tables["public", '"odd.name*"']
         row = await post(client, "tables", database_id=1, schema=odd["schema"], name=odd["name"])

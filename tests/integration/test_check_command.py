@@ -40,6 +40,10 @@ async def test_a_clean_check(checker: Checker) -> None:
     assert shown == {"ready": True, "sources": 1, "tables": 2, "roles": roles, "findings": []}
     assert (copies["label"], copies["seconds"]) == ("shop:eu", 0.0)
     assert [table["source"] for table in copies["tables"]] == ["public.items", "public.more"]
+    # The tables were never analyzed.
+    items, more = (table["size_bytes"] for table in copies["tables"])
+    assert items > 0
+    assert copies["size_bytes"] == items + more
 
 
 async def test_a_database_that_a_group_has_under_two_sids_is_named(checker: Checker) -> None:

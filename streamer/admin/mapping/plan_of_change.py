@@ -231,8 +231,7 @@ def _plan_table(
 ) -> TablePlan:
     relation = facts.relations.get(mapping.source)
     record = target.record(facts.source, mapping) if target is not None else None
-    rows = relation.row_count_estimate if relation is not None else None
-    size = relation.size_bytes if relation is not None else None
+    rows, size = (None, None) if relation is None else facts.size_of(relation)
 
     def planned(action: str, reason: str | None = None) -> TablePlan:
         return TablePlan(

@@ -12,7 +12,7 @@ Row = dict[str, Any]
 def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
     server = facts.server
     assert server is not None
-    findings = check_source(facts, None)
+    findings = check_source(facts, None, is_survey=True)
     by_object: dict[str, list[Row]] = {}
     for finding in findings:
         by_object.setdefault(finding.place.object or "", []).append(finding.to_json())
@@ -31,11 +31,12 @@ def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
             "findings": table_findings,
         }
         if relation is not None:
+            rows, size_bytes = facts.size_of(relation)
             table |= {
-                "rows": relation.row_count_estimate,
-                "size_bytes": relation.size_bytes,
+                "rows": rows,
+                "size_bytes": size_bytes,
                 "is_partitioned": relation.is_partitioned,
-                "key": list(relation.key),
+                "key": list(relation.key or relation.primary_key),
                 "primary_key": list(relation.primary_key),
                 "replica_identity": relation.replica_identity,
                 "columns": [

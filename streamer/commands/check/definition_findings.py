@@ -77,7 +77,7 @@ def check_calls(
                 problem = f"{call}, so the table stops before its copy"
                 yield warning(place, problem, in_words(words))
             elif is_left:
-                words = "read it; `streamer doctor` then prints the statement that makes it"
+                words = "read it; `streamer status` then prints the statement that makes it"
                 problem = f"{call}, so the target table begins without this {call.kind}"
                 yield warning(place, problem, in_words(words))
 

@@ -1,18 +1,14 @@
 """The findings of a check: place, problem, and the exact command or SQL that fixes it. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from streamer.errors.error_classes import (
+    GUIDES,
     SourceConnectionError,
-    SourceUnreadyError,
-    SparkJobError,
     StreamerError,
     TargetConnectionError,
-    TargetError,
-    TargetSchemaError,
-    UnpublishedError,
 )
 from streamer.errors.error_reports import runbook_address
 from streamer.errors.remedies import Remedy, Sql
@@ -20,7 +16,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.observability.logs import redact
 from streamer.postgres.quoting import quote_qualified, without_line_breaks
 from streamer.postgres.secret import Secret
-from streamer.report.problems import Problem, Severity
+from streamer.report.problems import Problem, ProblemKind, Severity
 
 if TYPE_CHECKING:
     from streamer.commands.check.planned_copies import PlannedCopies
@@ -54,12 +50,14 @@ class Fix:
     """A fix: statements to run at one side or commands to run here, and words.
 
     ``is_choice``: the statements end or remove objects that may belong to different users.
+    ``sentence``: the remedy of a problem, in the words of all screens.
     """
 
     at: Literal["source", "target", "here"] | None = None
     sql: tuple[str, ...] = ()
     words: str | None = None
     is_choice: bool = False
+    sentence: str | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, remedy: Remedy) -> Self:
@@ -68,15 +66,18 @@ class Fix:
             return cls(words=str(remedy))
         step = remedy.steps[0]
         number = remedy.parts.index(step)
-        introduction = "".join(map(str, remedy.parts[:number]))
-        words = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ")
+        before, separator, introduction = "".join(map(str, remedy.parts[:number])).rpartition("; ")
         if introduction not in _INTRODUCTIONS:
             return cls(words=str(remedy))
+        after = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ")
+        words = f"{before}{separator if after else ''}{after}"
         if isinstance(step, Sql):
             return cls(step.side, step.statements, words or None, step.is_choice)
         return cls("here", (step.line,), words or None)
 
     def __str__(self) -> str:
+        if self.sentence is not None:
+            return self.sentence
         parts = []
         if self.sql:
             where = "run" if self.at == "here" else f"run at the {self.at}"
@@ -113,25 +114,29 @@ class Finding:
     code: str | None = None
     """The code of the error with which `run` would stop, if the check met that error."""
     page: str | None = None
-    """The address of the runbook, if neither code nor place decides."""
+    """The address of the page to read, if neither code nor place decides."""
 
     @property
     def runbook(self) -> str | None:
-        """The address of the runbook on the page; None for mere information."""
+        """The address of the page to read, on the page; None for mere information.
+
+        A guide tells how to prepare a server or a rule; a runbook belongs to an error.
+        """
         if self.page is not None:
             return self.page
         if self.severity is Severity.INFO and self.code is None:
             return None
-        return runbook_address(self.code or self._kind)
+        return runbook_address(self.code) or f"{GUIDES}/{self._guide}"
 
     @property
-    def _kind(self) -> str:
-        """The code of errors about this place."""
-        if self.fix is not None and self.fix.at == "target":
-            return TargetSchemaError.code if self.place.object else TargetError.code
-        if self.place.source is None:
-            return TargetError.code if self.place == TARGET else SparkJobError.code
-        return UnpublishedError.code if self.place.object else SourceUnreadyError.code
+    def _guide(self) -> str:
+        if self.place == SPARK:
+            return "spark-cluster"
+        side = None if self.fix is None else self.fix.at
+        if side == "target" or self.place.source is None:
+            return "prepare-target"
+        is_of_rule = side != "source" and self.place.object is not None
+        return "choose-tables" if is_of_rule else "prepare-source"
 
     def __str__(self) -> str:
         fix = f"; {self.fix}" if self.fix else ""
@@ -205,8 +210,10 @@ def from_error(place: Place, exc: StreamerError) -> Finding:
 
 def from_problem(problem: Problem) -> Finding:
     """Return a problem of the status as a finding."""
-    place = Place(problem.subject.source, problem.subject.object)
-    fix = None if problem.remedy is None else Fix.of(problem.remedy)
+    other = "mapping" if problem.kind is ProblemKind.MAPPING else "target"
+    place = Place(problem.subject.source, problem.subject.object, other)
+    remedy = problem.remedy
+    fix = None if remedy is None else replace(Fix.of(remedy), sentence=str(remedy))
     page = None if problem.severity is Severity.INFO else problem.runbook
     return Finding(problem.severity, place, problem.text, fix, problem.code, page)
 

@@ -64,7 +64,7 @@ def plan_copies(
     *rows_per_second*: the limit of each source. *bytes_per_second*: the last measured rate.
     *resumable_above*: the setting.
     """
-    planned = []
+    planned: list[tuple[int, PlannedCopies]] = []
     for facts in sources:
         mappings = {mapping.source: mapping for mapping in copied(facts, target)}
         relations = [facts.relations[name] for name in mappings if name in facts.relations]
@@ -72,37 +72,37 @@ def plan_copies(
             continue
         is_utf8 = target is None or target.server.encoding == "UTF8"
         bytewise = facts.bytewise if is_utf8 else {}
-        tables = sorted(
-            (
-                _planned(
-                    relation,
-                    mappings[relation.name],
-                    resumable_above,
-                    bytewise.get(relation.oid, ()),
-                    is_distant=relation.oid in facts.distant,
-                )
-                for relation in relations
-            ),
-            key=lambda table: (-table.priority, table.size_bytes, table.source),
-        )
+        # `run` orders by the statistics, also where the size is known otherwise.
+        relations.sort(key=lambda r: (-mappings[r.name].rule.priority, r.size_bytes, str(r.name)))
+        tables = []
+        for relation in relations:
+            table = _planned(
+                relation,
+                mappings[relation.name],
+                resumable_above,
+                bytewise.get(relation.oid, ()),
+                is_distant=relation.oid in facts.distant,
+            )
+            row_count, size_bytes = facts.size_of(relation)
+            tables.append(replace(table, rows=row_count, size_bytes=size_bytes))
         size, rows = sum(t.size_bytes for t in tables), sum(t.rows for t in tables)
         seconds = size / (bytes_per_second or ASSUMED_BYTES_PER_SECOND)
         if rows_per_second is not None:
             seconds = max(seconds, rows / rows_per_second)
         source = facts.source
-        planned.append(
-            PlannedCopies(
-                source.database,
-                source.sid,
-                str(facts.label),
-                source.priority,
-                rows,
-                size,
-                round(seconds, 1),
-                tuple(tables),
-            )
+        copies = PlannedCopies(
+            source.database,
+            source.sid,
+            str(facts.label),
+            source.priority,
+            rows,
+            size,
+            round(seconds, 1),
+            tuple(tables),
         )
-    return sorted(planned, key=lambda relation: (-relation.priority, relation.size_bytes))
+        planned.append((sum(relation.size_bytes for relation in relations), copies))
+    planned.sort(key=lambda item: (-item[1].priority, item[0]))
+    return [copies for _, copies in planned]
 
 
 def _planned(

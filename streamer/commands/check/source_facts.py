@@ -146,6 +146,10 @@ class SourceFacts:
     identities: dict[int, IdentityDetails] = field(default_factory=dict)
     expressions: dict[RelationName, ExpressionFacts] = field(default_factory=dict)
     expression_errors: dict[RelationName, StreamerError] = field(default_factory=dict)
+    sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Rows and bytes of tables without statistics, by OID. `run` does not know these sizes."""
+    with_large_values: frozenset[int] = frozenset()
+    """The OIDs of tables with expressions that have values outside of their rows."""
     usable_namespaces: frozenset[str] = frozenset()
     bytewise: dict[int, frozenset[str]] = field(default_factory=dict)
     """Columns of text that sort by bytes, by the OIDs of the tables."""
@@ -183,6 +187,11 @@ class SourceFacts:
     def captures(self) -> bool:
         """Whether the source reports changes of definitions in its stream."""
         return self.capture is not None and self.capture.token is not None
+
+    def size_of(self, relation: SourceRelation) -> tuple[int, int]:
+        """Return the approximate number of rows, and of bytes."""
+        estimate = relation.row_count_estimate, relation.size_bytes
+        return self.sizes.get(relation.oid, estimate)
 
     def mapped(self) -> Iterable[tuple[RelationMapping, SourceRelation]]:
         """Yield the mapped relations with their definitions."""
@@ -336,6 +345,7 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.relations = await read_relations(plain, names)
     facts.bytewise = await read_bytewise(plain, [r.oid for r in facts.relations.values()])
     facts.distant = await find_distant(plain, facts.relations.values())
+    await _read_sizes(plain, facts)
     asking = [
         relation.oid for mapping, relation in facts.mapped() if mapping.rule.includes_definitions
     ]
@@ -362,6 +372,9 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
                 facts.expressions[mapping.source] = described
             except MappingError as exc:
                 facts.expression_errors[mapping.source] = exc
+    with_expressions = [r.oid for mapping, r in facts.mapped() if mapping.rule.expressions]
+    rows = await fetch_all(plain, _LARGE_SQL, with_expressions)
+    facts.with_large_values = frozenset(row["oid"] for row in rows)
     types: dict[RelationName, DefinedType] = {}
     for name, relation in facts.relations.items():
         used = {c.type_oid for c in relation.columns if c.type_oid >= USER_OIDS_BEGIN}
@@ -377,6 +390,30 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.calls = [ForeignCall(**row) for row in await cursor.fetchall()]
 
 
+async def _read_sizes(plain: Connection, facts: SourceFacts) -> None:
+    """Read the sizes of tables without statistics, unless a session has locked the table."""
+    unknown = [r.oid for r in facts.relations.values() if not r.row_count_estimate]
+    rows = await fetch_all(plain, _SIZES_SQL, unknown)
+    facts.sizes = {row["oid"]: (row["rows"], row["bytes"]) for row in rows}
+
+
+_LEAVES_SQL: Final = """
+  from pg_catalog.unnest(%s::int8[]) t (oid),
+       lateral (select t.oid::oid as relid union select relid
+                  from pg_catalog.pg_partition_tree(t.oid::oid) where isleaf) l
+"""
+_SIZES_SQL: Final = f"""
+select t.oid, pg_catalog.sum(pg_catalog.pg_table_size(l.relid))::int8 as bytes,
+       pg_catalog.sum(pg_catalog.pg_stat_get_live_tuples(l.relid))::int8 as rows {_LEAVES_SQL}
+ where not exists (select from pg_catalog.pg_locks k
+                    where k.relation = l.relid and k.mode = 'AccessExclusiveLock' and k.granted)
+ group by t.oid having pg_catalog.sum(pg_catalog.pg_table_size(l.relid)) is not null
+"""  # noqa: S608
+_LARGE_SQL: Final = f"""
+select distinct t.oid {_LEAVES_SQL}
+  join pg_catalog.pg_class c on c.oid = l.relid and c.reltoastrelid <> 0
+ where pg_catalog.pg_relation_size(c.reltoastrelid) > 0
+"""
 # A replica identity needs a unique, immediate and complete index over plain NOT NULL columns.
 # streamer also excludes generated columns.
 _INDEXES_SQL: Final = """

@@ -17,7 +17,6 @@ from streamer.commands.check.findings import (
     in_words,
     info,
     quote_relation,
-    run_here,
     some_of,
     warning,
 )
@@ -35,7 +34,6 @@ from streamer.commands.check.source_facts import (
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.control.resync_options import after_loss
 from streamer.copy.copy_obstacles import find_unreadable
-from streamer.errors.command_lines import command, need_resync
 from streamer.errors.error_classes import (
     SlotInvalidatedError,
     SlotMissingError,
@@ -43,6 +41,7 @@ from streamer.errors.error_classes import (
     SourceDivergedError,
     SourceOldPrimaryError,
 )
+from streamer.errors.remedies import resync_source
 from streamer.mapping.rule_options import Initial, OnError, OnMaxRetainedWal
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
@@ -52,9 +51,9 @@ from streamer.source.catalog import SourceRelation, SourceServer, check_same_his
 from streamer.source.connection import names_several_hosts
 from streamer.source.server.primaries_after_failover import require_successor
 from streamer.source.slot_and_publications.ownership import obstacle, takeover_remedy, unproven_rows
-from streamer.source.slot_and_publications.slot import ahead_of_target, check_slot
+from streamer.source.slot_and_publications.slot import require_position
 from streamer.source.source_database import require_same_database
-from streamer.util.lsn import NOTHING
+from streamer.util.lsn import EVERYTHING, NOTHING
 
 VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
@@ -62,8 +61,13 @@ DECODING_KB_LOW: Final = 16 * 1024
 RELOAD: Final = "select pg_reload_conf()"
 
 
-def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding]:
-    """Judge all facts of a source."""
+def check_source(
+    facts: SourceFacts, target: TargetFacts | None, *, is_survey: bool = False
+) -> list[Finding]:
+    """Judge all facts of a source.
+
+    *is_survey*: an operator has not chosen the tables yet, so the publications have no names.
+    """
     place = Place(facts.label)
     findings: list[Finding] = []
     if facts.error is not None:
@@ -93,10 +97,10 @@ def check_source(facts: SourceFacts, target: TargetFacts | None) -> list[Finding
     except SourceDivergedError as exc:
         findings.append(from_error(place, exc))
         plan = plan_publications(facts, None)
-    if facts.mappings:
+    if facts.mappings and not is_survey:
         findings += check_publications(facts, target, plan)
     findings += check_transactions(facts, target)
-    findings += check_tables(facts, target, plan)
+    findings += check_tables(facts, target, None if is_survey else plan)
     findings += check_unreplicated(facts)
     findings += check_sequences(facts, target)
     findings += check_capture(facts)
@@ -292,10 +296,9 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         _check_history(facts, server, record)
     except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
         if synced:
-            problem = f"{exc.message}; {need_resync([some_of(synced)])}"
             options = after_loss(mapping.type for mapping in in_sync)
-            resync = command("resync", "*.*", *options, database=source.database, sid=source.sid)
-            yield error(place, problem, run_here(resync))
+            exc.remedy = resync_source(synced, *options, database=source.database, sid=source.sid)
+            yield from_error(place, exc)
         else:
             yield warning(place, f"{exc.message}; nothing depends on it, so `run` re-creates it")
 
@@ -303,10 +306,8 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
 def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecord | None) -> None:
     if record is not None:
         check_same_history(server, record.system_identifier, record.acknowledged_lsn)
-    name = facts.source.slot
-    position = check_slot(facts.slot, name, server.database)
-    if record is not None and (problem := ahead_of_target(name, position, record.acknowledged_lsn)):
-        raise SourceDivergedError(problem)
+    acknowledged_lsn = EVERYTHING if record is None else record.acknowledged_lsn
+    require_position(facts.slot, facts.source.slot, server.database, acknowledged_lsn)
 
 
 def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterable[Finding]:
@@ -341,16 +342,19 @@ def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterab
 
 
 def check_tables(
-    facts: SourceFacts, target: TargetFacts | None, plan: PublicationPlan
+    facts: SourceFacts, target: TargetFacts | None, plan: PublicationPlan | None
 ) -> Iterable[Finding]:
-    """Judge every mapped table of a source."""
-    to_copy, may_publish = copied(facts, target), may_change_publications(facts, plan)
+    """Judge every mapped table of a source. *plan*: None before the publications have names."""
+    to_copy = copied(facts, target)
+    may_publish = plan is not None and may_change_publications(facts, plan)
     yield from check_usage(facts, to_copy)
     for mapping, relation in facts.mapped():
         if mapping.rule.initial is not Initial.NONE:
             yield from check_readable(facts, mapping, relation, is_copied=mapping in to_copy)
         place = _place(facts, mapping)
-        moves = moving_sql(facts, mapping, relation, may_publish=may_publish)
+        moves: list[str] = []
+        if plan is not None:
+            moves = moving_sql(facts, mapping, relation, may_publish=may_publish)
         yield from check_identity(place, mapping, relation, facts.identities, moves)
         yield from check_rule(facts, mapping, relation)
         yield from check_expressions(facts, mapping, relation)
@@ -439,13 +443,17 @@ def check_expressions(
         # A row that enters a filter has to be complete; computed columns need only their inputs.
         and (mapping.rule.filter is not None or column.name in used)
     ]
-    if large:
-        yield warning(
-            place,
-            f"an update does not send large values that it leaves unchanged ({some_of(large)}), "
-            "but `filter` or `set` may need them: the table would stop",
-            at_source(f"alter table {quote_relation(relation.name)} replica identity full"),
-        )
+    if not large:
+        return
+    problem = (
+        f"`filter` or `set` may need {some_of(large)}, and an UPDATE does not send a value above "
+        "2 kB that it leaves unchanged. Such an UPDATE stops the table"
+    )
+    if relation.oid in facts.with_large_values:
+        fix = at_source(f"alter table {quote_relation(relation.name)} replica identity full")
+        yield warning(place, problem, fix)
+    else:
+        yield info(place, f"{problem}; the table has no such value so far")
 
 
 _TEXT_TYPES: Final = ("text", "character", "name", '"char"')

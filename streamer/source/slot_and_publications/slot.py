@@ -211,6 +211,16 @@ def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:
     return slot.confirmed_flush_lsn
 
 
+def require_position(slot: Slot | None, name: str, database: str, acknowledged_lsn: Lsn) -> None:
+    """Refuse a slot that has lost changes which the target lacks. Pure.
+
+    Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError.
+    """
+    position = check_slot(slot, name, database)
+    if problem := ahead_of_target(name, position, acknowledged_lsn):
+        raise SourceDivergedError(problem)
+
+
 def require_own(slot: Slot | None, source: SourceMapping, server: SourceServer) -> None:
     """Refuse a slot that the standby behind *server* synchronizes from its primary. Pure.
 
