@@ -21,6 +21,8 @@ from streamer.target.connection import TargetConnection, transaction
 from streamer.target.fencing_token import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBER_CLASS, signed
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
+STARTING_SECONDS: Final = 10.0
+"""In this time after its start, a process takes its sources."""
 KNOWN_SECONDS: Final = 600.0
 """The time for which a replica without its lock keeps its row, because it may only have lost its
 session.
@@ -68,6 +70,13 @@ from streamer.source s left join LOCKS l on l.id = s.id
 _MAPPINGS_SQL: Final = """
 select fingerprint from streamer.mapping group by 1 order by pg_catalog.max(revision) desc
 """
+_IS_STARTING_SQL: Final = """
+select exists (
+    select from pg_catalog.pg_stat_activity
+     where datname = pg_catalog.current_database() and usename = current_user
+       and application_name = 'streamer listener'
+       and backend_start > pg_catalog.clock_timestamp() - pg_catalog.make_interval(secs => $1))
+"""
 # A replica that has read an older revision must not overwrite a newer revision.
 _PROPOSE_SQL: Final = """
 insert into streamer.mapping (fingerprint)
@@ -111,6 +120,10 @@ class ReplicaRecord:
     seen_at: datetime
     is_alive: Annotated[bool, Codec("l.id is not null")]
 
+    def is_near(self, host: str) -> bool:
+        """Whether the process runs on *host*."""
+        return self.name.rpartition(":")[0] == host
+
 
 REPLICAS: Final = BookkeepingTable("replica", "r", ReplicaRecord, _JOINED_SQL)
 
@@ -145,6 +158,8 @@ class Fleet:
     replicas: list[ReplicaRecord] = field(default_factory=list)
     holders: dict[str, str] = field(default_factory=dict)
     mapping: str | None = None
+    is_beginning: bool = False
+    """A process has connected to the target, and has not joined yet."""
 
     def counts(self) -> dict[str, int]:
         """Return the number of sources that each live replica runs, by the replica's name."""
@@ -155,13 +170,25 @@ class Fleet:
         """Return why no replica runs source *label*; None if a process runs it, or no replica maps
         it.
         """
-        takers = [e for e in self.replicas if label in e.sources and not e.is_stopping]
-        if not takers or label in self.holders:
+        takers = self._takers(label)
+        if not takers or label in self.holders or self.is_starting(label):
             return None
         if self.mapping is None or any(e.mapping in (None, self.mapping) for e in takers):
             return ErrorReport(_NO_ROOM, NoReplicaError.code, Remedy.of(_MORE_ROOM))
         text = _OTHER_MAPPING.format(", ".join(replica.name for replica in takers))
         return ErrorReport(text, NoReplicaError.code, Remedy.of(MAPPING_HINT))
+
+    def is_starting(self, label: str) -> bool:
+        """Whether a process that has just started is about to run source *label*."""
+        if label in self.holders:
+            return False
+        if not self.replicas:
+            return self.is_beginning
+        ages = [(e.seen_at - e.started_at).total_seconds() for e in self._takers(label)]
+        return any(age < STARTING_SECONDS for age in ages)
+
+    def _takers(self, label: str) -> list[ReplicaRecord]:
+        return [e for e in self.replicas if label in e.sources and not e.is_stopping]
 
     @classmethod
     def of(cls, record: FleetRecord) -> "Fleet":
@@ -215,6 +242,12 @@ async def read_fleet(session: TargetConnection) -> FleetRecord:
     }
     mappings = [row["fingerprint"] for row in await session.fetch(_MAPPINGS_SQL)]
     return FleetRecord(await read_replicas(session), owners, mappings)
+
+
+async def is_process_beginning(session: Executor) -> bool:
+    """Whether a process that streams has just connected to the target."""
+    rows = await session.fetch(_IS_STARTING_SQL, STARTING_SECONDS)
+    return bool(rows[0]["exists"])
 
 
 async def propose_mapping(session: TargetConnection, fingerprint: str, current: str | None) -> None:

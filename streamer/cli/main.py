@@ -4,8 +4,10 @@ import atexit
 import gc
 import json
 import signal
+import socket
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -47,6 +49,7 @@ from streamer.cli.terminal import (
     print_json,
     print_remaining,
     run_to_end,
+    target_of,
     with_mapping_database,
 )
 from streamer.compiled import choice
@@ -277,7 +280,8 @@ def status(
     from streamer.commands.command_scope import Scope
     from streamer.commands.status_problems import only_problems
 
-    address, mapping, state = load_to_show()
+    settings, mapping, state = load_to_show()
+    address = target_of(settings)
     scope = Scope(tuple(tables or ()), database, sid)
 
     async def read() -> status_command.StatusReport:
@@ -306,22 +310,27 @@ def doctor(
 ) -> None:
     """Diagnose problems, and name the next step for each.
 
-    The diagnosis uses the facts of `check` and `status`. The exit code is 1 if there is a problem.
+    The diagnosis has the problems of `status`, and what `check` finds besides. The exit code is 1
+    if there is a problem.
     Server messages in a bundle can contain values of rows: review it before you share it.
     """
+    from streamer.admin.page.manual_page import reachable_address
     from streamer.commands.doctor import bug_report as bundle_command
     from streamer.commands.doctor import diagnosis as doctor_command
 
     if bundle is not None:
         run_to_end(bundle_command.check_new(bundle))
-    settings, mapping = load()
-    diagnosis = run_to_end(doctor_command.diagnose(settings, mapping))
+    settings, mapping, state = load_to_show()
+    diagnosis = run_to_end(doctor_command.diagnose(settings, mapping, state))
     if bundle is not None:
         run_to_end(bundle_command.write_bundle(bundle, settings, mapping, diagnosis))
     if as_json:
         print_json(diagnosis.to_json())
     else:
-        for line in doctor_command.sentences(diagnosis):
+        replicas = diagnosis.status.fleet.replicas
+        near = [r.address for r in replicas if r.address and r.is_near(socket.gethostname())]
+        address_of = partial(reachable_address, listen=next(iter(near), None))
+        for line in doctor_command.sentences(diagnosis, address_of):
             typer.echo(line)
         if bundle is not None:
             typer.echo(f"wrote {bundle}; review it before you share it")

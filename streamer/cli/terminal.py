@@ -133,19 +133,18 @@ def _settings_and_mapping() -> "tuple[Any, Mapping]":
         fail(str(exc), exc.exit_code)
 
 
-def load_to_show() -> "tuple[TargetAddress, Mapping, MappingState]":
-    """Return the target, the applied mapping, and the error of its database, if any."""
+def load_to_show() -> "tuple[Any, Mapping, MappingState]":
+    """Return the settings, the applied mapping, and the error of its database, if any."""
     from streamer.commands.status import MappingState
 
     settings, mapping = _settings_and_mapping()
-    address = target_of(settings)
     path = settings.mapping_database
     if path is None:
-        return address, mapping, MappingState()
+        return settings, mapping, MappingState()
     from streamer.admin.mapping.applied_mapping import read_applied
 
     mapping, problem = run_to_end(read_applied(settings))
-    return address, mapping, MappingState(problem, None if path.exists() else path)
+    return settings, mapping, MappingState(problem, None if path.exists() else path)
 
 
 def load(*, needs_sources: bool = False) -> "tuple[Any, Mapping]":

@@ -16,10 +16,18 @@ from streamer.bookkeeping.followed_sequences import SequenceRecord, read_sequenc
 from streamer.bookkeeping.held_changes import HeldRecord, read_held
 from streamer.bookkeeping.planned_definitions import DefinitionRecord, read_definitions
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
-from streamer.bookkeeping.replicas import Fleet, ReplicaRecord, find_newest_mapping, read_fleet
+from streamer.bookkeeping.replicas import (
+    Fleet,
+    ReplicaRecord,
+    find_newest_mapping,
+    is_process_beginning,
+    read_fleet,
+)
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.bookkeeping.verifications import VerificationRecord, read_verifications
 from streamer.commands.command_scope import ALL, Scope
+from streamer.control.resync_options import after_loss
+from streamer.control.table_state import Need
 from streamer.errors.error_classes import (
     SourceConnectionError,
     SourceElsewhereError,
@@ -28,12 +36,12 @@ from streamer.errors.error_classes import (
     TargetMovedError,
 )
 from streamer.errors.error_reports import ErrorReport, TableWait, error_fields, runbook_address
-from streamer.errors.remedies import Remedy
+from streamer.errors.remedies import Remedy, resync_source, run
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
 from streamer.postgres.conninfo import reach_hint
-from streamer.report.problem_facts import ReportedTarget, source_of_row
+from streamer.report.problem_facts import source_of_row
 from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
 from streamer.runtime.target_health import TargetHealth, check_once
 from streamer.runtime.wal_retention.backlog_level import Backlog
@@ -41,9 +49,14 @@ from streamer.source.catalog import read_flush_lsn
 from streamer.source.connection import Connection, connection, is_standby
 from streamer.source.server.primaries_after_failover import require_server_of_run
 from streamer.source.slot_and_publications.retained_wal import read_retained
-from streamer.source.slot_and_publications.slot import Slot, read_slot, read_visible_lsn
+from streamer.source.slot_and_publications.slot import (
+    Slot,
+    read_slot,
+    read_visible_lsn,
+    require_position,
+)
 from streamer.target.connection import TargetAddress
-from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
 
 Connect = Callable[[SourceMapping], AbstractAsyncContextManager[Connection]]
 
@@ -129,6 +142,8 @@ class SourceStatus:
     lag_seconds: float | None = None
     retained_wal_bytes: int | None = None
     heartbeat_seconds: float | None = None
+    workers_wait_for: str | None = None
+    """The reason why the sessions that write changes wait at the target."""
     error: str | None = None
     error_code: str | None = None
     remedy: Remedy | None = None
@@ -256,8 +271,7 @@ class StatusReport:
     @property
     def problems(self) -> list[Problem]:
         """The problems of the target and of the mapping as a whole."""
-        report = self.target.report
-        problems = [*of_target(ReportedTarget(self.target.name, self.target.state, report))]
+        problems = [*of_target(self.target.facts)]
         return problems if self.mapping is None else [*problems, of_mapping(self.mapping.report)]
 
     @property
@@ -296,6 +310,8 @@ async def read_report(
         try:
             books = await _read_bookkeeping(bookkeeping)
             statuses = await _read_statuses(books, mapping, connection)
+            for status in statuses:
+                status.workers_wait_for = target.waits.workers
             problem = state.problem
             if problem is None and is_empty:
                 problem = find_lost_mapping(0, list(books.sources), state.missing)
@@ -360,6 +376,8 @@ def _stored_statuses(books: _Bookkeeping, mapping: Mapping) -> list[SourceStatus
         state, error = (record.state, record.error) if record else ("not started", None)
         if (vacancy := books.fleet.vacancy(source.label)) is not None:
             state, error = "waiting", vacancy
+        elif books.fleet.is_starting(source.label):
+            state, error = "starting", None
         status = SourceStatus(
             source.database,
             source.sid,
@@ -370,7 +388,7 @@ def _stored_statuses(books: _Bookkeeping, mapping: Mapping) -> list[SourceStatus
             remedy=error and error.remedy,
             process=record.holder if record else None,
             implementation=record.implementation if record else None,
-            waiting_for=record.waiting_for if record and vacancy is None else None,
+            waiting_for=record.waiting_for if record and record.holder else None,
         )
         if record is not None:
             status.tables = [
@@ -400,7 +418,8 @@ async def _add_all_positions(
 
 async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
     if not await is_installed(bookkeeping):
-        return _Bookkeeping()
+        fleet = Fleet(is_beginning=await is_process_beginning(bookkeeping))
+        return _Bookkeeping(fleet=fleet)
     async with bookkeeping.connection() as target:
         copies = await read_progress(target)
     books = _Bookkeeping(
@@ -414,6 +433,8 @@ async def _read_bookkeeping(bookkeeping: Bookkeeping) -> _Bookkeeping:
     )
     async with bookkeeping.connection() as target:
         fleet = Fleet.of(await read_fleet(target))  # last: processes may have started meanwhile
+    if not fleet.replicas:
+        fleet = replace(fleet, is_beginning=await is_process_beginning(bookkeeping))
     return replace(books, fleet=fleet)
 
 
@@ -471,6 +492,7 @@ async def _add_positions(
     """Query the slot at the source; the answer takes precedence over stored values."""
     record = books.sources.get(source.label)
     is_vacant = books.fleet.vacancy(source.label) is not None
+    is_vacant = is_vacant or books.fleet.is_starting(source.label)
     try:
         async with connect(source) as plain:
             if record is not None:
@@ -479,6 +501,7 @@ async def _add_positions(
             visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)
             retained = await read_retained(plain, source)
+            loss = None if record is None else _find_loss(source, slot, plain.info.dbname, books)
             status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
         remedy = exc.remedy
@@ -503,11 +526,9 @@ async def _add_positions(
         warnings = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
         status.backlog = backlog.to_json() | warnings
     # A crashed process could not report the end. Only the lock shows whether the process runs.
-    has_ended = status.state in ("starting", "waiting") and status.process is None
-    has_ended = has_ended and not is_vacant
-    if has_ended and (slot is None or slot.active_pid is None):
-        status.state = "not started" if slot is None else "stopped"
-        status.error = status.error_code = status.remedy = status.waiting_for = None
+    is_read = slot is not None and slot.active_pid is not None
+    if status.process is None and not is_vacant and not is_read:
+        _show_end(status, slot, loss)
     if slot is None:
         return
     if record is not None and runs_at_another_target(source, record, slot):
@@ -544,6 +565,47 @@ async def _add_positions(
     if record is not None and record.heartbeat_seconds is not None and slot.active_pid is not None:
         overdue = record.heartbeat_overdue_seconds or 0.0
         status.heartbeat_seconds = round(max(record.heartbeat_seconds, overdue), 3)
+
+
+def _show_end(status: SourceStatus, slot: Slot | None, loss: SourceError | None) -> None:
+    """Show that no process runs a source; *loss*: why a process could not continue."""
+    if status.state in ("starting", "waiting"):
+        status.state = "not started" if slot is None and loss is None else "stopped"
+        status.error = status.error_code = status.remedy = status.waiting_for = None
+    elif status.state == "streaming":
+        status.state = "stopped"
+    if status.state == "stopped" and loss is not None:
+        status.error, status.error_code, status.remedy = str(loss), loss.code, loss.remedy
+
+
+def _find_loss(
+    source: SourceMapping, slot: Slot | None, database: str, books: _Bookkeeping
+) -> SourceError | None:
+    """Return the error with which the next process would refuse *slot*."""
+    record = books.sources[source.label]
+    synced = [
+        relation
+        for relation in books.relations_of(record)
+        if relation.table_state.need in (Need.NOTHING, Need.PART)
+    ]
+    if not synced:
+        return None
+    # The changes between the acknowledged position and the slot may be in a journal.
+    has_journal = bool((record.backlog or {}).get("spooled_bytes"))
+    acknowledged_lsn = EVERYTHING if has_journal else record.acknowledged_lsn
+    try:
+        require_position(slot, source.slot, database, acknowledged_lsn)
+    except SourceError as exc:
+        if exc.remedy is None:
+            again = resync_source(
+                [relation.source for relation in synced],
+                *after_loss(relation.type for relation in synced),
+                database=source.database,
+                sid=source.sid,
+            )
+            exc.remedy = Remedy.of(again, "; then start: ", run("run"))
+        return exc
+    return None
 
 
 def runs_at_another_target(source: SourceMapping, record: SourceRecord, slot: Slot) -> bool:

@@ -28,6 +28,7 @@ from streamer.commands.terminal_table import ListingColumn, print_lines, table_l
 from streamer.copy.turn_waits import STARTING_SPARK
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
+from streamer.report.problem_facts import shown_state
 from streamer.report.problems import Problem
 from streamer.runtime.target_health import TargetHealth
 from streamer.util.quantities import format_bytes, format_latency
@@ -55,11 +56,7 @@ def render_lines(report: StatusReport, width: int | None = None) -> list[Text]:
     pairs = [(status, find_problems(status)) for status in report.sources]
     pairs.sort(key=lambda item: not item[1])
     ordered = [status for status, _ in pairs]
-    lines = [
-        _target_line(report.target),
-        _summary(report.sources),
-        _fine_line(summarize(report)),
-    ]
+    lines = [_target_line(report.target), _summary(report)]
     replicas = report.fleet.replicas
     if len(replicas) > 1 or any(r.max_sources is not None for r in replicas):
         counts = report.fleet.counts()
@@ -88,36 +85,39 @@ def _target_line(target: TargetHealth) -> Text:
     return Text.assemble("target ", target.name, ": ", _state(target.state))
 
 
-def _summary(statuses: Sequence[SourceStatus]) -> Text:
-    tables = [table for status in statuses for table in status.tables]
+def _summary(report: StatusReport) -> Text:
+    """Count sources and tables by state, and name what needs attention, in a line."""
     text = Text()
     for noun, states in (
-        ("source", [status.state for status in statuses]),
-        ("table", [table.state for table in tables]),
+        ("source", [status.state for status in report.sources]),
+        ("table", [s for status in report.sources for s in _states_of_tables(status)]),
     ):
-        text.append("; " if text else "")
         text.append(f"{len(states)} {noun}{'' if len(states) == 1 else 's'}", "bold")
         counts = sorted(Counter(states).items(), key=lambda item: STATE_STYLES.get(item[0], ""))
         for number, (state, count) in enumerate(counts):
             text.append(", " if number else ": ")
             text.append(f"{count} ").append(state, STATE_STYLES.get(state, ""))
-    return text
+        text.append("; ")
+    return text.append(_attention(summarize(report)))
 
 
-def _fine_line(summary: dict[str, Any]) -> Text:
-    """Return the line with the number of fine sources and the names of sources with problems."""
+def _states_of_tables(status: SourceStatus) -> list[str]:
+    return [shown_state(status.state, table.state) for table in status.tables]
+
+
+def _attention(summary: dict[str, Any]) -> str:
+    """Return the number of fine sources and the names of sources with problems."""
     count, fine = summary["sources"], summary["fine"]
-    if fine == count:
-        return Text("all sources are fine" if count else "no source is mapped")
     labels = dict.fromkeys(
-        SourceLabel(problem["database"], problem["sid"])
+        SourceLabel(problem["database"], problem["sid"]) if problem["database"] else problem["kind"]
         for problem in summary["problems"]
-        if problem["database"] is not None
     )
+    if not labels:
+        return "all sources are fine" if count else "no source is mapped"
     names = ", ".join([*list(labels)[:_NAMED_MAX], *(["…"] if len(labels) > _NAMED_MAX else [])])
     words = "is fine" if fine == 1 else "are fine"
-    line = Text(f"{fine} of {count} sources {words}; " if fine else "")
-    return line.append(f"{len(labels)} need{'s' if len(labels) == 1 else ''} attention: {names}")
+    rest = f"{fine} of {count} sources {words}; " if fine else ""
+    return f"{rest}{len(labels)} need{'s' if len(labels) == 1 else ''} attention: {names}"
 
 
 def _problem_line(problem: Problem) -> Text:
@@ -156,7 +156,7 @@ def _heading(status: SourceStatus) -> Text:
 
 _COLUMNS: Final[Sequence[ListingColumn[TableStatus]]] = (
     ListingColumn("table", lambda row: row.source),
-    ListingColumn("state", lambda row: _state(row.state)),
+    ListingColumn("state", lambda row: _table_state(row)),
     ListingColumn("held", lambda row: _held(row), 1),
     ListingColumn("target", lambda row: row.target, 4),
     ListingColumn("type", lambda row: row.type, 3),
@@ -193,6 +193,11 @@ def _backlog(backlog: dict[str, Any]) -> Text:
 
 def _state(state: str) -> Text:
     return Text(state, STATE_STYLES.get(state, ""))
+
+
+def _table_state(row: TableStatus) -> Text:
+    waits = row.wait is not None and not row.wait.is_turn
+    return Text(row.state, "yellow" if waits else STATE_STYLES.get(row.state, ""))
 
 
 def _copied(row: TableStatus) -> str:

@@ -7,7 +7,7 @@ objects of this module, so every view reports the same problems.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.errors.remedies import Remedy
@@ -16,11 +16,15 @@ from streamer.mapping.rules import SourceLabel
 
 @dataclass(frozen=True, slots=True)
 class ReportedTarget:
-    """The state of the target. ``error``: None while the target accepts writes."""
+    """The state of the target. ``error``: None while the target accepts writes.
+
+    ``wait``: the reason why commits of streamer wait.
+    """
 
     name: str
     state: str
     error: ErrorReport | None = None
+    wait: TableWait | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,9 @@ class ReportedSource:
     waiting_for: str | None = None
     backlog: ReportedBacklog = ReportedBacklog()
     heartbeat_seconds: float | None = None
+    lag_seconds: float | None = None
+    workers_wait_for: str | None = None
+    """The reason why the sessions that write changes wait at the target."""
     tables: tuple[ReportedTable, ...] = ()
     sequences: tuple[ReportedSequence, ...] = ()
 
@@ -118,6 +125,16 @@ class StoredFacts:
 Row = Mapping[str, Any]
 
 
+WITHOUT_STREAM: Final = "without a stream"
+"""A table that was ready when its source streamed last."""
+
+
+def shown_state(source_state: str, table_state: str) -> str:
+    """Return the state of a table for a count: a table is ready only while its source streams."""
+    is_streaming = table_state != "ready" or source_state == "streaming"
+    return table_state if is_streaming else WITHOUT_STREAM
+
+
 def error_of_row(row: Row) -> ErrorReport | None:
     """Return the error of an object of `status --json`: see `error_fields`.
 
@@ -130,7 +147,8 @@ def error_of_row(row: Row) -> ErrorReport | None:
 
 
 def target_of_row(row: Row) -> ReportedTarget:
-    return ReportedTarget(row.get("name", "target"), row["state"], error_of_row(row))
+    wait = TableWait.from_json(row.get("wait"))
+    return ReportedTarget(row.get("name", "target"), row["state"], error_of_row(row), wait)
 
 
 def source_of_row(row: Row) -> ReportedSource:
@@ -146,6 +164,8 @@ def source_of_row(row: Row) -> ReportedSource:
         row.get("waiting_for"),
         _backlog(row.get("backlog") or {}),
         row.get("heartbeat_seconds"),
+        row.get("lag_seconds"),
+        row.get("workers_wait_for"),
         tuple(_table(table) for table in row["tables"]),
         tuple(_sequence(sequence) for sequence in row.get("sequences", ())),
     )

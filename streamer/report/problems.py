@@ -11,7 +11,7 @@ from datetime import UTC
 from typing import Any, Final, final
 
 from streamer.control.resync_options import SKIP_CHANGES
-from streamer.errors.error_classes import RUNBOOKS, ComparisonError
+from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError
 from streamer.errors.error_reports import ErrorReport, runbook_address
 from streamer.errors.remedies import Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
@@ -20,6 +20,8 @@ from streamer.util.quantities import format_bytes, format_latency
 
 OVERDUE_SECONDS: Final = 5.0
 """A heartbeat that takes longer is a problem."""
+LAG_SECONDS_MAX: Final = 30.0
+"""A larger lag is a problem. streamer stores a position without changes every 15 seconds."""
 
 
 class Severity(enum.StrEnum):
@@ -34,6 +36,7 @@ class ProblemKind(enum.StrEnum):
     """The kinds of problems."""
 
     TARGET = "target"
+    TARGET_WAIT = "target wait"
     MAPPING = "mapping"
     SOURCE = "source"
     NOT_STARTED = "not started"
@@ -59,37 +62,39 @@ class ProblemKind(enum.StrEnum):
     SEQUENCE = "sequence"
 
 
-RUNBOOK_OF: Final = {
-    ProblemKind.TARGET: "target-away",
-    ProblemKind.MAPPING: "mapping-lost",
-    ProblemKind.SOURCE: "source-unreachable",
-    ProblemKind.NOT_STARTED: "source-unreachable",
-    ProblemKind.STOPPED: "source-disk-fills",
-    ProblemKind.STARTING: "source-lags",
-    ProblemKind.PROCESS: "source-unreachable",
-    ProblemKind.WAL: "source-disk-fills",
-    ProblemKind.WAL_GUARD: "source-disk-fills",
-    ProblemKind.JOURNAL: "target-away",
-    ProblemKind.HEARTBEAT: "source-lags",
-    ProblemKind.TABLE: "table-in-error",
-    ProblemKind.DELAYED: "table-in-error",
-    ProblemKind.MASS_DELETE: "mass-delete",
-    ProblemKind.PAUSED: "source-disk-fills",
-    ProblemKind.COPYING: "copy-does-not-finish",
-    ProblemKind.WAIT: "source-lags",
-    ProblemKind.QUARANTINE: "rows-in-quarantine",
-    ProblemKind.DIFFERENT: "tables-differ",
-    ProblemKind.UNCOMPARED: "tables-differ",
-    ProblemKind.INSERTS_ONLY: "table-in-error",
-    ProblemKind.DEFINITION: "table-in-error",
-    ProblemKind.PENDING_DEFINITION: "table-in-error",
-    ProblemKind.SEQUENCE: "table-in-error",
+PAGE_OF: Final = {
+    ProblemKind.TARGET: f"{RUNBOOKS}/target-away",
+    ProblemKind.TARGET_WAIT: f"{RUNBOOKS}/source-lags",
+    ProblemKind.MAPPING: f"{RUNBOOKS}/mapping-lost",
+    ProblemKind.SOURCE: f"{RUNBOOKS}/source-unreachable",
+    ProblemKind.NOT_STARTED: f"{GUIDES}/deploy",
+    ProblemKind.STOPPED: f"{RUNBOOKS}/source-disk-fills",
+    ProblemKind.STARTING: f"{RUNBOOKS}/source-lags",
+    ProblemKind.PROCESS: f"{RUNBOOKS}/source-unreachable",
+    ProblemKind.WAL: f"{RUNBOOKS}/source-disk-fills",
+    ProblemKind.WAL_GUARD: f"{RUNBOOKS}/source-disk-fills",
+    ProblemKind.JOURNAL: f"{RUNBOOKS}/target-away",
+    ProblemKind.HEARTBEAT: f"{RUNBOOKS}/source-lags",
+    ProblemKind.TABLE: f"{RUNBOOKS}/table-in-error",
+    ProblemKind.DELAYED: f"{RUNBOOKS}/table-in-error",
+    ProblemKind.MASS_DELETE: f"{RUNBOOKS}/mass-delete",
+    ProblemKind.PAUSED: f"{RUNBOOKS}/source-disk-fills",
+    ProblemKind.COPYING: f"{RUNBOOKS}/copy-does-not-finish",
+    ProblemKind.WAIT: f"{RUNBOOKS}/source-lags",
+    ProblemKind.QUARANTINE: f"{RUNBOOKS}/rows-in-quarantine",
+    ProblemKind.DIFFERENT: f"{RUNBOOKS}/tables-differ",
+    ProblemKind.UNCOMPARED: f"{RUNBOOKS}/tables-differ",
+    ProblemKind.INSERTS_ONLY: f"{GUIDES}/prepare-source",
+    ProblemKind.DEFINITION: f"{GUIDES}/prepare-target",
+    ProblemKind.PENDING_DEFINITION: f"{GUIDES}/prepare-target",
+    ProblemKind.SEQUENCE: f"{GUIDES}/sequences",
 }
-"""Runbooks of problems without an error. The code of an error determines the runbook otherwise."""
+"""The pages to read about problems without an error, whose code decides otherwise."""
 
 BLOCKING: Final = frozenset(
     {
         ProblemKind.TARGET,
+        ProblemKind.TARGET_WAIT,
         ProblemKind.MAPPING,
         ProblemKind.SOURCE,
         ProblemKind.NOT_STARTED,
@@ -209,17 +214,22 @@ def _problem(
     actions: tuple[Action, ...] = (),
 ) -> Problem:
     code = code if error is None else error.code or None
-    runbook = runbook_address(code) or f"{RUNBOOKS}/{RUNBOOK_OF[kind]}"
+    runbook = runbook_address(code) or PAGE_OF[kind]
     return Problem(kind, subject, severity, text, remedy, runbook, state, code, actions)
 
 
 def of_target(target: ReportedTarget) -> Iterator[Problem]:
-    """Yield the problem of the target, unless the target accepts writes."""
+    """Yield the problem of the target, unless the target writes changes."""
+    subject = Subject(other=f"target {target.name}")
     if (error := target.error) is not None:
-        subject = Subject(other=f"target {target.name}")
         yield _problem(
             ProblemKind.TARGET, subject, Severity.ERROR, error.message, error.remedy,
             error=error, state=target.state,
+        )  # fmt: skip
+    elif (wait := target.wait) is not None:
+        yield _problem(
+            ProblemKind.TARGET_WAIT, subject, Severity.ERROR, wait.text, wait.remedy,
+            state="waiting",
         )  # fmt: skip
 
 
@@ -325,14 +335,24 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
                 kind, subject, Severity.ERROR, error.message, error.remedy,
                 error=error, state=state,
             )  # fmt: skip
-    # Without a stream no commit becomes visible, so the heartbeat is not a separate problem.
-    seconds = source.heartbeat_seconds if source.state == "streaming" else None
-    if seconds is not None and seconds > OVERDUE_SECONDS:
-        text = f"no commit has become visible at the target for {format_latency(seconds)}"
+    # Without a stream no commit becomes visible. The lag is then not a separate problem.
+    if source.state == "streaming" and (late := _lag_text(source)) is not None:
         words = "see the problems of its tables; if there are none, the target is too slow"
+        if source.workers_wait_for is not None:
+            late += f": the workers wait for {source.workers_wait_for}"
+            words = "remove the cause of this wait"
         yield _problem(
-            ProblemKind.HEARTBEAT, subject, Severity.WARNING, text, Remedy.of(words), state="late"
+            ProblemKind.HEARTBEAT, subject, Severity.WARNING, late, Remedy.of(words), state="late"
         )
+
+
+def _lag_text(source: ReportedSource) -> str | None:
+    heartbeat, lag = source.heartbeat_seconds or 0.0, source.lag_seconds or 0.0
+    if heartbeat > OVERDUE_SECONDS:
+        return f"no commit has become visible at the target for {format_latency(heartbeat)}"
+    if lag > LAG_SECONDS_MAX:
+        return f"commits of the last {format_latency(lag)} are not visible at the target"
+    return None
 
 
 def _accepts_gap(remedy: Remedy | None) -> bool:

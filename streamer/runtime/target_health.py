@@ -30,8 +30,10 @@ from streamer.errors.error_classes import (
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.errors.remedies import Remedy
 from streamer.postgres.conninfo import reach_hint, server_name
+from streamer.report.problem_facts import ReportedTarget
 from streamer.target.catalog import Unlogged, read_unlogged
 from streamer.target.connection import TargetAddress, TargetConnection
+from streamer.target.session_waits import SessionWaits, read_waits
 from streamer.target.standby_target import standby_error
 from streamer.util.waiting import wait_for_event
 
@@ -70,6 +72,7 @@ class TargetHealth:
     """When the state began; None if the state is older than this process."""
     confirmed_at: float | None = None
     unlogged: Unlogged = field(default_factory=dict)
+    waits: SessionWaits = field(default_factory=SessionWaits)
 
     @property
     def is_well(self) -> bool:
@@ -98,8 +101,12 @@ class TargetHealth:
             return None
         return ErrorReport(self.error, self.error_code or TargetError.code, self.remedy)
 
-    def confirm(self) -> None:
-        self.confirmed_at = time.monotonic()
+    @property
+    def facts(self) -> ReportedTarget:
+        return ReportedTarget(self.name, self.state.value, self.report, self.waits.standby)
+
+    def confirm(self, waits: SessionWaits | None = None) -> None:
+        self.confirmed_at, self.waits = time.monotonic(), waits or SessionWaits()
         self._enter(TargetState.REACHABLE, None)
 
     def judge(self, error: StreamerError, address: TargetAddress) -> None:
@@ -117,6 +124,7 @@ class TargetHealth:
         if state is TargetState.UNREACHABLE and error.remedy is None:
             self.remedy = reach_hint(address.dsn.reveal())
         self.error_code = error.code
+        self.waits = SessionWaits()
         self._enter(state, error.message)
 
     def _enter(self, state: TargetState, error: str | None) -> None:
@@ -135,6 +143,7 @@ class TargetHealth:
             "hint": self.hint,
             "commands": [] if self.remedy is None else [c.line for c in self.remedy.commands],
             "since": self.since and self.since.isoformat(timespec="seconds"),
+            "wait": None if self.waits.standby is None else self.waits.standby.to_json(),
         }
 
 
@@ -142,16 +151,20 @@ class NoAnswerError(TargetConnectionError):
     """The target does not answer on an open connection, so a new connection would not help."""
 
 
-async def check_writable(connection: TargetConnection) -> None:
-    """Raise TargetError unless the target answers in time and accepts writes."""
+async def check_writable(connection: TargetConnection) -> SessionWaits:
+    """Return the waits of streamer's sessions. Raise TargetError unless the target answers in time
+    and accepts writes.
+    """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             is_read_only = await connection.fetch_value(_IS_READ_ONLY_SQL)
+            waits = await read_waits(connection)
     except TimeoutError:
         connection.terminate()
         raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
     if is_read_only:
         raise standby_error()
+    return waits
 
 
 async def check_once(address: TargetAddress, application_name: str) -> TargetHealth:
@@ -160,10 +173,10 @@ async def check_once(address: TargetAddress, application_name: str) -> TargetHea
     try:
         connection = await _connect(address, application_name)
         try:
-            await check_writable(connection)
+            waits = await check_writable(connection)
         finally:
             await connection.close(ANSWER_SECONDS)
-        health.confirm()
+        health.confirm(waits)
     except StreamerError as exc:
         health.judge(exc, address)
     health.since = None
@@ -232,48 +245,50 @@ class TargetMonitor:
                 # A single deadline for the whole check, so that the times of its parts do not add
                 # up.
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._reach()
+                    waits = await self._reach()
             except TimeoutError:
                 if self._connection is not None:
                     self._connection.terminate()
                 raise NoAnswerError(f"target: no answer for {ANSWER_SECONDS:g} s") from None
-            self.health.confirm()
+            self.health.confirm(waits)
         except StreamerError as exc:
             self.health.judge(exc, self._address)
             self._on_error(exc)
         if self.health.state is not former:
             self._log(former)
 
-    async def _reach(self) -> None:
-        if self._connection is None or not await self._still_answers(self._connection):
-            self._connection = await _connect(self._address, "streamer listener")
-            # The pipelines lose their connections as well: the target's state has to be the first
-            # cause.
-            self._connection.on_lost(self._woken.set)
-            await self._connection.listen(self._channel, self._notified)
-            await check_writable(self._connection)
+    async def _reach(self) -> SessionWaits:
+        if self._connection is not None:
+            waits = await self._ask(self._connection)
+            if waits is not None:
+                return waits
+        self._connection = await _connect(self._address, "streamer listener")
+        # The pipelines lose their connections as well: the target's state has to be the first
+        # cause.
+        self._connection.on_lost(self._woken.set)
+        await self._connection.listen(self._channel, self._notified)
+        return await check_writable(self._connection)
 
     def _notified(self, payload: str) -> None:
         if self._is_request(payload):
             self._was_requested = True
             self._woken.set()
 
-    async def _still_answers(self, connection: TargetConnection) -> bool:
-        """Return False for a lost connection: the loss alone does not show the server's state."""
+    async def _ask(self, connection: TargetConnection) -> SessionWaits | None:
+        """Return None for a lost connection: the loss alone does not show the server's state."""
         if connection.is_closed:
-            return False
+            return None
         if connection.is_outdated:
             await connection.close()
-            return False
+            return None
         try:
-            await check_writable(connection)
+            return await check_writable(connection)
         except NoAnswerError:
             raise
         except TargetConnectionError:
             if not connection.is_closed:
                 connection.terminate()
-            return False
-        return True
+            return None
 
     def _log(self, former: TargetState) -> None:
         health = self.health

@@ -1,8 +1,8 @@
-"""Eighteen mishaps, staged on real servers: an operator's views of each, and proof that their
+"""Mishaps, staged on real servers: an operator's views of each, and proof that their
 remedies work.
 
-Each test stages a mishap, and waits until status, readiness and page show the cause and a remedy.
-It then runs that remedy literally, and compares the rows.
+Each test stages a mishap, and waits until status, doctor, readiness and page show the cause and a
+remedy in the same words. It then runs that remedy literally, and compares the rows.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ def test_04_refused_row(site: Site) -> None:
         remedy = site.sees("value too long", alter, runbook="table-in-error")
         diagnosis = run_block(site.config, "table-in-error#1", code=1)
         assert remedy in diagnosis
-        assert "Runbook: /help/runbooks/table-in-error" in diagnosis
+        assert f"Read: {site.base}/help/runbooks/table-in-error" in diagnosis
         stored = site.target.execute("select state, error_code from streamer.relation")
         assert stored == [("error", "value")]
         site.target.execute(remedy)
@@ -484,3 +484,52 @@ def test_18_wrong_java(site: Site, tmp_path: Path) -> None:
         new.rename(java)
         site.source.execute("insert into t values (2, 'meanwhile')")
         site.is_mended()
+
+
+@pytest.mark.follows("commands.status:_find_loss")
+@pytest.mark.follows("commands.check.source_findings:check_position")
+def test_19_slot_dropped_while_no_process_runs(site: Site) -> None:
+    with site.running():
+        assert site.process.terminate() == 0
+    drop_slot(site.source)
+    site.source.execute("insert into t values (2, 'missed')")
+    gone = 'replication slot "streamer_shop" is gone'
+    site.run(site.sees(gone, RESYNC, in_views=("status", "doctor")))
+    with site.running(until_ready=False):
+        site.is_mended()
+
+
+@pytest.mark.follows("target.session_waits:_describe")
+def test_20_target_waits_for_its_standby(
+    tmp_path: Path, source: Database, server_directory: Path
+) -> None:
+    source.execute(f"{DDL}; insert into t values (1, 'before')")
+    with own_server(server_directory / tmp_path.name, {}) as (server, target):
+        site = make_site(tmp_path, source, target)
+        with site.running():
+            server.execute("alter system set synchronous_standby_names = 'away'")
+            server.execute("select pg_reload_conf()")
+            source.execute("insert into t values (2, 'waits')")
+            cause = r"commits at the target wait for a synchronous standby \(\S+ = 'away'\)"
+            sql = "alter system set synchronous_standby_names = ''; select pg_reload_conf\\(\\)"
+            remedy = site.sees(cause, sql, in_views=("readyz", "status"), runbook="source-lags")
+            site.sees(cause, "start the standby")
+            for statement in remedy.split("; "):
+                target.execute(statement)
+            site.is_mended()
+
+
+def test_21_table_dropped(site: Site) -> None:
+    site.source.execute("create table other (id int primary key)")
+    site = make_site(site.config.parent, site.source, site.target, "t:\nother:")
+    with site.running():
+        site.source.execute("drop table t; insert into other values (1)")
+        keep = "on_table_dropped: keep"
+        site.sees("no longer exists at the source", keep, runbook="table-gone")
+        (problem,) = site.status()["summary"]["problems"]
+        assert problem["remedy"].startswith(f"if the table is gone for good, set `{keep}` for it")
+        text = site.config.read_text()
+        site.config.write_text(text.replace("    t:", f"    t: {{{keep}}}"))
+        site.process.process.send_signal(signal.SIGHUP)
+        site.is_mended("other")
+        assert site.target.execute("select * from t") == [(1, "before")]

@@ -226,7 +226,7 @@ def show_a_problem(fleet: Fleet, sid: str) -> None:
 
     count = len(fleet.tenants)
     wanted = f"{count - 1} of {count} sources are fine; 1 needs attention: shop:{sid}"
-    eventually(lambda: wanted in lines(), SECONDS, wanted)
+    eventually(lambda: any(line.endswith(wanted) for line in lines()), SECONDS, wanted)
     _say(wanted)
     for number, port in fleet.ports.items():
         address = f"http://127.0.0.1:{port}/readyz"

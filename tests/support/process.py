@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import psutil
 
 from streamer.commands import status as status_command
+from streamer.commands.status_output import as_json_object
 from streamer.copy.spark.start import WORKER_SETTINGS
 from streamer.mapping.rules import Mapping
 from tests.support.forks import ForkedProcess
@@ -146,7 +147,7 @@ def report(config: Path) -> dict[str, Any]:
     """Return the output of `streamer status --json`, over connections of its own."""
 
     async def read(observer: Observer, mapping: Mapping) -> dict[str, Any]:
-        return (await status_command.read_report(observer.address, mapping)).to_json()
+        return as_json_object(await status_command.read_report(observer.address, mapping))
 
     return _plain(ask(config, read))
 

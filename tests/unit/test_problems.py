@@ -49,6 +49,7 @@ from streamer.runtime.services import Health
 from streamer.runtime.target_health import TargetHealth
 from streamer.schema.planned_definition import ObjectKind
 from streamer.target.connection import TargetAddress
+from streamer.target.session_waits import SessionWaits
 from streamer.util.lsn import Lsn
 from tests.unit.build import source_mapping
 
@@ -76,6 +77,7 @@ class Fact:
     stored: StoredFacts | None = None
     backlog: ReportedBacklog = field(default_factory=ReportedBacklog)
     heartbeat_seconds: float | None = None
+    lag_seconds: float | None = None
     name: str = TABLE
     blocks: bool = False
 
@@ -100,6 +102,7 @@ class Fact:
             condition=(health.state, health.error),
             health=health,
             heartbeat_seconds=self.heartbeat_seconds,
+            pipeline=SimpleNamespace(lag_seconds=lambda: self.lag_seconds),
         )
         guard = SimpleNamespace(source=supervisor.source, facts=self.backlog)
         stored = {} if self.stored is None else {"shop:eu": self.stored}
@@ -159,6 +162,11 @@ FACTS = {
         of_table(ProblemKind.HEARTBEAT, Severity.WARNING, "no commit has become visible"),
         source={"heartbeat_seconds": 900.0},
         heartbeat_seconds=900.0,
+    ),
+    "changes that are not visible for long": replace(
+        of_table(ProblemKind.HEARTBEAT, Severity.WARNING, "commits of the last 34 s are not visible"),
+        source={"lag_seconds": 34.0},
+        lag_seconds=34.0,
     ),
     "a table that gets inserts only": replace(
         of_table(ProblemKind.INSERTS_ONLY, Severity.WARNING, "inserts only", run("check")),
@@ -269,7 +277,8 @@ def test_the_heartbeats_of_a_source_that_does_not_stream_are_no_problem() -> Non
 
 def test_a_diagnosis_has_an_error_once_in_the_words_of_the_status() -> None:
     fact = FACTS["a source that is unreachable"]
-    (told,) = (from_problem(each) for each in fact.status().problems)
+    (problem,) = fact.status().problems
+    told = from_problem(problem)
     place = told.place
     same = findings.from_error(place, SourceConnectionError("connection refused"))
     others = [
@@ -277,7 +286,22 @@ def test_a_diagnosis_has_an_error_once_in_the_words_of_the_status() -> None:
         replace(same, place=Place("shop:us")),
         replace(same, code=SourceUnreadyError.code),
     ]
-    assert merged([told], [same, *others]) == [told, *others]
+    assert merged([problem], [same, *others]) == [told, *others]
+
+
+def test_a_diagnosis_names_a_table_once_with_the_statements_of_the_check() -> None:
+    fact = FACTS["a table in error with SQL"]
+    (problem,) = fact.status().problems
+    place = from_problem(problem).place
+    same = findings.error(place, "lacks a column", findings.at_target(ADD))
+    other = findings.error(place, "lacks a column", findings.at_target(ADD, "another"))
+    assert merged([problem], [same, other]) == [from_problem(problem), other]
+
+    # A remedy that names `check` has the statements of the check.
+    (asking,) = FACTS["a table that gets inserts only"].status().problems
+    full = findings.at_source("alter table public.orders replica identity full")
+    (shown,) = merged([asking], [findings.warning(place, "has no primary key", full)])
+    assert (shown.problem, shown.fix) == (asking.text, full)
 
 
 def status_report(fact: Fact, target: TargetHealth | None = None) -> StatusReport:
@@ -364,6 +388,30 @@ def test_a_target_that_is_away_is_the_first_problem_of_every_view() -> None:
     assert reason_of(own)["error"] == first.sentence
 
 
+def test_a_target_whose_commits_wait_for_a_standby_is_not_fine() -> None:
+    standby = TableWait("commits wait for a standby", Remedy.of("run: ", at_target("select 1")))
+    target = TargetHealth("dw")
+    target.confirm(SessionWaits("the standby", standby))
+    fact = FACTS["changes that are not visible for long"]
+    shown = status_report(
+        replace(fact, source=fact.source | {"workers_wait_for": "the standby"}), target
+    )
+    (first,) = shown.problems
+    first_of_process, late = fact.problems_of_process(target)
+    assert (first.kind, first.severity) == (ProblemKind.TARGET_WAIT, Severity.ERROR)
+    assert first_of_process == first
+    assert first.blocks
+    assert late.text.endswith("the workers wait for the standby")
+    assert [late.text] == [problem.text for problem in shown.sources[0].problems]
+    (item,) = problems_for_operator([], target.to_json())
+    assert (item["what"], item["steps"]) == (
+        first.sentence,
+        [{"at": "target", "line": "select 1;"}],
+    )
+    summary = next(line.plain for line in render_lines(shown)[1:])
+    assert summary.endswith("2 need attention: target wait, shop:eu")
+
+
 def _url() -> Any:
     return type(source_mapping().url)(URL)
 
@@ -401,7 +449,13 @@ def test_a_problem_is_logged_once_and_its_end_too() -> None:
 def test_every_kind_of_problem_is_a_fact_of_this_table() -> None:
     """Kinds without a row have separate tests."""
     others = {
-        *(ProblemKind.TARGET, ProblemKind.MAPPING, ProblemKind.NOT_STARTED, ProblemKind.STARTING),
+        *(
+            ProblemKind.TARGET,
+            ProblemKind.TARGET_WAIT,
+            ProblemKind.MAPPING,
+            ProblemKind.NOT_STARTED,
+            ProblemKind.STARTING,
+        ),
         *(ProblemKind.PROCESS, ProblemKind.WAL_GUARD, ProblemKind.JOURNAL, ProblemKind.DELAYED),
         ProblemKind.PENDING_DEFINITION,
     }

@@ -10,7 +10,7 @@ from streamer.errors.error_classes import StreamerError, ThrottledError
 from streamer.errors.error_reports import ErrorReport, classes_of_errors, runbook_address
 from streamer.report.problem_facts import ReportedTarget
 from streamer.report.problems import of_source, of_target
-from streamer.runtime.health.readiness import reason_of, source_facts, target_facts
+from streamer.runtime.health.readiness import reason_of, source_facts
 from streamer.runtime.services import Health
 from streamer.runtime.target_health import TargetHealth, TargetState
 from tests.unit.build import source_mapping
@@ -53,7 +53,7 @@ def test_every_view_of_an_error_names_the_runbook_of_its_code() -> None:
         health = Health(table_states={"public.t": "error"}, table_errors={"public.t": report})
         own = of_source(source_facts(source_mapping(), ("error", report), health))
         target = TargetHealth(state=TargetState.ERROR, error="it failed", error_code=kind.code)
-        own += of_target(target_facts(target))
+        own += of_target(target.facts)
         assert [reason_of(problem)["runbook"] for problem in own] == [runbook] * 3
 
 

@@ -1,6 +1,7 @@
 """Settings as forms, and back, without loss for any model."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,22 @@ from streamer.admin.live.problem_view import problems_for_operator
 from streamer.admin.live.status_view import is_queued, rule_of, source_view, summary, with_own_state
 from streamer.admin.mapping import api_models
 from streamer.admin.page import number_text, settings_forms
-from streamer.admin.page.manual_page import manual_page, to_html
+from streamer.admin.page.manual_page import manual_page, reachable_address, to_html
 from streamer.admin.page.mapping_page import as_given, shown_url
 from streamer.admin.page.page_frame import own_path
+from streamer.commands.check.findings import (
+    SPARK,
+    Place,
+    at_source,
+    at_target,
+    error,
+    in_words,
+)
 from streamer.errors.error_classes import InvalidError
 from streamer.errors.error_reports import ErrorReport
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.url_passwords import with_password
-from streamer.report.problems import RUNBOOK_OF, ProblemKind
+from streamer.report.problems import PAGE_OF, ProblemKind
 
 NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
     lambda name: name.strip() == name
@@ -223,9 +232,20 @@ def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> N
 
 
 def test_every_problem_links_to_a_page_of_the_documentation() -> None:
-    assert set(RUNBOOK_OF) == set(ProblemKind)
-    for runbook in RUNBOOK_OF.values():
-        assert manual_page(f"runbooks/{runbook}").title, runbook
+    assert set(PAGE_OF) == set(ProblemKind)
+    finding = error(SPARK, "is missing")
+    sides = [at_source("x"), at_target("x"), in_words("x")]
+    findings = [error(Place("shop", "public.t"), "is not ready", fix) for fix in sides]
+    pages = [found.runbook for found in [*findings, error(Place("shop"), "is not ready"), finding]]
+    for page in [*PAGE_OF.values(), *map(str, pages)]:
+        assert manual_page(page.removeprefix("/help/")).title, page
+
+
+def test_a_page_has_an_address_that_opens_with_or_without_a_process() -> None:
+    page = "/help/runbooks/slot-lost"
+    assert reachable_address(page, "0.0.0.0:80") == f"http://127.0.0.1:80{page}"
+    assert reachable_address(page, "127.0.0.1:8000") == f"http://127.0.0.1:8000{page}"
+    assert Path(reachable_address(page, None)).read_text().startswith("# ")
 
 
 def test_the_manual_links_its_own_pages_and_nothing_else() -> None:

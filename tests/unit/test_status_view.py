@@ -4,13 +4,14 @@ import contextlib
 import io
 from collections.abc import AsyncIterator
 from dataclasses import fields, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from streamer.admin.live.status_view import queue_of
+from streamer.admin.live.status_view import summary as summary_of_page
 from streamer.bookkeeping.replicas import Fleet, ReplicaRecord
 from streamer.bookkeeping.sources import SourceRecord
 from streamer.commands.check.findings import from_problem
@@ -27,6 +28,7 @@ from streamer.commands.status_output import Pager, as_json_object, print_status,
 from streamer.commands.status_problems import only_problems
 from streamer.copy.turn_waits import STARTING_SPARK
 from streamer.errors.error_classes import SourceConnectionError, SourceError, SourceRejectedError
+from streamer.errors.error_reports import TableWait
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.postgres.connect_failures import ROLE_HINT
@@ -64,7 +66,7 @@ def replica(number: int) -> ReplicaRecord:
         mapping_revision=None,
         mapping_since=None,
         beat=1,
-        started_at=now,
+        started_at=now - timedelta(minutes=1),
         seen_at=now,
         is_alive=True,
     )
@@ -90,7 +92,26 @@ def test_the_line_below_the_target_counts_sources_and_tables_by_state() -> None:
             source("us", "error"),
         ]
     )
-    assert lines[0] == "2 sources: 1 error, 1 streaming; 2 tables: 1 error, 1 ready"
+    counts = "2 sources: 1 error, 1 streaming; 2 tables: 1 error, 1 ready"
+    assert lines[0] == f"{counts}; 2 need attention: shop:eu, shop:us"
+
+
+def test_a_table_is_ready_only_while_its_source_streams() -> None:
+    tables = [source("eu", "streaming", table("a")), source("us", "unreachable", table("a"))]
+    assert "2 tables: 1 without a stream, 1 ready" in shown(tables)[0]
+    assert summary_of_page([status.to_json() for status in tables]) == (
+        "1 of 2 sources stream, 1 table ready, 1 table without a stream"
+    )
+
+
+def test_a_table_that_waits_for_a_lock_is_not_green() -> None:
+    waits = replace(table("a"), wait=TableWait("a lock"))
+    turn = replace(table("b"), wait=TableWait("its turn", is_turn=True))
+    styles = {
+        line.plain.split()[0]: {span.style for span in line.spans}
+        for line in render_lines(report([source("eu", "streaming", waits, turn)]))[-2:]
+    }
+    assert styles == {"a": {"yellow"}, "b": {"green"}}
 
 
 def test_replicas_run_sources_also_while_the_mapping_is_not_known() -> None:
@@ -165,15 +186,36 @@ async def test_a_source_that_no_replica_takes_waits_also_if_the_source_does_not_
     assert await told(replica(1), replace(taker, is_stopping=True)) is None
 
 
+async def test_a_source_starts_when_its_process_has_just_begun() -> None:
+    mapped = SourceMapping("shop", None, Secret("postgresql://db:5432/shop"), ())
+
+    @contextlib.asynccontextmanager
+    async def refuse(_source: SourceMapping) -> AsyncIterator[Any]:
+        raise SourceConnectionError("no route to host")
+        yield
+
+    async def state(fleet: Fleet) -> str:
+        (status,) = await _read_statuses(_Bookkeeping(fleet=fleet), Mapping((mapped,)), refuse)
+        return status.state
+
+    taker = replace(replica(1), sources=frozenset({"shop"}), mapping="newest")
+    new = replace(taker, started_at=taker.seen_at - timedelta(seconds=3))
+    assert await state(Fleet([new], mapping="newest")) == "starting"
+    assert await state(Fleet([taker], mapping="newest")) == "waiting"
+    assert await state(Fleet(is_beginning=True)) == "starting"
+    assert await state(Fleet()) == "unreachable"
+
+
 def test_problems_come_before_everything_that_is_well() -> None:
     broken = table("public.orders", "error", "the target lacks a column")
     lines = shown([source("eu", "streaming", table("a")), source("us", "streaming", broken)])
-    assert lines[1] == "1 of 2 sources is fine; 1 needs attention: shop:us"
+    attention = "1 of 2 sources is fine; 1 needs attention: shop:us"
+    assert lines[0] == f"2 sources: 2 streaming; 2 tables: 1 error, 1 ready; {attention}"
     todo = (
         "remove the cause; streamer then continues within seconds, or at once with: "
         "streamer resume public.orders --database shop --sid us"
     )
-    assert lines[3:5] == [
+    assert lines[2:4] == [
         "Problems:",
         f"  shop:us public.orders (error): the target lacks a column; {todo}",
     ]
@@ -186,11 +228,11 @@ def test_problems_come_before_everything_that_is_well() -> None:
 
 def test_one_line_names_the_three_sources_of_sixty_that_are_not_fine() -> None:
     fleet = [source(f"t{n:02}", "streaming", table("a"), table("b")) for n in range(60)]
-    assert shown(fleet)[1] == "all sources are fine"
+    assert shown(fleet)[0].endswith("120 ready; all sources are fine")
     fleet[7] = source("t07", "stopped", table("a"))
     fleet[20].tables[1] = table("b", "error", "the target lacks a column")
     fleet[41].error = "no answer"
-    assert shown(fleet)[1] == (
+    assert shown(fleet)[0].endswith(
         "57 of 60 sources are fine; 3 need attention: shop:t07, shop:t20, shop:t41"
     )
 
@@ -222,8 +264,8 @@ def test_tables_that_are_not_ready_stand_first_in_their_source() -> None:
 
 def test_a_source_that_nobody_runs_and_a_paused_table_say_the_command_that_helps() -> None:
     lines = shown([source("eu", "stopped", table("my table", "paused"))])
-    assert "start: streamer run" in lines[4]
-    assert lines[5].endswith("streamer resume 'my table' --database shop --sid eu")
+    assert "start: streamer run" in lines[3]
+    assert lines[4].endswith("streamer resume 'my table' --database shop --sid eu")
 
 
 def test_without_a_width_a_line_has_all_columns_and_whole_names() -> None:

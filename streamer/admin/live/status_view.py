@@ -10,7 +10,7 @@ from streamer.errors.error_classes import MappingError
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.mapping.relation_names import parse_name, parse_relation
 from streamer.mapping.rules import SourceLabel
-from streamer.report.problem_facts import source_of_row
+from streamer.report.problem_facts import WITHOUT_STREAM, shown_state, source_of_row
 from streamer.report.problems import Severity, of_source
 
 Row = dict[str, Any]
@@ -251,7 +251,7 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
     if not sources:
         return "No source streams yet"
     states = [
-        "queued" if is_queued(table) else table["state"]
+        "queued" if is_queued(table) else shown_state(source["state"], table["state"])
         for source in sources
         for table in source["tables"]
     ]
@@ -266,6 +266,7 @@ def summary(sources: list[Row], target: Row | None = None) -> str:
         ("catching_up", "catching up"),
         ("paused", "paused"),
         ("error", "in error"),
+        (WITHOUT_STREAM, WITHOUT_STREAM),
     ):
         if number := states.count(state):
             parts.append(f"{number} {'table' if number == 1 else 'tables'} {word}")

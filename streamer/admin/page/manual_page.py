@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 HELP: Final = "/help"
 INDEX: Final = "index"
+_ANY_HOST: Final = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,17 @@ def address_of(link: str, name: str, names: Container[str]) -> str | None:
 def help_address(name: str) -> str:
     """Return the address of a page of the documentation."""
     return HELP if name == INDEX else f"{HELP}/{name}"
+
+
+def reachable_address(page: str, listen: str | None) -> str:
+    """Return an address of *page*, a path under ``/help``, that a person can open here.
+
+    *listen*: host and port of a process on this machine; without a process, a file has the page.
+    """
+    if listen is None:
+        return str(manual_root() / f"{page.removeprefix(HELP).strip('/')}.md")
+    host, _, port = listen.rpartition(":")
+    return f"http://{'127.0.0.1' if host in _ANY_HOST else host}:{port}{page}"
 
 
 def _with_addresses(tokens: list[Token], name: str, names: Container[str]) -> list[Token]:

@@ -21,14 +21,13 @@ from streamer.commands.quarantined_rows import Choice
 from streamer.control.resync_options import Mode, Resync
 from streamer.copy.resync_scope import read_names
 from streamer.errors.error_classes import (
-    RUNBOOKS,
     InvalidError,
     MappingError,
     NotFoundError,
     StreamerError,
 )
 from streamer.mapping.relation_names import parse_name
-from streamer.report.problems import RUNBOOK_OF, ProblemKind
+from streamer.report.problems import PAGE_OF, ProblemKind
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {
@@ -64,7 +63,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             "table.html",
             source=shown,
             table=entry,
-            runbook=entry.get("runbook") or f"{RUNBOOKS}/{RUNBOOK_OF[ProblemKind.TABLE]}",
+            runbook=entry.get("runbook") or PAGE_OF[ProblemKind.TABLE],
             errors=frame.events.errors(shown["label"], name),
             rule=status_view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),

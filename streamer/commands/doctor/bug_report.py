@@ -76,7 +76,7 @@ async def write_bundle(
         "report.json": _as_json(diagnosis.to_json()),
         "check.json": _as_json(diagnosis.examination.report.to_json()),
         "configuration.yaml": yaml.safe_dump(_configuration(settings, mapping), sort_keys=False),
-        "status.json": _as_json([status.to_json() for status in diagnosis.statuses]),
+        "status.json": _as_json([status.to_json() for status in diagnosis.status.sources]),
         "slots.json": _as_json(await _slots(settings, mapping)),
         "bookkeeping.json": _as_json(await _bookkeeping(settings)),
         "versions.json": _as_json(_versions(diagnosis.examination)),

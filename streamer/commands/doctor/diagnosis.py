@@ -1,23 +1,21 @@
-"""Problems as sentences: the findings of a check, and the problems of the status.
+"""Problems as sentences: the problems of the status, and the findings of a check.
 
-`streamer doctor` has no rules: a check judges servers and configuration, and
-`streamer.report.problems` judges the status.
+`streamer doctor` has no rules: `streamer.report.problems` judges the status, and a check judges
+servers and configuration.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.commands.check.check import Examination, examine
 from streamer.commands.check.findings import Finding, found_lines, from_problem, one_line
-from streamer.commands.status import SourceStatus, read_status
+from streamer.commands.status import MappingState, StatusReport, read_report
 from streamer.config.settings import Settings
 from streamer.config.static_mapping import require_sources
-from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import Mapping
-from streamer.report.problems import Severity
+from streamer.report.problems import Problem, Severity
 from streamer.target.connection import TargetAddress
 
 
@@ -26,7 +24,7 @@ class Diagnosis:
     """The facts, and the problems among them, the worst first."""
 
     findings: list[Finding]
-    statuses: list[SourceStatus]
+    status: StatusReport
     examination: Examination
 
     @property
@@ -37,42 +35,65 @@ class Diagnosis:
         return {"well": self.is_well, "findings": [f.to_json() for f in self.findings]}
 
 
-async def diagnose(settings: Settings, mapping: Mapping) -> Diagnosis:
+async def diagnose(
+    settings: Settings, mapping: Mapping, state: MappingState | None = None
+) -> Diagnosis:
     """Read all facts. Raises ConfigurationError; the remaining errors are part of the diagnosis."""
-    require_sources(settings, mapping)
+    if state is None or state.problem is None:
+        require_sources(settings, mapping)
     address = TargetAddress.parse(settings.target.url)
-    examination, statuses = await asyncio.gather(
-        examine(settings, mapping), _statuses(address, mapping)
+    examination, status = await asyncio.gather(
+        examine(settings, mapping), read_report(address, mapping, state)
     )
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
-    reported = [from_problem(problem) for status in statuses for problem in status.problems]
-    return Diagnosis(merged(reported, checked), statuses, examination)
+    problems = [*status.problems, *(p for source in status.sources for p in source.problems)]
+    return Diagnosis(merged(problems, checked), status, examination)
 
 
-def merged(reported: Sequence[Finding], checked: Sequence[Finding]) -> list[Finding]:
+def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Finding]:
     """Return the problems of the status, and the problems that only a check finds; the worst first.
 
-    A check also meets the error of a stopped source or table. For that error, all screens use the
-    words and the remedy of the status. Pure.
+    A check meets the cause of a stopped source or table too. All screens use the words and the
+    remedy of the status for that cause. Where this remedy is `streamer check`, the statements of
+    the check replace it. Pure.
     """
-    codes = {(finding.place, finding.code) for finding in reported if finding.code is not None}
-    new = [finding for finding in checked if (finding.place, finding.code) not in codes]
+    reported = {problem: from_problem(problem) for problem in problems}
+    new: list[Finding] = []
+    for finding in checked:
+        alike = [p for p, told in reported.items() if told.place == finding.place]
+        if any(_says(problem, finding) for problem in alike):
+            continue
+        asking = [problem for problem in alike if _asks_for_check(problem)]
+        if asking and finding.fix is not None and finding.fix.sql:
+            reported[asking[0]] = replace(reported[asking[0]], fix=finding.fix)
+        else:
+            new.append(finding)
     worst = list(Severity)
-    return sorted([*reported, *new], key=lambda finding: worst.index(finding.severity))
+    return sorted([*reported.values(), *new], key=lambda finding: worst.index(finding.severity))
 
 
-async def _statuses(address: TargetAddress, mapping: Mapping) -> list[SourceStatus]:
-    bookkeeping = Bookkeeping(address, "streamer status")
-    try:
-        return await read_status(bookkeeping, mapping)
-    except StreamerError:
-        return []  # the check reports an unreachable target
-    finally:
-        await bookkeeping.close()
+def _says(problem: Problem, finding: Finding) -> bool:
+    """Whether *problem* has the cause or the statements of *finding*."""
+    if finding.code is not None and finding.code == problem.code:
+        return True
+    remedy, fix = problem.remedy, finding.fix
+    if remedy is None or fix is None or not fix.sql:
+        return False
+    return {statement for sql in remedy.sql for statement in sql.statements}.issuperset(fix.sql)
 
 
-def sentences(diagnosis: Diagnosis) -> Iterable[str]:
-    """Return the diagnosis as lines for people, ordered by severity."""
+def _asks_for_check(problem: Problem) -> bool:
+    steps = () if problem.remedy is None else problem.remedy.steps
+    return [getattr(step, "action", None) for step in steps] == ["check"]
+
+
+def sentences(
+    diagnosis: Diagnosis, address_of: Callable[[str], str] = lambda page: page
+) -> Iterable[str]:
+    """Return the diagnosis as lines for people, ordered by severity.
+
+    *address_of*: returns the whole address of a page under ``/help``.
+    """
     titles = {
         Severity.ERROR: "Problems:",
         Severity.WARNING: "Warnings:",
@@ -83,15 +104,14 @@ def sentences(diagnosis: Diagnosis) -> Iterable[str]:
         if selected:
             yield title
         for finding in selected:
-            yield from _sentence(finding)
+            yield from _sentence(finding, address_of)
     if diagnosis.is_well:
         yield "No problems found."
 
 
-def _sentence(finding: Finding) -> Sequence[str]:
-    place, where = finding.place, "The target"
-    if place.source is not None:
-        where = f"Source {place.source}"
+def _sentence(finding: Finding, address_of: Callable[[str], str]) -> Sequence[str]:
+    place = finding.place
+    where = f"The {place.other}" if place.source is None else f"Source {place.source}"
     if place.object is not None:
         where += f", {place.object}"
     fix = finding.fix
@@ -101,5 +121,5 @@ def _sentence(finding: Finding) -> Sequence[str]:
     else:
         lines += found_lines("", fix, "    ")[1:]
     if finding.runbook is not None:
-        lines.append(f"    Runbook: {finding.runbook}")
+        lines.append(f"    Read: {address_of(finding.runbook)}")
     return lines

@@ -366,8 +366,9 @@ def _judge_membership(
         return None
     if identity is None:
         error = TableGoneError(
-            f'table "{table.name}" no longer exists at the source: a session '
-            "dropped or renamed it; if it is gone for good, set `on_table_dropped: keep` for it"
+            f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
+            hint="if the table is gone for good, set `on_table_dropped: keep` for it. Otherwise "
+            "create and publish the table",
         )
     else:
         fingerprint = membership_fingerprint(state.publications.values(), identity)

@@ -1,7 +1,7 @@
 """The problems of a running process, for `/readyz`, the log and the metrics. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamer.control.table_state import State
 from streamer.errors.error_classes import MassDeleteError
@@ -11,7 +11,6 @@ from streamer.report.problem_facts import (
     ReportedBacklog,
     ReportedSource,
     ReportedTable,
-    ReportedTarget,
     StoredFacts,
 )
 from streamer.report.problems import Problem, of_source, of_target
@@ -27,20 +26,16 @@ Reason = dict[str, str]
 STREAMING: Final = "streaming"
 
 
-def target_facts(target: TargetHealth) -> ReportedTarget:
-    return ReportedTarget(target.name, target.state.value, target.report)
-
-
 def source_facts(
     source: SourceMapping,
     condition: tuple[str, ErrorReport | None],
     health: Health,
     *,
-    heartbeat_seconds: float | None = None,
     backlog: ReportedBacklog | None = None,
     stored: StoredFacts | None = None,
+    **late: Any,
 ) -> ReportedSource:
-    """Return the facts of a source. *condition*: its state and error."""
+    """Return the facts of a source. *condition*: its state and error; *late*: facts of its lag."""
     state, error = condition
     stored = stored or StoredFacts()
     tables = dict.fromkeys(health.table_waits, str(State.READY)) | health.table_states
@@ -51,7 +46,7 @@ def source_facts(
         error,
         waiting_for=health.waiting_for,
         backlog=backlog or ReportedBacklog(),
-        heartbeat_seconds=heartbeat_seconds,
+        **late,
         tables=tuple(_table(table, str(tables[table]), health, stored) for table in tables),
         sequences=tuple(stored.sequences),
     )
@@ -85,7 +80,7 @@ def find_problems(
 
     During an outage of the target, only the guards run.
     """
-    problems = list(of_target(target_facts(target)))
+    problems = list(of_target(target.facts))
     backlogs = {guard.source.label: (guard.source, guard.facts) for guard in guards}
     for supervisor in supervisors:
         label = supervisor.source.label
@@ -94,9 +89,11 @@ def find_problems(
             supervisor.source,
             supervisor.condition,
             supervisor.health,
-            heartbeat_seconds=supervisor.heartbeat_seconds,
             backlog=backlog,
             stored=stored.get(label),
+            heartbeat_seconds=supervisor.heartbeat_seconds,
+            lag_seconds=None if supervisor.pipeline is None else supervisor.pipeline.lag_seconds(),
+            workers_wait_for=target.waits.workers,
         )
         problems += of_source(facts)
     for source, backlog in backlogs.values():
