@@ -6,6 +6,8 @@ requirements-build.lock.
 """
 
 import importlib.util
+import os
+import subprocess
 import sys
 import zlib
 from pathlib import Path
@@ -22,9 +24,14 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        root = Path(self.root)
+        if version != "editable" and (commit := _commit(root)):
+            file = root / "build" / "commit.txt"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(f"{commit}\n", encoding="ascii")
+            build_data["force_include"][str(file)] = "streamer/commit.txt"
         if self.target_name != "wheel":
             return
-        root = Path(self.root)
         for stale in (root / SOURCE.parent).glob("_compiled.*.so"):
             stale.unlink()
         try:
@@ -37,6 +44,19 @@ class CompiledHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         build_data["force_include"][str(path)] = str(path.relative_to(root))
+
+
+def _commit(root: Path) -> str | None:
+    """Return the commit of the sources. An image has no repository, so a variable can name it."""
+    if commit := os.environ.get("SOURCE_COMMIT"):
+        return commit
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 class _NotBuilt(Exception):

@@ -7,6 +7,7 @@ files. A page holds prose and generated sections. A generated section begins wit
 
 import enum
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from streamer.admin.api.router import make_router
 from streamer.cli.main import app
 from streamer.cli.shared_options import PANELS
 from streamer.commands.demo import demo_servers, embedded_servers
+from streamer.config.json_schema import schema_of_file
 from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
 from streamer.errors.error_classes import (
     AdminError,
@@ -38,6 +40,7 @@ from streamer.runtime.health.gauges import ScrapeFacts, families
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
 EXAMPLE: Final = ROOT / "config.example.yaml"
+SCHEMA: Final = PAGES / "config.schema.json"
 _WIDTH: Final = 100
 
 
@@ -183,6 +186,8 @@ def _is_of_source(path: str) -> bool:
 # ---- config.example.yaml -------------------------------------------------------------------------
 
 _HEAD: Final = """\
+# yaml-language-server: $schema=docs/reference/config.schema.json
+#
 # Every setting, with unit and default. Copy this file to config.yaml and keep the keys that you
 # need: only `target.url` and `sources` are required.
 #
@@ -191,6 +196,9 @@ _HEAD: Final = """\
 # ${NAME} in a string from the environment. Write $${NAME} for the literal text. streamer rejects an
 # unknown key, a wrong type or a missing variable with file, line and key. A missing variable of a
 # source stops that source alone.
+#
+# `streamer config schema` prints the JSON schema that the first line names. Editors with the YAML
+# language server then complete keys and mark faults.
 #
 # `make reference` writes this file from streamer/config/settings.py.
 """
@@ -360,7 +368,7 @@ def metric_rows() -> Iterator[tuple[str, str, str, str]]:
     described = [(family, _labels(value) or _labels(family)) for value, family in families_of_own]
     gauges = [(family, _labels(family)) for family in families(ScrapeFacts(True, 0.0))]
     for family, labels in described + gauges:
-        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         yield name, family.type, ", ".join(labels), family.documentation
 
 
@@ -449,13 +457,15 @@ def with_section(text: str, heading: str, body: str) -> str:
 
 def files() -> list[Path]:
     """Return the files that have generated parts."""
-    return [EXAMPLE, *(PAGES / f"{page}.md" for page in SECTIONS)]
+    return [EXAMPLE, SCHEMA, *(PAGES / f"{page}.md" for page in SECTIONS)]
 
 
 def generated(path: Path) -> str:
     """Return the expected text of a file."""
     if path == EXAMPLE:
         return example_file()
+    if path == SCHEMA:
+        return json.dumps(schema_of_file(), indent=2, ensure_ascii=False) + "\n"
     text = path.read_text(encoding="utf-8")
     for heading, make in SECTIONS[path.stem].items():
         text = with_section(text, heading, make())

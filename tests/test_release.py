@@ -1,5 +1,6 @@
 """The files that build and publish the package agree with each other and with the package."""
 
+import ast
 import re
 import tomllib
 from typing import Any, Final
@@ -55,3 +56,37 @@ def test_a_release_needs_a_dated_entry_in_the_change_log() -> None:
     newest = re.search(r"^## (\S+), (unreleased|20\d\d-\d\d-\d\d)$", text, re.MULTILINE)
     assert newest is not None
     assert newest[1] == streamer.__version__
+
+
+DEPENDENCIES: Final = (ROOT / "docs" / "internals" / "dependencies.md").read_text(encoding="utf-8")
+DOCUMENTED: Final = {"_asdict", "_exit", "_fields", "_replace"}
+"""Names of the standard library that begin with an underscore and are public all the same."""
+
+
+def test_the_page_names_each_package_that_the_program_needs() -> None:
+    packages = re.findall(r"^\| `([\w\[\]-]+)` \| [a-zA-Z]", DEPENDENCIES, re.MULTILINE)
+    required = [re.split("[><=]", text)[0] for text in PROJECT["project"]["dependencies"]]
+
+    assert packages == sorted(required)
+
+
+def private_names() -> set[str]:
+    """Return the attributes with an underscore that the program reads and no module of it has."""
+    trees = [ast.parse(path.read_bytes()) for path in (ROOT / "streamer").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    defined = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+    stored = {
+        n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+    }
+    named = {n.id for n in nodes if isinstance(n, ast.Name)}
+    read = {n.attr for n in nodes if isinstance(n, ast.Attribute) and re.match("_[a-z]", n.attr)}
+    return read - defined - stored - named - DOCUMENTED
+
+
+def test_the_page_names_the_private_parts_of_packages_with_their_tests() -> None:
+    rows = re.findall(r"^\| `[\w-]+` \| (`.*?) \| .*`(tests/\S+)` \|$", DEPENDENCIES, re.MULTILINE)
+    listed = {name for names, _ in rows for name in re.findall(r"\b(_\w+)`", names)}
+
+    assert len(rows) >= 3
+    assert private_names() <= listed
+    assert all((ROOT / path).exists() for _, path in rows)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperGroup
 
-from streamer import __version__
 from streamer.cli import cutover_command, mapping_commands, request_commands
 from streamer.cli import execute_command as scripts_command
 from streamer.cli import tenants_commands as tenant_commands
@@ -98,8 +97,11 @@ def _require_choice() -> None:
 
 def _print_version(value: bool) -> None:
     if value:
+        from streamer.util import build_facts
+
         _require_choice()
-        typer.echo(f"streamer {__version__} ({choice.describe()})")
+        for name, version in build_facts.facts().items():
+            typer.echo(f"{name} {version}")
         raise typer.Exit
 
 
@@ -118,7 +120,10 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the versions of streamer, Python, PostgreSQL and Spark, and exit.",
         ),
     ] = False,
 ) -> None:
@@ -678,6 +683,7 @@ app.add_typer(mapping_commands.sources, name="sources", rich_help_panel=MAPPING)
 app.add_typer(mapping_commands.tables, name="tables", rich_help_panel=MAPPING)
 app.add_typer(tenant_commands.tenants, name="tenants", rich_help_panel=MAPPING)
 app.add_typer(user_commands.users, name="users", rich_help_panel=ACCESS)
+app.add_typer(mapping_commands.config, name="config", rich_help_panel=MAPPING)
 app.add_typer(mapping_commands.admin, name="admin", rich_help_panel=ACCESS)
 
 COLLECT_AFTER: Final = (100_000, 20, 100)

@@ -27,6 +27,7 @@ T = TypeVar("T")
 app = typer.Typer()
 sources = typer.Typer(help="List and edit the source databases of the draft.", no_args_is_help=True)
 tables = typer.Typer(help="List and edit the tables of the draft.", no_args_is_help=True)
+config = typer.Typer(help="Describe the configuration file.", no_args_is_help=True)
 admin = typer.Typer(help="Generate password hashes and encryption keys.", no_args_is_help=True)
 
 
@@ -344,6 +345,18 @@ def import_yaml(
     ):
         typer.echo(f"streamer: {note}", err=True)
     typer.echo("imported; `streamer apply` applies the draft")
+
+
+@config.command("schema", epilog=example("streamer config schema > config.schema.json"))
+def schema() -> None:
+    """Print the JSON schema of the configuration file, for an editor.
+
+    The line `# yaml-language-server: $schema=config.schema.json` at the top of a file names the
+    schema. Editors with the YAML language server then complete keys and mark faults.
+    """
+    from streamer.config.json_schema import schema_of_file
+
+    print_json(schema_of_file())
 
 
 @admin.command("hash-password", epilog=example("streamer admin hash-password"))

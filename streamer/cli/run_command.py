@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from streamer import __version__
-from streamer.compiled import choice
 from streamer.config import static_mapping
 from streamer.config.settings import Settings
 from streamer.copy.early_spark import begin_spark
@@ -21,6 +19,7 @@ from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.child_processes.child_process import Membership
 from streamer.runtime.shutdown import stop_on_signals
+from streamer.util import build_facts
 from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:
@@ -217,8 +216,7 @@ async def _served(
 def _log_start(path: Path, settings: Settings, mapping: Mapping) -> None:
     log.info(
         "starting",
-        version=__version__,
-        implementation=choice.describe(),
+        **build_facts.labels(),
         configuration=str(path.resolve()),
         mapping_database=settings.mapping_database,
         target=server_name(settings.target.url.reveal()),

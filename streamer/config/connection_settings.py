@@ -58,7 +58,11 @@ def _check_command(value: str) -> str:
     return value
 
 
-CommandLine = Annotated[str, BeforeValidator(_command_line), AfterValidator(_check_command)]
+CommandLine = Annotated[
+    str,
+    BeforeValidator(_command_line, json_schema_input_type=str | list[str]),
+    AfterValidator(_check_command),
+]
 """A command with its arguments, as text or as a list."""
 
 

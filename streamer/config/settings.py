@@ -495,7 +495,13 @@ class SourceSettings(Strict):
         examples=["shop"],
     )
     urls: list[UrlSettings] = Field(min_length=1, description="The databases of the group.")
-    tables: dict[str, Annotated[TableSettings, BeforeValidator(_nothing_is_defaults)]] = Field(
+    tables: dict[
+        str,
+        Annotated[
+            TableSettings,
+            BeforeValidator(_nothing_is_defaults, json_schema_input_type=TableSettings | None),
+        ],
+    ] = Field(
         min_length=1,
         description="The tables to replicate. `name` means `public.name`; a part of a name that "
         "contains a dot goes in double quotes. `*` matches any characters; an exact name takes "
@@ -547,7 +553,10 @@ class SourceSettings(Strict):
         title="Definitions of created tables",
         description="Overrides `target.create` for the tables of this group.",
     )
-    ddl: Annotated[DdlCapture, BeforeValidator(_restore_off)] = Field(
+    ddl: Annotated[
+        DdlCapture,
+        BeforeValidator(_restore_off, json_schema_input_type=DdlCapture | Literal[False]),
+    ] = Field(
         default=DdlCapture.OFF,
         title="Capture changes to definitions",
         description="How streamer learns of changes to table definitions. `capture` needs an event "

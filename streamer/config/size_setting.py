@@ -19,5 +19,11 @@ def parse_size(value: Any) -> Any:
     return int(match[1]) * _UNITS[match[2]]
 
 
-Size = Annotated[int, BeforeValidator(parse_size), Field(strict=True, le=_BIGINT_MAX)]
+Size = Annotated[
+    int,
+    BeforeValidator(
+        parse_size, json_schema_input_type=int | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
+    ),
+    Field(strict=True, le=_BIGINT_MAX),
+]
 """A number of bytes."""

@@ -37,7 +37,15 @@ class SyncSection(Strict):
         description="The Spark master that runs copies: `local[*]` or `local[N]` for a separate "
         "process on this machine, or the URL of a cluster.",
     )
-    spark_settings: Annotated[dict[str, str], BeforeValidator(_check_spark_settings)] = Field(
+    spark_settings: Annotated[
+        dict[str, str],
+        BeforeValidator(
+            _check_spark_settings,
+            json_schema_input_type=dict[
+                Annotated[str, Field(pattern=r"^spark\.")], str | float | bool | None
+            ],
+        ),
+    ] = Field(
         default={},
         description="Further Spark settings by name, such as `{spark.executor.memory: 1g}`. "
         "streamer rejects secrets here, because Spark passes these settings on command lines; put "

@@ -11,6 +11,8 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
+from datetime import datetime
+from pathlib import PurePath
 from typing import Any, Final, Literal
 
 import structlog
@@ -21,6 +23,10 @@ LogFormat = Literal["text", "json"]
 
 _URL_PASSWORD: Final = re.compile(r"(postgres(?:ql)?://[^\s:/@]*):[^\s@]*@")
 _WORD_PASSWORD: Final = re.compile(r"(password\s*=\s*)('[^']*'|\S+)", re.IGNORECASE)
+
+
+_OF_STRUCTLOG: Final = frozenset(["_record", "_from_structlog", "exc_info", "positional_args"])
+"""The parts of an event that structlog itself reads."""
 
 
 def redact(text: str) -> str:
@@ -46,6 +52,50 @@ def _redact_event(
     return event
 
 
+def _plain(value: Any) -> Any:
+    """Return *value* as JSON has it: a path as its text, a set as a list."""
+    match value:
+        case PurePath():
+            return str(value)
+        case datetime():
+            return value.isoformat()
+        case dict():
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(inner) for inner in value]
+    return value
+
+
+def _word(value: Any) -> Any:
+    """Return a plain *value* as a word of a line of text, without Python's notation."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return ", ".join(f"{key}: {_word(inner)}" for key, inner in value.items())
+        case list():
+            return ", ".join(str(_word(inner)) for inner in value)
+    return value
+
+
+def _make_plain(
+    logger: Any, name: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for key in event.keys() - _OF_STRUCTLOG:
+        event[key] = _plain(event[key])
+    return event
+
+
+def _make_words(
+    logger: Any, name: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    for key in event.keys() - _OF_STRUCTLOG:
+        event[key] = _word(event[key])
+    return event
+
+
 def configure(level: str, log_format: LogFormat) -> None:
     """Send every log line, also from libraries, to stderr in the same format."""
     shared: list[Any] = [
@@ -53,12 +103,14 @@ def configure(level: str, log_format: LogFormat) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
+        _make_plain,
         _redact_event,
     ]
     renderer: Any = structlog.processors.JSONRenderer(sort_keys=False)
     if log_format == "json":
         shared.insert(1, _name_source)
     else:
+        shared.append(_make_words)
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -16,6 +16,8 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Info,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
@@ -30,6 +32,7 @@ from streamer.observability.table_metrics import (
     TableDetail,
     TableLabels,
 )
+from streamer.util import build_facts
 
 log = structlog.get_logger()
 
@@ -127,6 +130,11 @@ class Metrics:
             "1 while the mapping database is damaged, deleted or replaced, or the mapping is lost",
             registry=add,
         )
+        self.build = Info(
+            "streamer_build", "Version, commit and implementation of the program", registry=add
+        )
+        self.build.info(build_facts.labels())
+        ProcessCollector(registry=add)
         self.changes_of_sources: dict[str, int] = {}
         """`changes_applied` by source label."""
         self.changes_of_tables: dict[tuple[str, str], tuple[int, datetime]] = {}

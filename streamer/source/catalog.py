@@ -29,6 +29,7 @@ from streamer.postgres.describing import (
     USER_OIDS_BEGIN,
     objects_sql,
 )
+from streamer.postgres.supported_versions import VERSION_MIN
 from streamer.schema.indexes_constraints_types import (
     DefinedObject,
     DefinedType,
@@ -54,7 +55,6 @@ from streamer.source.wal_end import (
 )
 from streamer.util.lsn import Lsn
 
-VERSION_MIN: Final = 12_00_00
 CAPTURE_MARK: Final = "streamer captures definitions, version "
 """Begins the comment on the schema of a capture, whose tables are never replicated."""
 

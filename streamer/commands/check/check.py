@@ -27,7 +27,6 @@ from streamer.commands.check.source_findings import (
 from streamer.commands.check.spark_findings import check_java, check_spark
 from streamer.commands.check.table_pair import Pair
 from streamer.commands.check.target_facts import (
-    VERSION_MIN,
     TargetFacts,
     read_records,
     read_server,
@@ -40,6 +39,7 @@ from streamer.config.settings import Settings
 from streamer.config.static_mapping import require_sources
 from streamer.errors.error_classes import MappingError, StreamerError, TargetSchemaError
 from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.postgres.supported_versions import VERSION_MIN
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from streamer.target.session_counts import DRAINERS_MAX
 

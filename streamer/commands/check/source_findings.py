@@ -45,6 +45,7 @@ from streamer.errors.remedies import resync_source
 from streamer.mapping.rule_options import Initial, OnError, OnMaxRetainedWal
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
+from streamer.postgres.supported_versions import MAJOR_TESTED
 from streamer.report.problems import Severity
 from streamer.runtime.guards.reconcile import PublicationPlan
 from streamer.source.catalog import SourceRelation, SourceServer, check_same_history, find_unready
@@ -55,7 +56,6 @@ from streamer.source.slot_and_publications.slot import require_position
 from streamer.source.source_database import require_same_database
 from streamer.util.lsn import EVERYTHING, NOTHING
 
-VERSION_TESTED: Final = 18
 TIMEOUT_MILLISECONDS_LOW: Final = 10_000
 DECODING_KB_LOW: Final = 16 * 1024
 RELOAD: Final = "select pg_reload_conf()"
@@ -119,7 +119,7 @@ def copied(facts: SourceFacts, target: TargetFacts | None) -> list[RelationMappi
 
 def check_server(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
     """Check the version, wal_level, and the role's right to replicate."""
-    if server.major > VERSION_TESTED:
+    if server.major > MAJOR_TESTED:
         problem = (
             f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
         )

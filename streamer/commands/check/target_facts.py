@@ -25,6 +25,7 @@ from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres import replication_origin
+from streamer.postgres.supported_versions import VERSION_MIN
 from streamer.runtime.guards.follow_renames import find_renamed, judge_renames
 from streamer.schema.target_relation import TargetRelation
 from streamer.source.catalog import SourceRelation
@@ -34,7 +35,6 @@ from streamer.target.connection import TargetAddress, TargetConnection, may_repl
 from streamer.target.target_sequences import TargetSequence, find_sequences
 from streamer.util.migrations import read_migrations
 
-VERSION_MIN: Final = 12_00_00
 OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
 STATEMENT_SECONDS: Final = 20
 """The time limit of the search for rows, because a table may be large or locked."""

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
 
 from streamer.commands.check.findings import (
     TARGET,
@@ -20,7 +19,6 @@ from streamer.commands.check.findings import (
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.target_facts import (
     OUR_TABLES,
-    VERSION_MIN,
     BookkeepingFacts,
     TargetFacts,
     TargetServer,
@@ -33,11 +31,10 @@ from streamer.mapping.shared_targets import find_clashes
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres import replication_origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
+from streamer.postgres.supported_versions import MAJOR_TESTED, VERSION_MIN
 from streamer.source.catalog import SourceRelation
 from streamer.target.standby_target import standby_error
 from streamer.util.migrations import read_migrations
-
-VERSION_TESTED: Final = 18
 
 
 def check_target(
@@ -63,7 +60,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
     if server.version < VERSION_MIN:
         problem = f"PostgreSQL {server.version_text} is too old"
         yield error(TARGET, problem, in_words("the oldest supported version is 12"))
-    elif server.version // 10000 > VERSION_TESTED:
+    elif server.version // 10000 > MAJOR_TESTED:
         problem = (
             f"PostgreSQL {server.version_text} is newer than any version tested with this streamer"
         )

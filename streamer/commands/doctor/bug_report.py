@@ -24,7 +24,6 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from streamer import __version__
 from streamer.bookkeeping import (
     bookkeeping_schema,
     copied_parts,
@@ -50,6 +49,7 @@ from streamer.source.connection import connection, fetch_all
 from streamer.source.server.primaries_after_failover import require_server_of_run
 from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress, target_connection
+from streamer.util import build_facts
 from streamer.util.waiting import in_thread
 
 NET_LENGTH_MIN: Final = 4
@@ -287,7 +287,7 @@ def _versions(examination: Examination) -> Any:
     target = examination.target
     return {
         "made_at": datetime.now(UTC).isoformat(),
-        "streamer": __version__,
+        "streamer": build_facts.labels(),
         "python": sys.version,
         "platform": platform.platform(),
         "processors": os.cpu_count(),
