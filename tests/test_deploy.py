@@ -44,11 +44,12 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         names = getattr(collector, "_labelnames", None)
         for family in collector.collect():
             labels = set(names if names is not None else family._labelnames)  # type: ignore[attr-defined]
+            labels |= set(family.samples[0].labels) if family.type == "info" else set()
             if isinstance(collector, Histogram):
                 found |= {f"{family.name}_{end}": labels for end in ("sum", "count")}
                 found[f"{family.name}_bucket"] = labels | {"le"}
             else:
-                suffix = "_total" if family.type == "counter" else ""
+                suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
                 found[family.name + suffix] = labels
     return found
 
@@ -56,7 +57,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 def check_expression(expression: str, metrics: dict[str, set[str]]) -> set[str]:
     """Check names, labels and states in PromQL; return the labels that series have."""
     text = re.sub(r'"(?:[^"\\]|\\.)*"', lambda quoted: quoted[0].replace("{", ""), expression)
-    series = re.findall(r"\b((?:streamer_\w+)|up)\b(?:\{([^}]*)\})?", text)
+    series = re.findall(r"\b((?:streamer|process)_\w+|up)\b(?:\{([^}]*)\})?", text)
     assert series, expression
     assert text.count("(") == text.count(")")
     labels: set[str] = set()
@@ -64,7 +65,7 @@ def check_expression(expression: str, metrics: dict[str, set[str]]) -> set[str]:
         assert name in metrics, name
         labels |= metrics[name]
         for label, value in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', matchers):
-            assert label in metrics[name], f"{name} has no label {label}"
+            assert label in metrics[name] | SCRAPED["up"], f"{name} has no label {label}"
             if label == "state":
                 states = SOURCE_STATES if "source" in name else tuple(State)
                 assert value in states, f"{value} is no state"

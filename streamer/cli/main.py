@@ -97,7 +97,7 @@ def _require_choice() -> None:
 
 def _print_version(value: bool) -> None:
     if value:
-        from streamer.util import build_facts
+        from streamer.observability import build_facts
 
         _require_choice()
         for name, version in build_facts.facts().items():

@@ -15,11 +15,11 @@ from streamer.config.settings import Settings
 from streamer.copy.early_spark import begin_spark
 from streamer.errors.error_classes import ConfigurationError, MappingError, StreamerError
 from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.observability import build_facts
 from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.child_processes.child_process import Membership
 from streamer.runtime.shutdown import stop_on_signals
-from streamer.util import build_facts
 from streamer.util.lsn import Lsn
 
 if TYPE_CHECKING:

@@ -26,13 +26,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from streamer.decode.pgoutput import from_datetime
 from streamer.errors.error_classes import StreamerError
 from streamer.mapping.rules import SourceLabel
+from streamer.observability import build_facts
 from streamer.observability.table_metrics import (
     SOURCE,
     TableCounter,
     TableDetail,
     TableLabels,
 )
-from streamer.util import build_facts
 
 log = structlog.get_logger()
 

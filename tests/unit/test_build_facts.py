@@ -1,11 +1,11 @@
-"""What `streamer --version` and the metric `streamer_build_info` say about the program."""
+"""`streamer --version` and the metric `streamer_build_info` describe the program."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from streamer.util import build_facts
+from streamer.observability import build_facts
 from tests.support.invoking import invoke
 
 
@@ -54,7 +54,7 @@ def test_a_worktree_tells_its_commit(
     assert build_facts.commit() == git(tmp_path / "second", "rev-parse", "HEAD")
 
 
-def test_a_wheel_tells_the_commit_that_it_was_built_from(repository: Path) -> None:
+def test_a_wheel_tells_the_commit_of_its_sources(repository: Path) -> None:
     (repository / "streamer" / build_facts.COMMIT_FILE).write_text("0123abcd\n")
     assert build_facts.commit() == "0123abcd"
 

@@ -41,6 +41,7 @@ from streamer.commands.doctor.diagnosis import Diagnosis, sentences
 from streamer.config.settings import ENVIRONMENT_PREFIX, Settings
 from streamer.errors.error_classes import SettingsError, SourceError, StreamerError, TargetError
 from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.observability import build_facts
 from streamer.observability.logs import redact
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.secret import Secret
@@ -49,7 +50,6 @@ from streamer.source.connection import connection, fetch_all
 from streamer.source.server.primaries_after_failover import require_server_of_run
 from streamer.source.timeline_branches import KnownPlace
 from streamer.target.connection import TargetAddress, target_connection
-from streamer.util import build_facts
 from streamer.util.waiting import in_thread
 
 NET_LENGTH_MIN: Final = 4
