@@ -29,7 +29,9 @@ class _FileSchema(GenerateJsonSchema):
         return {"anyOf": [super().bool_schema(schema), _VARIABLE]}
 
     def enum_schema(self, schema: core_schema.EnumSchema) -> JsonSchemaValue:
-        return {"anyOf": [super().enum_schema(schema), _VARIABLE]}
+        words = super().enum_schema(schema)
+        words.pop("description", None)  # a docstring is for readers of the code
+        return {"anyOf": [words, _VARIABLE]}
 
     def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
         made = super().dict_schema(schema)
@@ -42,7 +44,7 @@ def schema_of_file() -> dict[str, Any]:
     """Return the schema (JSON Schema draft 2020-12) as a dictionary that `json.dumps` accepts."""
     schema = Settings.model_json_schema(schema_generator=_FileSchema)
     for model in (schema, *schema["$defs"].values()):
-        model.pop("description", None)  # docstrings are for readers of the code
+        model.pop("description", None)
         for name, field in model.get("properties", {}).items():
             if "description" in field:
                 field["description"] = "\n".join(_help(name, field["description"]))
