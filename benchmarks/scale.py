@@ -1,172 +1,218 @@
-"""Many tables in a source, and many sources in a process: the costs of a start and of idling.
+"""Many sources in a process, and many tables in a source: the costs of a start and of an idle
+process.
 
-``--tables 5000`` makes that many tables in each source, ``--sources 200`` that many databases of a
-server. The benchmark measures the first start and a restart. The figures are the time until all
-sources stream, CPU and memory of the process, and the size of ``/metrics``. For both servers, it
-counts transactions and connections.
+``--sources 50 200 1000`` measures a process with so many sources each, which are databases of
+``--clusters`` servers. ``--tables`` is the number of tables of a source. It measures the first
+start and a restart: seconds and processor time until all sources stream, memory and connections.
+Then it measures the processor time of the process and of the servers while no source changes.
+``--against`` names the `streamer` of another installation, such as another checkout.
 """
 
 import argparse
+import itertools
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.servers import Database, find_binaries, source_and_target, wait_until
-from benchmarks.sides import Process, launch
-from benchmarks.usage import peak_memory, take_snapshot
+import psutil
+
+from benchmarks.servers import Database, find_binaries, running_servers, wait_until
+from benchmarks.usage import peak_memory
 from streamer.commands.demo.embedded_servers import Server, free_port
 
-SETTINGS = {
+SETTINGS: Final = {
     "max_connections": "2000",
-    "max_wal_senders": "500",
-    "max_replication_slots": "500",
-    "shared_buffers": "256MB",
+    "max_wal_senders": "1000",
+    "max_replication_slots": "1000",
+    "shared_buffers": "128MB",
     "max_locks_per_transaction": "512",
     "fsync": "off",
 }
-TABLE = "create table t_{n} (id bigint primary key, v text);"
+QUIET_SECONDS: Final = 10.0
+"""The wait between the start and the measurement of the idle process."""
+TABLE: Final = "create table t_{n} (id bigint primary key, v text);"
+SHARED_TABLE: Final = "create table t_{n} (sid text, id bigint, v text, primary key (sid, id));"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", type=int, default=5000, help="tables of each source")
-    parser.add_argument("--sources", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of standing still")
+    parser.add_argument("--tables", type=int, default=10, help="tables of each source")
+    parser.add_argument("--sources", type=int, nargs="+", default=[1])
+    parser.add_argument("--clusters", type=int, default=1, help="servers of the sources")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured idle time")
     parser.add_argument("--postgres", default="machine")
+    parser.add_argument("--against", action="append", default=[], metavar="PROGRAM")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    # After a signal, stop the servers, too.
+    # Ended by a signal, the servers stop too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    names = ["target", *(f"cluster_{number}" for number in range(options.clusters))]
     with (
-        source_and_target(find_binaries(options.postgres), SETTINGS) as (source, target),
+        running_servers(names, find_binaries(options.postgres), SETTINGS) as (target, *clusters),
         tempfile.TemporaryDirectory() as directory,
     ):
-        sources = make_sources(source, options.sources, options.tables)
-        warehouse = Database(target, "warehouse")
-        warehouse.create()
-        create_tables(warehouse, options.tables, with_sid=options.sources > 1)
-        port = free_port()
-        config = Path(directory) / "config.yaml"
-        config.write_text(configuration(sources, warehouse, Path(directory) / "spool", port))
-        for attempt in ("first start", "restart"):
-            figures = measure(attempt, config, options, source, warehouse, port)
-            if options.json:
-                sys.stdout.write(json.dumps(figures) + "\n")
-            else:
-                print(", ".join(f"{name} {value}" for name, value in figures.items()))
+        sources = make_sources(clusters, max(options.sources), options.tables)
+        own = str(Path(sys.executable).with_name("streamer"))
+        for count, program in itertools.product(options.sources, [*options.against, own]):
+            warehouse = Database(target, "warehouse")
+            warehouse.create()
+            create_tables(warehouse, options.tables, SHARED_TABLE if count > 1 else TABLE)
+            fleet = Fleet(
+                program, sources[:count], warehouse, Path(tempfile.mkdtemp(dir=directory))
+            )
+            for attempt in ("first start", "restart"):
+                what = {"program": program, "sources": count, "attempt": attempt}
+                figures = what | fleet.measure(options.seconds)
+                if options.json:
+                    sys.stdout.write(json.dumps(figures) + "\n")
+                else:
+                    print(", ".join(f"{name} {value}" for name, value in figures.items()))
+                sys.stdout.flush()
+            fleet.tear_down()
+            warehouse.drop()
 
 
-def make_sources(server: Server, count: int, tables: int) -> list[Database]:
-    """Return the databases of sources, which are copies of the first database."""
-    first = Database(server, "source_0")
-    first.create()
-    create_tables(first, tables, with_sid=False)
-    sources = [first]
-    for number in range(1, count):
-        server.execute(f"create database source_{number} template source_0")
-        sources.append(Database(server, f"source_{number}"))
+def make_sources(clusters: Sequence[Server], count: int, tables: int) -> list[Database]:
+    """Return databases that are divided among *clusters*."""
+    for cluster in clusters:
+        first = Database(cluster, "template_of_sources")
+        first.create()
+        create_tables(first, tables, TABLE)
+    sources = []
+    for number, cluster in zip(range(count), itertools.cycle(clusters), strict=False):
+        name = f"source_{number}"
+        cluster.execute(f"create database {name} template template_of_sources")
+        sources.append(Database(cluster, name))
+    for cluster in clusters:
+        cluster.execute("checkpoint")
     return sources
 
 
-def create_tables(database: Database, count: int, *, with_sid: bool) -> None:
-    table = TABLE
-    if with_sid:
-        table = "create table t_{n} (sid text, id bigint, v text, primary key (sid, id));"
+def create_tables(database: Database, count: int, table: str) -> None:
     for start in range(0, count, 500):
         numbers = range(start, min(start + 500, count))
         database.execute("".join(table.format(n=number) for number in numbers))
 
 
-def configuration(sources: list[Database], target: Database, spool: Path, port: int) -> str:
-    urls = "\n".join(
-        f'    - {{url: "{source.url}"' + (f", sid: s{n}}}" if len(sources) > 1 else "}")
-        for n, source in enumerate(sources)
-    )
-    return (
-        f'target: {{url: "{target.url}"}}\nhttp: {{listen: "127.0.0.1:{port}"}}\n'
-        f"spool: {{directory: {spool}}}\nsources:\n - database: shop\n   urls:\n{urls}\n"
-        '   tables: {"t_*": {initial: none}}\n'
-    )
+class Fleet:
+    """A process of `streamer run` for *sources*."""
+
+    def __init__(
+        self, program: str, sources: Sequence[Database], target: Database, directory: Path
+    ) -> None:
+        self._program = program
+        self._sources = sources
+        self._target = target
+        self._clusters = list({source.server: None for source in sources})
+        self._port = free_port()
+        self._config = directory / "config.yaml"
+        self._log = directory / "log"
+        urls = "\n".join(
+            f'    - {{url: "{source.url}"' + (f", sid: s{n}}}" if len(sources) > 1 else "}")
+            for n, source in enumerate(sources)
+        )
+        self._config.write_text(
+            f'target: {{url: "{target.url}"}}\nhttp: {{listen: "127.0.0.1:{self._port}"}}\n'
+            f"spool: {{directory: {directory / 'spool'}}}\nsources:\n - database: shop\n"
+            f'   urls:\n{urls}\n   tables: {{"t_*": {{initial: none}}}}\n'
+        )
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        servers = [self._target.server, *self._clusters]
+        counts = [count_transactions(server) for server in servers]
+        spent = [processor_seconds(postmaster(server)) for server in servers]
+        began = time.monotonic()
+        process = self._launch("run")
+        try:
+            self._wait_for_streaming(process)
+            took = time.monotonic() - began
+            program = psutil.Process(process.pid)
+            start = [processor_seconds(program), *map(processor_seconds, map(postmaster, servers))]
+            ran = [count_transactions(server) for server in servers]
+            time.sleep(QUIET_SECONDS)
+            quiet = [processor_seconds(program), *map(processor_seconds, map(postmaster, servers))]
+            time.sleep(seconds)
+            idle = [processor_seconds(program), *map(processor_seconds, map(postmaster, servers))]
+            percents = [100 * (b - a) / seconds for a, b in zip(quiet, idle, strict=True)]
+            asked = time.monotonic()
+            address = f"http://127.0.0.1:{self._port}/metrics"
+            resident = program.memory_info().rss
+            children = program.children(recursive=True)
+            connections = list(map(count_connections, servers))
+            with urllib.request.urlopen(address, timeout=120) as answer:
+                metrics = answer.read()
+            return {
+                "start_seconds": round(took, 1),
+                "start_cpu_seconds": round(start[0], 1),
+                "start_target_cpu_seconds": round(start[1] - spent[0], 1),
+                "start_source_cpu_seconds": round(sum(start[2:]) - sum(spent[1:]), 1),
+                "start_target_transactions": ran[0] - counts[0],
+                "start_source_transactions": sum(ran[1:]) - sum(counts[1:]),
+                "resident_mb": resident // 1_000_000,
+                "peak_mb": peak_memory(process.pid) // 1_000_000,
+                "children_mb": sum(c.memory_info().rss for c in children) // 1_000_000,
+                "idle_cpu_percent": round(percents[0], 2),
+                "idle_target_percent": round(percents[1], 2),
+                "idle_source_percent": round(sum(percents[2:]), 2),
+                "target_connections": connections[0],
+                "source_connections": sum(connections[1:]),
+                "failed_attempts": self._count_lines("is tried again", "retrying"),
+                "unhandled_failures": self._count_lines("was never retrieved"),
+                "metrics_bytes": len(metrics),
+                "metrics_seconds": round(time.monotonic() - asked, 2),
+            }
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+    def tear_down(self) -> None:
+        """Remove slots and publications, so that the next fleet may use the sources."""
+        if self._launch("teardown", "--yes").wait():
+            raise SystemExit(self._log.read_text()[-3000:])
+
+    def _launch(self, *arguments: str) -> "subprocess.Popen[bytes]":
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [self._program, "--config", str(self._config), *arguments],
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    def _count_lines(self, *texts: str) -> int:
+        """Return how many lines of the log have one of *texts*."""
+        lines = self._log.read_text().splitlines()
+        return sum(any(text in line for text in texts) for line in lines)
+
+    def _wait_for_streaming(self, process: "subprocess.Popen[bytes]") -> None:
+        log = self._log
+
+        class Watched:
+            def check(self) -> None:
+                if process.poll() is not None:
+                    raise SystemExit(log.read_text()[-3000:])
+
+        is_made = "select to_regclass('streamer.source') is not null"
+        wait_until(self._target.url, is_made, 120, Watched())
+        streaming = (
+            f"select count(*) = {len(self._sources)} from streamer.source s"
+            " join pg_locks l on l.locktype = 'advisory' and l.objid = s.id::oid"
+            " where s.state = 'streaming'"
+        )
+        wait_until(self._target.url, streaming, 1800, Watched(), pause=0.2)
 
 
-def measure(
-    attempt: str,
-    config: Path,
-    options: argparse.Namespace,
-    source: Server,
-    target: Database,
-    port: int,
-) -> dict[str, Any]:
-    start = {server: transactions(server) for server in (source, target.server)}
-    began = time.monotonic()
-    process = launch(["--config", str(config), "run"], config.with_suffix(".log"))
-    try:
-        wait_for_streaming(process, options, config, target)
-        seconds = time.monotonic() - began
-        used = take_snapshot(process.pid, target, source)
-        counts = {server: transactions(server) - start[server] for server in start}
-        idle = take_snapshot(process.pid, target, source)
-        time.sleep(options.seconds)
-        still = idle.until(take_snapshot(process.pid, target, source))
-        asked = time.monotonic()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
-            metrics = answer.read()
-        took = time.monotonic() - asked
-        return {
-            "attempt": attempt,
-            "start_seconds": round(seconds, 1),
-            "start_cpu_seconds": round(sum(used.program.values()), 1),
-            "source_transactions": counts[source],
-            "target_transactions": counts[target.server],
-            "memory_mb": peak_memory(process.pid) // 1_000_000,
-            "idle_cpu_percent": round(100 * still.program / options.seconds, 2),
-            "idle_target_percent": round(100 * still.target / options.seconds, 2),
-            "idle_source_percent": round(100 * backends(source, options.seconds), 2),
-            "source_connections": connections(source),
-            "target_connections": connections(target.server),
-            "failed_attempts": count_lines(config, "is tried again"),
-            "unhandled_failures": count_lines(config, "was never retrieved"),
-            "metrics_bytes": len(metrics),
-            "metrics_seconds": round(took, 2),
-        }
-    finally:
-        process.send_signal(15)
-        process.wait(60)
-
-
-def count_lines(config: Path, text: str) -> int:
-    """Return the number of lines of the log that contain *text*."""
-    return config.with_suffix(".log").read_text().count(text)
-
-
-def wait_for_streaming(
-    process: Process, options: argparse.Namespace, config: Path, target: Database
-) -> None:
-    class Watched:
-        def check(self) -> None:
-            if process.poll() is not None:
-                raise SystemExit(config.with_suffix(".log").read_text()[-3000:])
-
-    is_made = "select to_regclass('streamer.source') is not null"
-    wait_until(target.url, is_made, 120, Watched())
-    streaming = (
-        f"select count(*) = {options.sources} from streamer.source s"
-        " join pg_locks l on l.locktype = 'advisory' and l.objid = s.id::oid"
-        " where s.state = 'streaming'"
-    )
-    wait_until(target.url, streaming, 1800, Watched())
-
-
-def transactions(server: Server) -> int:
+def count_transactions(server: Server) -> int:
     return int(str(server.execute("select sum(xact_commit)::int8 from pg_stat_database")[0][0]))
 
 
-def connections(server: Server) -> int:
+def count_connections(server: Server) -> int:
     sql = (
         "select count(*) from pg_stat_activity where application_name <> 'benchmark'"
         " and backend_type in ('client backend', 'walsender') and pid <> pg_backend_pid()"
@@ -174,24 +220,21 @@ def connections(server: Server) -> int:
     return int(str(server.execute(sql)[0][0]))
 
 
-def backends(server: Server, seconds: float) -> float:
-    """Return the cores that all sessions of *server* use, over the next *seconds*."""
-    import psutil
+def postmaster(server: Server) -> psutil.Process:
+    assert server.postmaster_pid is not None
+    return psutil.Process(server.postmaster_pid)
 
-    def used() -> dict[int, float]:
-        by_pid = {}
-        assert server.postmaster_pid is not None
-        for child in psutil.Process(server.postmaster_pid).children():
-            try:
-                times = child.cpu_times()
-            except psutil.Error:
-                continue
-            by_pid[child.pid] = times.user + times.system
-        return by_pid
 
-    start = used()
-    time.sleep(seconds)
-    return sum(cpu - start.get(pid, 0.0) for pid, cpu in used().items()) / seconds
+def processor_seconds(process: psutil.Process) -> float:
+    """Return the processor time of a process, of its children, and of those that have ended."""
+    return sum(map(_seconds_of, [process, *process.children(recursive=True)]))
+
+
+def _seconds_of(process: psutil.Process) -> float:
+    try:
+        return sum(process.cpu_times()[:4])
+    except psutil.Error:
+        return 0.0
 
 
 if __name__ == "__main__":

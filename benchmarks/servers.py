@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -91,10 +91,10 @@ def settings_for(binaries: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def source_and_target(
-    binaries: Path | None = None, settings: dict[str, str] | None = None
-) -> Iterator[tuple[Server, Server]]:
-    """Run both servers for the length of a block, by default the machine's own servers."""
+def running_servers(
+    names: Sequence[str], binaries: Path | None = None, settings: dict[str, str] | None = None
+) -> Iterator[list[Server]]:
+    """Run a server for each name for the length of a block; by default the machine's own."""
     binaries = binaries or find_binaries("machine")
     chosen = settings_for(binaries) | (settings or {})
     with tempfile.TemporaryDirectory(
@@ -102,15 +102,24 @@ def source_and_target(
     ) as directory:
         parent = Path(directory)
         parent.chmod(0o755)
-        servers = [Server(parent / name, binaries, chosen) for name in ("source", "target")]
+        servers = [Server(parent / name, binaries, chosen) for name in names]
         try:
             for server in servers:
                 server.create()
                 server.start()
-            yield servers[0], servers[1]
+            yield servers
         finally:
             for server in servers:
                 server.stop("immediate")
+
+
+@contextlib.contextmanager
+def source_and_target(
+    binaries: Path | None = None, settings: dict[str, str] | None = None
+) -> Iterator[tuple[Server, Server]]:
+    """Run both servers for the length of a block; by default the machine's own."""
+    with running_servers(("source", "target"), binaries, settings) as (source, target):
+        yield source, target
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +183,14 @@ class Watched(Protocol):
         ...
 
 
-def wait_until(url: str, sql: str, seconds: float, watched: Watched | None = None) -> float:
+def wait_until(
+    url: str,
+    sql: str,
+    seconds: float,
+    watched: Watched | None = None,
+    *,
+    pause: float = POLL_SECONDS,
+) -> float:
     """Wait until the first value of a query is true; return that time, by the monotonic clock."""
     deadline = time.monotonic() + seconds
     with psycopg.connect(url, autocommit=True, application_name="benchmark") as connection:
@@ -184,7 +200,7 @@ def wait_until(url: str, sql: str, seconds: float, watched: Watched | None = Non
                 return now
             if watched is not None:
                 watched.check()
-            time.sleep(POLL_SECONDS)
+            time.sleep(pause)
     raise SystemExit(f"timed out after {seconds:g} s, waiting for: {sql}")
 
 

@@ -146,18 +146,22 @@ class LockSession:
         Raises TargetConnectionError.
         """
         session = self.require(fence)
-        age = time.monotonic() - self._checked_at
-        if fence.token not in self._ours or age >= CHECK_SECONDS / 2:
+        if not self._is_checked(fence):
             self._ours = await read_valid_tokens(session, self._held)
             self._checked_at = time.monotonic()
         return fence.token in self._ours
+
+    def _is_checked(self, fence: FencingToken) -> bool:
+        """Whether a recent check, for any of the sources, found that *fence* is valid."""
+        is_recent = time.monotonic() - self._checked_at < CHECK_SECONDS / 2
+        return is_recent and fence.token in self._ours and self._is_held(fence)
 
     async def guard(self, fence: FencingToken) -> None:
         """Raise TargetConnectionError or TargetFencedError as soon as *fence* is lost."""
         while True:
             if self._is_held(fence):
                 await wait_for_event(self._lost, CHECK_SECONDS)
-            if not await self._is_ours(fence):
+            if not (self._is_checked(fence) or await self._is_ours(fence)):
                 raise TargetFencedError("target: another process has the lock on this source")
 
     def use_held(

@@ -33,13 +33,17 @@ class Run:
     """The earliest possible commit time of the first transaction; a protocol time."""
 
 
+_NO_RUNS: Final[deque[Run]] = deque(maxlen=0)
+"""A queue for each lane would take 760 bytes, and most lanes of many never have a transaction."""
+
+
 class LanePending:
     """The dispatched transactions of a lane that are not durable yet."""
 
     __slots__ = ("_runs",)
 
     def __init__(self) -> None:
-        self._runs: deque[Run] = deque()
+        self._runs = _NO_RUNS
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -60,7 +64,9 @@ class LanePending:
         return self._runs[0].first_time if self._runs else None
 
     def _add(self, run: Run) -> None:
-        if len(self._runs) < RUNS_MAX:
+        if self._runs is _NO_RUNS:
+            self._runs = deque((run,))
+        elif len(self._runs) < RUNS_MAX:
             self._runs.append(run)
         else:
             self._runs[-1].last_lsn = run.last_lsn

@@ -194,7 +194,7 @@ class Drainer:
             raise
         finally:
             lane.is_draining, lane.backend_pid = False, None
-            lane.changed.set()
+            lane.wake()
             self._idle.append(writer)
 
     def _new_writer(self) -> QuarantineWriter:

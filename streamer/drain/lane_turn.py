@@ -156,7 +156,7 @@ class Turn:
             lane.owner.quarantine_changed(request.mapped)
         # Otherwise a copy is in progress on a separate lane, which handles the request afterwards.
         if lane.requests:
-            lane.requests.popleft()
+            lane.requests.pop(0)
 
     async def _apply(self, transactions: list[LaneTransaction], refused: Refused) -> None:
         """Apply as many finished transactions as the target accepts; raise the target's error."""

@@ -477,7 +477,8 @@ def target_of(
     """
     target = rule.target
     if target is None:
-        return RelationName(default_namespace, relation.name)
+        is_same = relation.namespace == default_namespace
+        return relation if is_same else RelationName(default_namespace, relation.name)
     words = {
         "{database}": source.database,
         "{sid}": source.sid,

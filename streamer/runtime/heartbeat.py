@@ -26,6 +26,7 @@ from streamer.errors.error_classes import Retry, SourceConnectionError, SourceEr
 from streamer.mapping.rules import SourceMapping
 from streamer.report.problems import OVERDUE_SECONDS
 from streamer.runtime.services import Services
+from streamer.runtime.tables.lag import Lag
 from streamer.source.catalog import SourceServer
 from streamer.source.connection import Connection, names_several_hosts, translating
 from streamer.source.server.primary_of_standby import connection_to_primary
@@ -43,12 +44,13 @@ class ServerBeats:
     def __init__(self) -> None:
         self.began_at = -math.inf
         """The monotonic time at which the process began to send the last heartbeat."""
-        self.receivers: dict[Heartbeat, ProgressTracker] = {}
+        self.receivers: dict[Heartbeat, Lag] = {}
 
     def sent(self, lsn: Lsn, began_at: float) -> None:
         """Make each source without a heartbeat in flight wait for the heartbeat at *lsn*."""
-        for heartbeat, tracker in self.receivers.items():
-            heartbeat.sent(lsn, began_at, tracker)
+        for heartbeat, lag in self.receivers.items():
+            lag.record_end(lsn, began_at)
+            heartbeat.sent(lsn, began_at, lag.tracker)
 
 
 class Heartbeat:
@@ -68,7 +70,7 @@ class Heartbeat:
         self._sent_at: float | None = None
         self._lsn = NOTHING
 
-    async def run(self, plain: Connection, server: SourceServer, tracker: ProgressTracker) -> None:
+    async def run(self, plain: Connection, server: SourceServer, lag: Lag) -> None:
         """Beat until cancelled; return at once where heartbeats are impossible.
 
         The heartbeats of a standby begin at its primary, if the url lists the primary. A primary
@@ -77,12 +79,12 @@ class Heartbeat:
         if not self._interval:
             return
         if not (server.in_recovery and names_several_hosts(self._source)):
-            await self._run_over(plain, server, tracker)
+            await self._run_over(plain, server, lag)
             return
         while True:
             try:
                 async with connection_to_primary(self._source, plain) as primary:
-                    await self._run_over(primary, server, tracker)
+                    await self._run_over(primary, server, lag)
                 return
             except SourceError as exc:
                 if exc.retry is not Retry.TIMED:
@@ -91,9 +93,7 @@ class Heartbeat:
                 self._log_off(f"{exc}; streamer tries again")
             await asyncio.sleep(max(self._interval, PRIMARY_RETRY_SECONDS))
 
-    async def _run_over(
-        self, plain: Connection, server: SourceServer, tracker: ProgressTracker
-    ) -> None:
+    async def _run_over(self, plain: Connection, server: SourceServer, lag: Lag) -> None:
         """Beat over *plain*: a session at *server* or, if that is a standby, at its primary."""
         with translating(self._source.label):
             obstacle = await heartbeat_obstacle(plain)
@@ -101,7 +101,7 @@ class Heartbeat:
             self._log_off(obstacle)
             return
         beats = self._by_server.setdefault(server.place, ServerBeats())
-        beats.receivers[self] = tracker
+        beats.receivers[self] = lag
         try:
             await self._share(plain, beats)
         except SourceError as exc:

@@ -17,6 +17,7 @@ from streamer.copy.spark.launcher import SparkLauncher
 from streamer.drain.drainer import Drainer
 from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.observability.metrics import Metrics
+from streamer.runtime.check_pace import CheckPace
 from streamer.runtime.start_limit import Starts
 from streamer.runtime.target_health import TargetHealth
 from streamer.source.server.idle_connections import IdleConnections
@@ -66,6 +67,7 @@ class Services:
     """Labels of sources whose lack of heartbeats is logged already."""
     heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
     """The heartbeats of each source server."""
+    pace: CheckPace = field(default_factory=CheckPace)
     take_over: set[str] = field(default_factory=set)
     """Labels of sources whose slot and publications the next start takes over."""
 

@@ -67,7 +67,7 @@ from streamer.postgres.sqlstate import (
 )
 from streamer.target import url_parameters
 from streamer.target.array_types import OWN_ARRAYS, own_array
-from streamer.target.fencing_token import FENCE_SQL, FencingToken
+from streamer.target.fencing_token import FENCE_SQL, TOKEN_SQL, FencingToken
 from streamer.target.silent_server import Activity, SilenceMonitor, Unreachable
 from streamer.target.whole_message import WholeMessage, copy_data
 
@@ -342,14 +342,17 @@ class TargetConnection:
         A session stays on its server, so a single check suffices. *again*: also check that the
         token is still valid. Raises TargetMovedError.
         """
-        if again or not self.has_verified(fence):
-            if not await self.fetch_value(FENCE_SQL, *fence.parameters):
-                raise TargetMovedError(
-                    "target: this connection does not reach the server on which the source's lock "
-                    "is held",
-                    fences=[fence],
-                )
-            self._verified[fence.source_id] = fence
+        if not self.has_verified(fence):
+            is_valid = await self.fetch_value(FENCE_SQL, *fence.parameters)
+        else:
+            is_valid = not again or await self.fetch_value(TOKEN_SQL, fence.source_id, fence.token)
+        if not is_valid:
+            raise TargetMovedError(
+                "target: this connection does not reach the server on which the source's lock "
+                "is held",
+                fences=[fence],
+            )
+        self._verified[fence.source_id] = fence
 
     @property
     def is_outdated(self) -> bool:

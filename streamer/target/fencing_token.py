@@ -40,6 +40,8 @@ select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
   and exists (select from {LOCKS_SQL} l where l.class = $1 and l.id = $2 and l.pid = $3)
   and exists (select from streamer.source s where s.id = $2 and s.lock_token = $4)
 """
+TOKEN_SQL: Final = "select exists (select from streamer.source where id = $1 and lock_token = $2)"
+"""The part of `FENCE_SQL` that may change while two sessions live; reads no locks of the server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,9 @@ from streamer.postgres.secret import Secret
 from streamer.runtime import heartbeat as module
 from streamer.runtime.heartbeat import Heartbeat, ServerBeats
 from streamer.runtime.session.supervisor import Supervisor
+from streamer.runtime.tables.lag import Lag
 from streamer.runtime.target_health import TargetHealth
+from streamer.source.server.source_clock import SourceClock
 from streamer.util.lsn import Lsn
 
 SOURCE = SourceMapping("shop", None, Secret("postgresql://"), (), heartbeat_interval=5)
@@ -29,7 +31,8 @@ class Beating:
         self.heartbeat = Heartbeat(SOURCE, services)
         self.tracker = ProgressTracker(Lsn(1))
         self.server = ServerBeats()
-        self.server.receivers[self.heartbeat] = self.tracker
+        self.lag = Lag(self.tracker, SourceClock())
+        self.server.receivers[self.heartbeat] = self.lag
         self.now = 100.0
         self.beats: list[Lsn] = []
 
@@ -79,6 +82,17 @@ async def test_a_position_at_its_message_is_not_yet_past_its_commit(beating: Bea
     assert beating.heartbeat.arrived_seconds is None
 
 
+async def test_a_beat_shows_whether_the_stream_of_its_source_is_behind(beating: Beating) -> None:
+    """So the guard of an idle source may check the end of WAL rarely."""
+    await beating.beat(1064)
+    beating.now += 10
+    assert beating.lag.seconds(beating.now) == 10
+    assert beating.lag.is_stalled(beating.now)
+    beating.tracker.keepalive(Lsn(1112))
+    assert beating.lag.seconds(beating.now) == 0
+    assert beating.lag.visible_at == 100, "commits before the beat are visible"
+
+
 def _server(name: Any) -> Any:
     """A server with a start time of its own."""
     return SimpleNamespace(place=("7301", 1, sum(name.encode())), in_recovery=False)
@@ -111,7 +125,9 @@ class Fleet:
         ):
             plains: Any = servers
             tasks = [
-                asyncio.create_task(heartbeat.run(plain, _server(plain), tracker))
+                asyncio.create_task(
+                    heartbeat.run(plain, _server(plain), Lag(tracker, SourceClock()))
+                )
                 for heartbeat, plain, tracker in zip(beats, plains, trackers, strict=True)
             ]
             for _ in range(20):

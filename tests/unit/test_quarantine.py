@@ -99,7 +99,7 @@ def test_keys_are_followed_until_they_are_undone_or_truncated() -> None:
     columns = KeyColumns(("id",), ("",))
     committed = Quarantine(1, columns, {b"0"})
     blocked = BlockedKeys()
-    blocked.use(columns, committed.keys)
+    blocked.use(columns, committed.keys or set())
     blocked.add((b"1", b"2"))
     mark = len(blocked.added)
     blocked.add((b"2", b"3"))

@@ -7,7 +7,7 @@ goes into quarantine as well. Pure.
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply.rows.apply_plan import ApplyPlan, Identity, PlanColumn
@@ -67,19 +67,18 @@ def _kind(plan: ApplyPlan, column: PlanColumn) -> str:
 class Quarantine:
     """The committed quarantine of a relation.
 
-    ``keys``: the keys of the changes in quarantine, made of ``columns``; not read yet if
-    ``columns`` is None.
+    ``keys``: the keys of the changes in quarantine, made of ``columns``; both are None until
+    streamer has read the keys.
     """
 
     count: int = 0
     columns: KeyColumns | None = None
-    keys: set[bytes] = field(default_factory=set)
+    keys: set[bytes] | None = None
 
     def forget(self, count: int = 0) -> None:
         """Store that *count* changes are in quarantine now, with unknown keys."""
         self.count = count
-        self.columns = None
-        self.keys = set()
+        self.columns = self.keys = None
 
 
 class BlockedKeys:
@@ -175,8 +174,8 @@ class BlockedKeys:
         """The transaction has committed."""
         quarantine.count += self.change_count
         if self.columns is not None:
+            self.base.update(self.added)
             quarantine.columns, quarantine.keys = self.columns, self.base
-            quarantine.keys.update(self.added)
         elif self.is_cleared:
             quarantine.columns = None
 

@@ -38,9 +38,11 @@ copies (`streamer.apply.lanes.copied_range`).
 import asyncio
 import enum
 import itertools
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from sys import intern
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from streamer.apply.lanes.blocked_keys import Quarantine
@@ -87,19 +89,25 @@ class RelationSource:
     unique_keys: tuple[tuple[str, ...], ...] = ()
     has_partial_key: bool = False
     is_partitioned: bool = False
-    types: dict[str, str] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
     conversion: TextConversion | None = None
 
     def with_definition(self, relation: SourceRelation) -> "RelationSource":
         """Return these facts with the definition of *relation* in the source's catalogs."""
         return replace(
             self,
-            primary_key=relation.primary_key,
+            primary_key=tuple(map(intern, relation.primary_key)),
             unique_keys=relation.unique_keys,
             has_partial_key=relation.replica_identity != "f" and relation.has_generated_key,
             is_partitioned=relation.is_partitioned,
-            types={column.name: column.type for column in relation.columns},
+            types=_types(tuple((intern(c.name), intern(c.type)) for c in relation.columns)),
         )
+
+
+@lru_cache(maxsize=4096)
+def _types(columns: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    """Return types by column; the tables of many tenants share one object."""
+    return MappingProxyType(dict(columns))
 
 
 class MappedRelation:
@@ -432,9 +440,12 @@ class LaneOwner(Protocol):
         ...
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class Lane:
-    """A lane. Its methods never wait."""
+    """A lane. Its methods never wait.
+
+    A process may have a lane for each of 100,000 tables, so an idle lane has no queues.
+    """
 
     name: str
     queue: TransactionQueue
@@ -448,7 +459,7 @@ class Lane:
     spool: TransactionSpool | None = None
     queued_count: int = 0
     """Number of unfinished transactions at the worker."""
-    returned: deque[TransactionSpool] = field(default_factory=deque)
+    returned: list[TransactionSpool] = field(default_factory=list)
     """Spools of the transactions that the worker gave back; all precede `spool`."""
     backend_pid: int | None = None
     """The drainer's session at the target while the drainer applies changes of this lane."""
@@ -470,9 +481,21 @@ class Lane:
     is_ending: bool = False
     """The pipeline ends; the source sends unapplied changes again to the next attempt."""
     delete_limit: DeleteLimit = field(default_factory=DeleteLimit)
-    requests: deque[QuarantineRequest] = field(default_factory=deque)
+    requests: list[QuarantineRequest] = field(default_factory=list)
     """The drainer fulfils requests before it applies changes."""
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event | None = None
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """The event of the next change; a task clears the event before it waits."""
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        return self._changed
+
+    def wake(self) -> None:
+        """Wake the tasks that wait for a change."""
+        if self._changed is not None:
+            self._changed.set()
 
     @property
     def is_held(self) -> bool:
@@ -515,7 +538,7 @@ class Lane:
     def front(self) -> TransactionSpool:
         """The spool that holds the oldest transaction."""
         while self.returned and self.returned[0].is_empty:
-            self.returned.popleft().close()
+            self.returned.pop(0).close()
         return self._spools[0]
 
     def held(self, mapped: MappedRelation) -> tuple[int, int]:
@@ -542,7 +565,7 @@ class Lane:
             if self._is_before_point(single):
                 self.is_at_point = False
         self.has_open_transaction = lane_transaction.end_lsn is None
-        self.changed.set()
+        self.wake()
 
     def add_hold(self, reason: Hold, error: str | None = None) -> None:
         """Hold this lane from now on, for *reason*."""
@@ -555,7 +578,7 @@ class Lane:
             self.spool = self.open_spool()
             self.queue.hurry()  # a drainer begins when the queue is empty
             self.owner.lane_held(self)
-        self.changed.set()
+        self.wake()
 
     def release(self, reason: Hold) -> None:
         """Remove *reason*; the drainer continues unless another reason blocks the lane."""
@@ -564,7 +587,7 @@ class Lane:
             self.error = None
         if reason & Hold.POINT:
             self.point, self.is_at_point = None, False
-        self.changed.set()
+        self.wake()
 
     def defer_to_drainer(self, until: float) -> None:
         """Leave this lane to a drainer until *until*, a time of `time.monotonic`."""
@@ -613,14 +636,14 @@ class Lane:
                 for single in lane_transaction.split():
                     spool.append(single)
             # The worker gives back the committing window after the transactions behind that window.
-            self.returned.appendleft(spool)
+            self.returned.insert(0, spool)
             self.is_at_point = False
         self._uncount(len(transactions))
 
     def _uncount(self, count: int) -> None:
         self.queued_count -= count
         if self.queued_count == 0:
-            self.changed.set()
+            self.wake()
 
     def read_held(self, size: int) -> list[LaneTransaction]:
         """Return the next held transactions, about *size* bytes, or a piece of a larger
@@ -640,7 +663,7 @@ class Lane:
         if not transactions:
             self.front.rewind()
             self.is_at_point = True
-            self.changed.set()
+            self.wake()
         return transactions
 
     def drained(self, count: int) -> None:
@@ -656,7 +679,7 @@ class Lane:
             self.spool.discard_open()
             self.delete_limit.discard_open()
             self.has_open_transaction = False
-            self.changed.set()
+            self.wake()
 
     def go_live(self) -> bool:
         """Return to the worker's queue if no change is held; return whether the lane is live."""

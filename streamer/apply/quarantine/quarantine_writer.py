@@ -201,7 +201,7 @@ class QuarantineWriter:
                     mapped, columns, before=self._retried_before
                 )
                 quarantine.columns = columns
-            base = quarantine.keys
+            base = quarantine.keys or set()
         else:
             base = await self._table.read_keys(mapped, columns, before=self._retried_before)
         blocked.use(columns, base, await self._table.keys_of_pending(blocked, columns))

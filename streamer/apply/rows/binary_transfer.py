@@ -5,6 +5,7 @@ column needs a type of the list below, and an equal type at the target. A column
 does not get may have any type. Pure.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from streamer.apply.rows.make_plan import match_columns
@@ -112,7 +113,7 @@ def binary_obstacle(
     *,
     sid: str | None,
     types: frozenset[int],
-    type_names: dict[str, str],
+    type_names: Mapping[str, str],
 ) -> str | None:
     """Return the obstacle to binary transport for *relation*, or None.
 

@@ -38,7 +38,7 @@ def make_plan(
     source_keys: tuple[tuple[str, ...], ...] = (),
     has_partial_key: bool = False,
     is_partitioned: bool = False,
-    type_names: dict[str, str] | None = None,
+    type_names: Mapping[str, str] | None = None,
     binary: bool = False,
     number: int = 0,
     input_types: dict[str, str] | None = None,

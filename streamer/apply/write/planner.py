@@ -441,7 +441,7 @@ class Planner:
         mapped: MappedRelation,
         relation: Relation,
         target: TargetRelation | None,
-        types: dict[str, str],
+        types: Mapping[str, str],
         facts: ExpressionFacts,
         *,
         binary: bool,

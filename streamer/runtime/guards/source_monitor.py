@@ -26,10 +26,6 @@ from streamer.source.slot_and_publications.standbys import find_standby_wait
 
 log = structlog.get_logger()
 
-STANDBY_SECONDS: Final = 4.0
-"""How long the source may hold changes back before the guard looks for the standby that delays
-them.
-"""
 GUARD_SECONDS: Final = 2.0
 PAUSE_TIMES: Final = 20
 """The minimum pause after a check, as a multiple of the duration of the check."""
@@ -93,7 +89,8 @@ class SourceMonitor:
                         digest = seen.digest  # the next check sees later changes
                     await cases.delete_dropped(plain)
                 on_check()
-                await asyncio.sleep(max(GUARD_SECONDS, PAUSE_TIMES * took))
+                seconds = GUARD_SECONDS if cases.are_open else self._tables.pause(GUARD_SECONDS)
+                await asyncio.sleep(max(seconds, PAUSE_TIMES * took))
 
     def _check_slot(self, seen: GuardFacts) -> None:
         self._health.wal_end_lsn = max(self._health.wal_end_lsn, seen.flush_lsn)
@@ -103,9 +100,8 @@ class SourceMonitor:
 
     async def _show_standby_wait(self, plain: Connection) -> None:
         """Show that the source holds changes back until its standbys have them."""
-        source, since = self._tables.source, self._tables.lag.undelivered_since
-        error = None
-        if since is not None and time.monotonic() - since > STANDBY_SECONDS:
+        source, error = self._tables.source, None
+        if self._tables.lag.is_stalled(time.monotonic()):
             error = await find_standby_wait(plain, source)
         report = None if error is None else ErrorReport.of(error)
         if report == self._standby_wait:

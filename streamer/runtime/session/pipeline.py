@@ -182,7 +182,7 @@ class Pipeline:
             transport="binary" if session.registrar.transport.is_binary else "text",
             reads="slot" if session.reads_slot else "journal",
         )
-        with contextlib.ExitStack() as end:
+        with contextlib.ExitStack() as end, session.services.pace.source():
             async with asyncio.TaskGroup() as group:
                 running = {
                     name: group.create_task(endless(run, name), name=f"{name} {source.label}")

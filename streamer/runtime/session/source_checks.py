@@ -45,7 +45,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
         source, source_id, bookkeeping, relations, services.target_namespace
     )
     discovery = Discovery(session.tables, services.discovery_interval, services.tables_appeared)
-    beats = partial(heartbeat.run, server=session.server, tracker=session.tracker)
+    beats = partial(heartbeat.run, server=session.server, lag=session.lag)
     async with connection(source) as plain:
         await plain.execute(_PATIENCE_SQL)
         async with asyncio.TaskGroup() as group:
@@ -65,7 +65,7 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
                 with translating(source.label):
                     waits = (await fetch_one(plain, _COMMITS_WAIT_SQL))["is_listed"]
                 session.position.is_awaited = bool(waits)
-                await asyncio.sleep(CHECK_SECONDS)
+                await asyncio.sleep(session.tables.pause(CHECK_SECONDS))
 
 
 async def _check_partitions(

@@ -66,9 +66,12 @@ class _StatusReport:
         self._bookkeeping = session.services.bookkeeping
         self._source_id = session.record.source_id
         self._relations = relations = session.relations
+        self._tracker = session.tracker
         self._heartbeat = heartbeat
         self._held: list[HeldRecord] | None = None
         self._was_overdue: bool | None = None
+        self._was_quiet = False
+        """At the last writing, no table had changes that the target lacks, or a held lane."""
         self._lag_from: dict[int, int | None] = {}
         """The oldest commit times of relations that lag; None for relations without lag."""
         self._waiting = {  # a process that died may have stored waits of these tables
@@ -77,15 +80,20 @@ class _StatusReport:
 
     async def write(self) -> None:
         """Write the values that have changed."""
-        held, overdue = _held(self._relations), self._heartbeat.overdue_seconds
-        if held != self._held:
-            await set_held(self._bookkeeping, self._source_id, held)
-            self._held = held
+        overdue = self._heartbeat.overdue_seconds
         if self._was_overdue is not (overdue is not None):
             await set_heartbeat_overdue(self._bookkeeping, self._source_id, overdue)
             self._was_overdue = overdue is not None
+        is_quiet = self._tracker.is_idle and not self._relations.have_held_lanes
+        if is_quiet and self._was_quiet:  # an idle source may have thousands of tables
+            return
+        held = _held(self._relations)
+        if held != self._held:
+            await set_held(self._bookkeeping, self._source_id, held)
+            self._held = held
         await self._write_lag()
         await self._write_waiting()
+        self._was_quiet = is_quiet
 
     async def _write_lag(self) -> None:
         lag_from = {m.relation_id: _lag_from(self._relations, m) for m in self._relations}

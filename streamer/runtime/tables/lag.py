@@ -14,13 +14,17 @@ from streamer.source.server.source_clock import SourceClock
 from streamer.util.lsn import Lsn
 
 ENDS_MAX: Final = 512
+STALLED_SECONDS: Final = 4.0
+"""How long the source may hold changes back before the guard looks for the standby that delays
+them.
+"""
 
 
 class Lag:
     """The lag of a source, for one attempt to stream the source."""
 
     def __init__(self, tracker: ProgressTracker, clock: SourceClock) -> None:
-        self._tracker = tracker
+        self.tracker = tracker
         self._clock = clock
         self._delivered_at: float | None = None
         self._wal_ends: deque[tuple[Lsn, float]] = deque()
@@ -33,6 +37,11 @@ class Lag:
         self._wal_ends.append((lsn, moment))
         self._pass_applied()
 
+    def is_stalled(self, now: float) -> bool:
+        """Whether the stream is far behind the WAL that the source had some seconds ago."""
+        since = self.undelivered_since
+        return since is not None and now - since > STALLED_SECONDS
+
     def received(self, commit_time: int) -> None:
         """Record that the stream has delivered a commit, and all earlier commits."""
         self._delivered(self._clock.moment_of(commit_time))
@@ -42,7 +51,7 @@ class Lag:
             self._delivered_at = max(moment, self._delivered_at or moment)
 
     def _pass_applied(self) -> None:
-        while self._wal_ends and self._wal_ends[0][0] <= self._tracker.newest_lsn:
+        while self._wal_ends and self._wal_ends[0][0] <= self.tracker.newest_lsn:
             self._delivered(self._wal_ends.popleft()[1])
 
     @property
@@ -55,12 +64,12 @@ class Lag:
     def visible_at(self) -> float | None:
         """Commits at the source before this moment are visible; None if unknown."""
         self._pass_applied()
-        oldest = self._tracker.oldest_time
+        oldest = self.tracker.oldest_time
         return self._delivered_at if oldest is None else self._clock.moment_of(oldest)
 
     def seconds(self, now: float) -> float:
         """Return the age of the oldest committed change that is not visible."""
-        oldest = self._clock.moment_of(self._tracker.oldest_time or 0)
+        oldest = self._clock.moment_of(self.tracker.oldest_time or 0)
         since = [moment for moment in (oldest, self.undelivered_since) if moment is not None]
         return max(0.0, now - min(since)) if since else 0.0
 

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from sys import intern
 
 from streamer.apply.lanes.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource, holds
 from streamer.bookkeeping.bookkeeping import Bookkeeping
@@ -161,7 +162,7 @@ class Relations:
         """Give *state* to *mapped*; wait until no earlier change is in flight."""
         former_lane, newest_lsn = self._lanes[mapped], self._tracker.newest_lsn
         self.become(mapped, state)
-        former_lane.changed.set()  # lets a drainer give up a large, incomplete transaction
+        former_lane.wake()  # lets a drainer give up a large, incomplete transaction
         await until_applied(former_lane, newest_lsn)
 
     def lose(self, mapped: MappedRelation, error: ErrorReport) -> None:
@@ -170,7 +171,7 @@ class Relations:
         self._lanes[mapped].release(Hold.ERROR)
 
     def _show(self, mapped: MappedRelation) -> None:
-        table, state = str(mapped.mapping.source), mapped.state
+        table, state = _table(mapped), mapped.state
         self._health.table_states[table] = state.shown
         if state.error is None:
             self._health.table_errors.pop(table, None)
@@ -216,6 +217,10 @@ class Relations:
         """Return all lanes."""
         return {*self._lanes.values(), *self._shared_lanes.values()}
 
+    @property
+    def have_held_lanes(self) -> bool:
+        return any(lane.is_held for lane in self._lanes.values())
+
     def in_lane(self, lane: Lane) -> list[MappedRelation]:
         return [mapped for mapped, home in self._lanes.items() if home is lane]
 
@@ -228,7 +233,7 @@ class Relations:
         self._by_relid.clear()
         state = replace(record.table_state, is_to_mark_synced=is_to_mark_synced)
         mapped.quarantine.forget(record.quarantined)
-        self._health.quarantined[str(mapped.mapping.source)] = record.quarantined
+        self._health.quarantined[_table(mapped)] = record.quarantined
         self.become(mapped, state)
         if state.need is not Need.NOTHING:
             return
@@ -307,7 +312,7 @@ class Relations:
     def _own_lane(self, mapped: MappedRelation) -> Lane:
         lane = self._lanes.get(mapped)
         if lane is None or lane in self._shared_lanes.values():
-            lane = self._lanes[mapped] = self._new_lane(str(mapped.mapping.source))
+            lane = self._lanes[mapped] = self._new_lane(_table(mapped))
         return lane
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
@@ -340,7 +345,7 @@ class Relations:
         group = self._groups.get(mapped.mapping.target)
         if not self._services.by_transaction and group is None:
             lane = self._lanes.get(mapped)
-            return lane or self._new_lane(str(mapped.mapping.source))
+            return lane or self._new_lane(_table(mapped))
         key = None if self._services.by_transaction else group
         if key not in self._shared_lanes:
             self._shared_lanes[key] = self._new_lane(None, key)
@@ -371,6 +376,11 @@ class Relations:
             self._services.spools.lane_spool,
             table=table,
         )
+
+
+def _table(mapped: MappedRelation) -> str:
+    """Return the name of a table; all dictionaries share the text."""
+    return intern(str(mapped.mapping.source))
 
 
 async def forget_unmapped(

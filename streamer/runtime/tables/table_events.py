@@ -7,6 +7,8 @@ to stream the source has its own `TableEvents`, which owns the lanes.
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
@@ -39,6 +41,7 @@ from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.errors.remedies import Remedy, run
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
+from streamer.runtime.check_pace import BUSY_SECONDS
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.lag import Lag
@@ -77,6 +80,8 @@ class TableEvents:
         """Set when the durable position may have moved."""
         self.has_progress = False
         """A table has advanced since the last stored position."""
+        self._changed_at = -math.inf
+        """When a table last advanced, in `time.monotonic`'s terms."""
         self._to_request: set[MappedRelation] = set()
         """Relations that request a copy again, because the obstacle of the last copy is gone."""
         self._unreached: set[MappedRelation] = set()
@@ -85,12 +90,23 @@ class TableEvents:
         self._heartbeat = heartbeat
         self._fail = fail
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the source has, or recently had, changes that the target lacks."""
+        now = time.monotonic()
+        is_behind = not self.tracker.is_idle or self.lag.is_stalled(now)
+        return is_behind or now - self._changed_at < BUSY_SECONDS
+
+    def pause(self, interval: float) -> float:
+        """Return the seconds before the next check, for checks *interval* seconds apart."""
+        return self._services.pace.seconds(interval, is_busy=self.is_busy)
+
     async def close(self) -> None:
         """Discard all unapplied changes: the source will send these changes again."""
         lanes = self.relations.lanes()
         for lane in lanes:
             lane.is_ending = True  # a worker that fails now must not hand the lane to a drainer
-            lane.changed.set()
+            lane.wake()
         try:
             for worker in self._services.all_workers:
                 await worker.drop(lanes)
@@ -143,8 +159,8 @@ class TableEvents:
         self.relations.moved_on(lane)
         self._heartbeat.check_arrival(self.tracker)
         count_lane_transactions(self._services.metrics, self.source, transactions)
-        lane.changed.set()
-        self.has_progress = True
+        lane.wake()
+        self.has_progress, self._changed_at = True, time.monotonic()
         self.advanced.set()
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
