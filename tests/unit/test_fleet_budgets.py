@@ -56,7 +56,7 @@ def add_tables(tables: TableEvents, publishing: Publishing, count: int) -> None:
             quarantined=0,
             error=None,
             has_returned=False,
-            publication_mark="m" * 32 + f"/{number}",
+            publication_membership="m" * 32 + f"/{number}",
             identity=f"d {columns[0]}",
             source_oid=20_000 + number,
         )

@@ -8,7 +8,7 @@ from unittest import mock
 from streamer.apply.lanes.lane import Lane, LaneOwner, until_idle
 from streamer.runtime.tables.relations import until_applied
 from streamer.util.lsn import Lsn
-from streamer.util.waiting import wait_for_event
+from streamer.util.waiting import wait_for_event, wait_unless_idle
 
 
 async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:
@@ -33,3 +33,18 @@ async def test_who_waits_for_a_lane_hears_that_its_worker_has_settled_everything
             await asyncio.sleep(0)
             lane.applied([lane_transaction])
     assert lane.queued_count == 0
+
+
+async def test_an_idle_object_is_checked_and_wakes_no_task() -> None:
+    checks: list[bool] = []
+    event, idle = asyncio.Event(), [True, True, False]
+
+    def is_idle() -> bool:
+        checks.append(idle[len(checks)])
+        return checks[-1]
+
+    assert not await asyncio.wait_for(wait_unless_idle(event, 0.001, is_idle), 60)
+    assert checks == idle
+    event.set()
+    assert await asyncio.wait_for(wait_unless_idle(event, 60, is_idle), 60)
+    assert checks == idle, "the end of the wait ends the checks, too"

@@ -22,7 +22,7 @@ from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations
 from streamer.target.session_counts import DRAINERS_MAX
 from streamer.util.lsn import Lsn
-from streamer.util.waiting import wait_for_event
+from streamer.util.waiting import wait_unless_idle
 
 REPORT_SECONDS: Final = 2.0
 _QUEUE: Final = TableWait(
@@ -54,7 +54,7 @@ async def report_status(session: Session, heartbeat: Heartbeat) -> None:
         except TargetError as exc:  # the next round writes the values: a stream need not stop
             services.metrics.count_error(exc, source.database, source.sid)
         visible = {}
-        if await wait_for_event(requested, REPORT_SECONDS):
+        if await wait_unless_idle(requested, REPORT_SECONDS, report.is_idle):
             requested.clear()
             visible = _visible(relations, session.tracker)
 
@@ -78,15 +78,22 @@ class _StatusReport:
             mapped for mapped in relations if Hold.SYNC not in relations.lane(mapped).hold
         }
 
+    @property
+    def _is_quiet(self) -> bool:
+        return self._tracker.is_idle and not self._relations.have_held_lanes
+
+    def is_idle(self) -> bool:
+        """Whether no value has changed since the last write."""
+        is_overdue = self._heartbeat.overdue_seconds is not None
+        return self._was_quiet and self._is_quiet and self._was_overdue is is_overdue
+
     async def write(self) -> None:
         """Write the values that have changed."""
         overdue = self._heartbeat.overdue_seconds
         if self._was_overdue is not (overdue is not None):
             await set_heartbeat_overdue(self._bookkeeping, self._source_id, overdue)
             self._was_overdue = overdue is not None
-        is_quiet = self._tracker.is_idle and not self._relations.have_held_lanes
-        if is_quiet and self._was_quiet:  # an idle source may have thousands of tables
-            return
+        is_quiet = self._is_quiet
         held = _held(self._relations)
         if held != self._held:
             await set_held(self._bookkeeping, self._source_id, held)

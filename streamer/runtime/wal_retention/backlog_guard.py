@@ -34,7 +34,7 @@ from streamer.util.backoff import Backoff
 from streamer.util.containment import enduring
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
-from streamer.util.waiting import wait_for_event
+from streamer.util.waiting import wait_for_event, wait_unless_idle
 
 if TYPE_CHECKING:
     from streamer.runtime.services import Health
@@ -182,7 +182,7 @@ class BacklogGuard:
             self._changed.clear()
             if not self._is_needed:
                 self.backlog = None
-                await self._pause(MEASURE_SECONDS)
+                await wait_unless_idle(self._changed, MEASURE_SECONDS, lambda: not self._is_needed)
                 continue
             try:
                 async with connection(self.source) as plain:
