@@ -71,7 +71,7 @@ class AdminServer:
         await in_admin_thread(load)
         await in_admin_thread(install, app, self._service, self._access, events)
 
-    def is_known(self, request: Request) -> bool:
+    def may_see_values(self, request: Request) -> bool:
         """Return whether the user behind a request may see values of rows."""
         try:
             return self._access.identify(request) is not None

@@ -204,7 +204,7 @@ async def _served(
             lambda: [*admin.reasons(), *engine.readiness()],
             admin.problem,
             engine.other_problems,
-            admin.is_known,
+            admin.may_see_values,
         )
         await admin.add_routes(app, events)
         return app

@@ -340,7 +340,7 @@ class Dispatching(Transactions):
     def replaced(self, mapped: MappedRelation) -> None:
         assert mapped.relid == ANOTHER_RELID
         (relid,) = (relid for relid, other in self.mapped.items() if other is mapped)
-        self.relations.lose(mapped, ErrorReport("another table has the name", "sync"))
+        self.relations.drop_changes(mapped, ErrorReport("another table has the name", "sync"))
         self.forget_owed(relid, EVERYTHING)
 
     @rule(relid=st.sampled_from(TABLES), is_paused=st.booleans())

@@ -89,7 +89,7 @@ class Ring:
         if newest is None or held is None or not newest - self._slots < slot <= newest:
             return None
         values = self._values(held, slot)
-        return values if is_known(values) else None
+        return values if has_values(values) else None
 
     def points(self, source: str) -> list[tuple[int, Values]]:
         """Return time and values of each slot of a source, from the first known slot on.
@@ -101,7 +101,7 @@ class Ring:
             return []
         slots = range(newest - self._slots + 1, newest + 1)
         points = [(slot * self.seconds, self._values(held, slot)) for slot in slots]
-        first = next((n for n, (_, values) in enumerate(points) if is_known(values)), len(points))
+        first = next((n for n, (_, values) in enumerate(points) if has_values(values)), len(points))
         return points[first:]
 
     def known(self, source: str, field: int, since: float) -> list[tuple[int, float]]:
@@ -168,7 +168,7 @@ class Series:
         minutes = []
         for source in self._fine.sources:
             values = summary(self._fine.get(source, slot) for slot in slots)
-            if is_known(values):
+            if has_values(values):
                 self._coarse.put(source, number, values)
                 minutes.append(Minute(number * COARSE_SECONDS, source, values))
         return minutes
@@ -181,7 +181,7 @@ class Series:
         fine, coarse = self._fine.points(source), self._coarse.points(source)
         if fine:
             begin = fine[0][0]
-            minutes = {at: values for at, values in coarse if is_known(values)}
+            minutes = {at: values for at, values in coarse if has_values(values)}
             coarse = [point for point in coarse if point[0] < begin]
             coarse += _gap(coarse, begin - begin % COARSE_SECONDS)
             fine = list(_filled(fine, minutes))
@@ -214,7 +214,7 @@ def _filled(
     """Yield fine points; the points of *minutes* fill the gaps of this process."""
     for at, values in fine:
         begin = at - at % COARSE_SECONDS
-        if is_known(values) or begin not in minutes:
+        if has_values(values) or begin not in minutes:
             yield at, values
         elif at == begin:
             yield at, minutes[begin]
@@ -231,7 +231,7 @@ def _minute_of(slot: int) -> int:
     return slot * FINE_SECONDS // COARSE_SECONDS
 
 
-def is_known(values: Values) -> bool:
+def has_values(values: Values) -> bool:
     """Whether any of the values is known."""
     return any(value is not None for value in values)
 

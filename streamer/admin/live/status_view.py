@@ -63,7 +63,7 @@ def copy_progress(sources: Iterable[Row]) -> Row | None:
     rates = [t.get("rows_per_second") or 0.0 for t in tables]
     bytes_done = sum(t.get("bytes_copied") or 0 for t in tables)
     # A planned copy without a size is the copy of an empty table.
-    is_known = all(t["state"] == "copying" for t in tables)
+    is_planned = all(t["state"] == "copying" for t in tables)
     bytes_total = sum(t.get("bytes_total") or 0 for t in tables)
     rows_done = sum(t["rows_copied"] or 0 for t in tables)
     bytes_per_second = sum(rates) * bytes_done / rows_done if rows_done else 0.0
@@ -72,10 +72,10 @@ def copy_progress(sources: Iterable[Row]) -> Row | None:
         "tables": len(tables),
         "queued": sum(map(is_queued, tables)),
         "bytes_done": bytes_done,
-        "bytes_total": bytes_total if is_known else None,
-        "share": min(1.0, bytes_done / bytes_total) if is_known and bytes_total else None,
+        "bytes_total": bytes_total if is_planned else None,
+        "share": min(1.0, bytes_done / bytes_total) if is_planned and bytes_total else None,
         "seconds_left": max(0.0, bytes_left / bytes_per_second)
-        if is_known and bytes_per_second
+        if is_planned and bytes_per_second
         else None,
     }
 

@@ -263,7 +263,7 @@ def plan_fix(
     if exc.column is not None:
         computed = _generated_source(pair, exc.column)
         if computed is not None:
-            return generated_fix(pair, computed, exc.column, is_there=True)
+            return generated_fix(pair, computed, exc.column, column_exists=True)
     return None if exc.remedy is None else Fix.of(exc.remedy)
 
 
@@ -274,9 +274,9 @@ def _generated_source(pair: Pair, target_name: str) -> DefinedColumn | None:
     return None
 
 
-def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, is_there: bool) -> Fix:
+def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, column_exists: bool) -> Fix:
     """Return the statements that let the target compute a column as the source does."""
-    drop = f"drop column {quote_identifier(name)}, " if is_there else ""
+    drop = f"drop column {quote_identifier(name)}, " if column_exists else ""
     names = names_at_target(pair.relation.column_names, pair.mapping)
     try:
         expression = generation_expression(column, names, pair.mapping)
@@ -365,7 +365,7 @@ def _check_generated(
 ) -> Iterable[Finding]:
     if stored is not None and stored.generated:
         return
-    fix = generated_fix(pair, column, name, is_there=stored is not None)
+    fix = generated_fix(pair, column, name, column_exists=stored is not None)
     if stored is None:
         problem = f'column "{column.name}" is generated, and the target has no column of that name'
         yield info(pair.place, problem, fix)

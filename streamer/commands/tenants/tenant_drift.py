@@ -138,8 +138,8 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     async with target_connection(address, "streamer drift") as target:
         relations = await read_relations(target, names)
         targets = await read_at_target(target, [relation.oid for relation in relations.values()])
-        is_known = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
-        left = await read_remaining_columns(target) if is_known else []
+        has_purges = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
+        left = await read_remaining_columns(target) if has_purges else []
     items = list(judge(tenant_tables, {table.name: table for table in targets.values()}, left))
     labels = [source.label for source in sources]
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
@@ -197,7 +197,7 @@ def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -
         common = _most_common(values.values())
         model = next(label for label, value in values.items() if value == common)
         place = _at_target(mapping, item)
-        is_wanted = place is not None and common is not None
+        is_required = place is not None and common is not None
         kind, name = item
         yield Drift(
             table=str(mapping.source),
@@ -207,7 +207,7 @@ def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -
             common=common,
             target=None if place is None else target_items.get(place),
             deviating={label: value for label, value in values.items() if value != common},
-            target_deviates=is_wanted and (target is None or place in differing(model)),
+            target_deviates=is_required and (target is None or place in differing(model)),
         )
 
 

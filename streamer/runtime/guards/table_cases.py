@@ -295,7 +295,7 @@ class TableCases:
 
     def _stop(self, mapped: MappedRelation, error: ErrorReport) -> None:
         log.error("table stopped", **self._log_fields(mapped), error=error.text, **error.log_fields)
-        self._relations.lose(mapped, error)
+        self._relations.drop_changes(mapped, error)
 
     def _log_copy(self, mapped: MappedRelation, reason: str) -> None:
         log.warning("table is copied again", **self._log_fields(mapped), reason=reason)

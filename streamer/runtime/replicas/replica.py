@@ -60,7 +60,7 @@ RELEASED_AT_ONCE: Final = 4
 """The number of sources to release at a time."""
 REFUSED_SECONDS: Final = 10.0
 """A replica that does not take an assigned source for this long loses the source."""
-FORGIVEN_SECONDS: Final = 60.0
+RETAKE_SECONDS: Final = 60.0
 """The time after which a replica that lost a source may take that source again."""
 FOLLOW_SECONDS: Final = 5.0
 """Free sources wait this long for a replica that is about to read a new mapping."""
@@ -266,10 +266,10 @@ class Replica:
             self._find_unreached(shared),
             self._following.report(),
         )
-        is_known = self._backend_pid == session.backend_pid and await beat(
+        is_member = self._backend_pid == session.backend_pid and await beat(
             session, self._number, presence
         )
-        if not is_known:
+        if not is_member:
             if self._number:
                 await delete_replica(session, self._number)
             self._number = await join(session, self._locks.holder, self._address)
@@ -459,7 +459,7 @@ class Replica:
         }
         for label, free in self._free.items():
             if now - free.since > REFUSED_SECONDS:
-                self._refused[free.taker, label] = now + FORGIVEN_SECONDS
+                self._refused[free.taker, label] = now + RETAKE_SECONDS
         self._refused = {key: until for key, until in self._refused.items() if until > now}
 
     async def _show(self, sources: dict[str, Shared]) -> None:

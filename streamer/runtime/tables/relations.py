@@ -165,7 +165,7 @@ class Relations:
         former_lane.wake()  # lets a drainer give up a large, incomplete transaction
         await until_applied(former_lane, newest_lsn)
 
-    def lose(self, mapped: MappedRelation, error: ErrorReport) -> None:
+    def drop_changes(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Drop the changes of *mapped* from now on, so that they retain no WAL at the source."""
         self.become(mapped, mapped.state.lost(error))
         self._lanes[mapped].release(Hold.ERROR)
@@ -181,7 +181,7 @@ class Relations:
     def _hold_to_point(self, mapped: MappedRelation) -> None:
         """Stop the lane exactly at the point of a copy."""
         if mapped.state.need in TO_POINT:
-            is_behind = self.followed(mapped) is not None
+            is_behind = self.former_lane(mapped) is not None
             self._lanes[mapped].hold_to_point(None if is_behind else mapped.state.drains_to)
 
     def _release(self, lane: Lane, reasons: Hold) -> None:
@@ -209,7 +209,7 @@ class Relations:
     def lane(self, mapped: MappedRelation) -> Lane:
         return self._lanes[mapped]
 
-    def lane_now(self, mapped: MappedRelation) -> Lane | None:
+    def current_lane(self, mapped: MappedRelation) -> Lane | None:
         """Return the lane of a relation, even of a relation that left the mapping."""
         return self._lanes.get(mapped)
 
@@ -274,11 +274,11 @@ class Relations:
         needs_copy = mapped.skip_through_lsn == EVERYTHING or mapped.state.follows
         return needs_copy and not mapped.state.is_paused
 
-    def moved_on(self, lane: Lane) -> None:
+    def release_moved(self, lane: Lane) -> None:
         """Release relations that have left *lane*, after *lane* has applied some changes."""
         followers = [item for item, (former, _) in self._followed.items() if former is lane]
         for mapped in followers:
-            self.followed(mapped)
+            self.former_lane(mapped)
 
     def is_behind(self, mapped: MappedRelation, lsn: Lsn) -> bool:
         """Whether the stream still has to apply changes of *mapped* that committed before *lsn*.
@@ -289,7 +289,7 @@ class Relations:
         """
         if mapped.skip_through_lsn == EVERYTHING:
             return False
-        former_lane = self.followed(mapped)
+        former_lane = self.former_lane(mapped)
         lanes = [self._lanes[mapped], *([] if former_lane is None else [former_lane])]
         return any(lane.is_behind(lsn) for lane in lanes)
 
@@ -297,7 +297,7 @@ class Relations:
         """Whether a lane may leave out changes of some rows: no foreign key can refer to them."""
         return mapped.mapping.target not in self._groups
 
-    def followed(self, mapped: MappedRelation) -> Lane | None:
+    def former_lane(self, mapped: MappedRelation) -> Lane | None:
         """Return the former lane of *mapped* until that lane has applied the relation's changes."""
         if mapped not in self._followed:
             return None

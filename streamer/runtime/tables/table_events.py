@@ -156,7 +156,7 @@ class TableEvents:
         last = transactions[-1]
         assert last.end_lsn is not None
         self.tracker.durable(lane.pending, last.end_lsn, last.transaction.commit_time)
-        self.relations.moved_on(lane)
+        self.relations.release_moved(lane)
         self._heartbeat.check_arrival(self.tracker)
         count_lane_transactions(self._services.metrics, self.source, transactions)
         lane.wake()
@@ -251,7 +251,7 @@ class TableEvents:
         self.advanced.set()
 
     def lane_of(self, mapped: MappedRelation) -> Lane | None:
-        return self.relations.lane_now(mapped)
+        return self.relations.current_lane(mapped)
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
         self.relations.quarantine_changed(mapped)
@@ -265,8 +265,8 @@ class TableEvents:
 
     def _relations_of(self, lane: Lane, error: StreamerError | None = None) -> list[MappedRelation]:
         if error is not None and isinstance(error.subject, MappedRelation):
-            is_there = self.relations.get(error.subject.relation_id) is error.subject
-            return [error.subject] if is_there else []
+            is_mapped = self.relations.get(error.subject.relation_id) is error.subject
+            return [error.subject] if is_mapped else []
         return self.relations.in_lane(lane)
 
     async def _store_streaming_state(self, mapped: MappedRelation, state: TableState) -> None:
@@ -319,9 +319,9 @@ class TableEvents:
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
         lane = self.relations.lane(mapped)
         while True:
-            if not mapped.state.follows or self.relations.lane_now(mapped) is not lane:
+            if not mapped.state.follows or self.relations.current_lane(mapped) is not lane:
                 raise SyncError("the copy was given up meanwhile")
-            former_lane = self.relations.followed(mapped)
+            former_lane = self.relations.former_lane(mapped)
             for blocked in (lane, former_lane):
                 if blocked is not None and Hold.ERROR in blocked.hold:
                     raise self._cannot_reach(mapped, blocked)
@@ -335,8 +335,8 @@ class TableEvents:
             if (state := mapped.state.reached_for(point)) != mapped.state:
                 self.relations.become(mapped, state)
             is_read = mapped.state.is_read
-            is_there = lane.is_at_point if is_read else not lane.is_behind(point)
-            if former_lane is None and is_there and self.has_delivered(point):
+            has_reached = lane.is_at_point if is_read else not lane.is_behind(point)
+            if former_lane is None and has_reached and self.has_delivered(point):
                 return
             await until_changed(lane, REACH_SECONDS)
 

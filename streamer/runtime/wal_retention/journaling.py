@@ -103,7 +103,7 @@ class Journaling:
         self._path = directory_of(spools, source.slot)
         self._is_damaged = False
         self._is_trusted = False
-        self._is_known = asyncio.Event()
+        self._is_decided = asyncio.Event()
         self._active = asyncio.Event()
         self._begun = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
@@ -162,11 +162,11 @@ class Journaling:
         finally:
             if self.journal is not None:
                 self.journal.close()
-            self._is_known.clear()  # the next attempt opens the journal again
+            self._is_decided.clear()  # the next attempt opens the journal again
 
     async def _open(self) -> None:
         backoff = Backoff()
-        while not self._is_known.is_set():
+        while not self._is_decided.is_set():
             try:
                 await in_thread(self._open_files)
             except JournalError as exc:
@@ -178,7 +178,7 @@ class Journaling:
                 backoff.log(log, f'the journal of "{self.source.label}" cannot be read', exc)
                 await backoff.wait()
                 continue
-            self._is_known.set()
+            self._is_decided.set()
         if self.journal is not None:
             log.info(
                 "resuming journal",
@@ -378,7 +378,7 @@ class Journaling:
             self.begin()  # the former pipeline has left the slot
         try:
             async with asyncio.timeout(2 * BEGIN_SECONDS):
-                await self._is_known.wait()
+                await self._is_decided.wait()
                 if self.is_active:
                     await self._begun.wait()
         except TimeoutError:

@@ -617,8 +617,8 @@ class DefinitionTranslator:
         if self._mapping.rule.create is not Create.ALL:
             return None
         table, facts = self._target.name, self._generated
-        is_wanted = old.sequence is not None and old.sequence.oid in self._sequences_in_use
-        lost = None if is_wanted else lost_sequence(table, name, old, column, facts)
+        is_in_use = old.sequence is not None and old.sequence.oid in self._sequences_in_use
+        lost = None if is_in_use else lost_sequence(table, name, old, column, facts)
         if lost is not None:
             drop = [f"{alter} drop default"] if name in facts.drawing else []
             statements[:0] = [*drop, f"drop sequence {lost.quoted}"]
