@@ -9,9 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
-from schemathesis.checks import not_a_server_error
 
 from streamer.commands.demo.embedded_servers import free_port
 from streamer.observability.http_server import listen, serving
@@ -53,6 +51,10 @@ def address(tmp_path: Path, target: Database) -> Iterator[str]:
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 def test_no_request_is_answered_with_500(address: str) -> None:
+    # Each process of the suite imports each module of tests, and this library takes 0.4 s.
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+
     with httpx.Client(base_url=address, headers=HEADERS, timeout=60) as client:
         for path, body in (
             ("databases", {"name": "shop"}),

@@ -246,16 +246,19 @@ class Database:
 
     def _execute(self, sql: str, lock_seconds: float = 0) -> list[tuple[object, ...]]:
         connection = self._reuse() or self.connect()
-        lock_timeout = f"set lock_timeout = '{lock_seconds}s'".encode()
+
+        def run() -> list[tuple[object, ...]]:
+            if lock_seconds:
+                connection.execute(f"set lock_timeout = '{lock_seconds}s'".encode())
+            return execute_all(connection, sql)
+
         try:
             try:
-                connection.execute(lock_timeout)
-                rows = execute_all(connection, sql)
+                rows = run()
             except psycopg.errors.AdminShutdown:  # a test ended the idle session
                 connection.close()
                 connection = self.connect()
-                connection.execute(lock_timeout)
-                rows = execute_all(connection, sql)
+                rows = run()
             # DISCARD ALL leaves the origin of a session.
             is_clean = connection.info.transaction_status == IDLE and "origin_session" not in sql
             if self.keeps_connections and is_clean:
