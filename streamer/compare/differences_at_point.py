@@ -31,7 +31,7 @@ from streamer.compare.comparison import (
 from streamer.compare.cut_ranges import count_buckets, join_buckets
 from streamer.compare.local_launcher import LocalProcess
 from streamer.compare.readings import ComparisonEnds, Unit
-from streamer.control.resync_options import FoundRows
+from streamer.control.resync_options import DifferingRows
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_snapshot import import_snapshot, open_copy_session
 from streamer.copy.parts.part_copier import CopyEnds
@@ -60,7 +60,7 @@ BUCKETS_MAX: Final = 16_384
 
 async def find_differences(
     context: CopyContext, copy: TableCopy, ends: CopyEnds
-) -> FoundRows | None:
+) -> DifferingRows | None:
     """Return the rows in which the target differs from the snapshot of *ends*.
 
     The target has the table at the snapshot's position. Return None if the copy must read all rows.
@@ -140,26 +140,26 @@ async def _find_parts(
 
 def _of_ranges(
     table: ComparedTable, ranges: Sequence[KeyRange], parts: Iterable[Unit]
-) -> FoundRows:
+) -> DifferingRows:
     """Return the rows in the differing ranges; whole ranges replace parts if there are too many
     parts.
     """
     joined = join_ranges(part.range for part in parts)
     if len(joined) > RANGES_MAX:
         joined = join_ranges(ranges[number] for number in {part.number for part in parts})
-    return FoundRows(
+    return DifferingRows(
         table.ranges_condition(table.source, joined),
         table.ranges_condition(table.target, joined),
         by_index=True,
     )
 
 
-def _of_buckets(table: ComparedTable, differing: set[int]) -> FoundRows | None:
+def _of_buckets(table: ComparedTable, differing: set[int]) -> DifferingRows | None:
     """Return the rows in the buckets that differ; None if all of several buckets differ."""
     count, numbers = join_buckets(table.buckets, differing, RANGES_MAX)
     if numbers and len(numbers) == count:
         return None
-    return FoundRows(
+    return DifferingRows(
         table.buckets_condition(table.source, count, numbers),
         table.buckets_condition(table.target, count, numbers),
         by_index=False,

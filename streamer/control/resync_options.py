@@ -53,7 +53,7 @@ class KeySet:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundRows:
+class DifferingRows:
     """Rows that a comparison has found to differ, as SQL conditions.
 
     ``source`` uses the source's columns, ``target`` those of the target's table t. ``by_index``: an
@@ -70,17 +70,19 @@ class RowScope:
     """The rows to which a resync is limited: a row is in scope if any condition or key matches.
 
     ``conditions``: SQL expressions over the source's columns, which `parse_expression` accepts.
-    ``found``: rows that the copy itself has found; the bookkeeping does not store these.
+    ``differences``: rows that the copy itself has found to differ; not part of the bookkeeping.
     """
 
     conditions: tuple[str, ...] = ()
     keys: tuple[KeySet, ...] = ()
-    found: FoundRows | None = None
+    differences: DifferingRows | None = None
 
     @property
     def reads_all(self) -> bool:
         """Whether a query of these rows reads the whole table."""
-        return bool(self.conditions) or (self.found is not None and not self.found.by_index)
+        return bool(self.conditions) or (
+            self.differences is not None and not self.differences.by_index
+        )
 
     def union(self, addition: "RowScope") -> "RowScope":
         """Return the scope of all rows in *self* or *addition*."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from streamer.apply.lanes.lane import MappedRelation
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.control.chunked_copy import ChunkedCopy
-from streamer.control.resync_options import FoundRows
+from streamer.control.resync_options import DifferingRows
 from streamer.control.table_state import TableState
 from streamer.copy.parts.part_copier import CopyEnds
 from streamer.copy.source_turns import CopyTurns
@@ -136,7 +136,7 @@ class FindDifferences(Protocol):
 
     async def __call__(
         self, context: "CopyContext", copy: "TableCopy", ends: CopyEnds
-    ) -> FoundRows | None: ...
+    ) -> DifferingRows | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,8 +221,8 @@ async def find_chunk(
 ) -> TableChunk:
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
-    *copied*: the rows that the target has; the border is empty in front of the first chunk.
-    Statements and locks concern a single partition each, because a table may have thousands.
+    *copied*: the rows that the target has; the border is empty in front of the first chunk. Each
+    statement and each lock concerns a single partition, because a table may have thousands.
     Partitions that begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
     firsts = {heap: await _read_first(plain, heap, copied) for heap in copy.seen.heaps}

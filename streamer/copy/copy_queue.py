@@ -210,6 +210,8 @@ class CopyQueue:
         return mapped not in self._in_one_piece and not self.needs_lock(mapped)
 
     def needs_lock(self, mapped: "MappedRelation") -> bool:
-        """Whether a copy of *mapped* needs a lock because rewrites would end every other copy."""
+        """Whether a copy of *mapped* needs a lock, because rewrites would end a copy without a
+        lock.
+        """
         count = self._rewrites[mapped] + self._rewrites_in_vain[mapped]
         return count >= LOCK_AFTER_ROUNDS

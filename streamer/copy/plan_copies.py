@@ -331,7 +331,7 @@ class CopyPlanner:
         differences = await context.find_differences(context, copy, ends)
         failpoint("sync.compared")
         if differences is not None:
-            copy.found = RowScope(found=differences)
+            copy.differences = RowScope(differences=differences)
 
 
 async def read_ends(

@@ -124,7 +124,7 @@ class TableCopy:
     snapshot: HeldSnapshot = field(init=False, repr=False)
     seen: TableSeen = field(init=False, repr=False)
     """The table in the snapshot."""
-    found: RowScope | None = None
+    differences: RowScope | None = None
     """The differing rows, from a comparison at the consistent point."""
     chunk: "TableChunk | None" = None
     """The rows to copy, in a copy in chunks."""
@@ -197,7 +197,7 @@ class TableCopy:
     @property
     def rows(self) -> RowScope | None:
         """The rows to copy; None for all."""
-        return self.found if self.scope.resync.scope is None else self.scope.resync.scope
+        return self.differences if self.scope.resync.scope is None else self.scope.resync.scope
 
     @property
     def awaits_orphans(self) -> bool:

@@ -122,8 +122,8 @@ def source_condition(scope: RowScope, mapping: RelationMapping, columns: Sequenc
         return [quote_identifier(names[name]) for name in keys.columns]
 
     conditions += [key_condition(quoted(keys), keys) for keys in scope.keys]
-    if scope.found is not None:
-        conditions.append(f"({scope.found.source})")
+    if scope.differences is not None:
+        conditions.append(f"({scope.differences.source})")
     return " or ".join(conditions) or "false"
 
 
@@ -135,8 +135,8 @@ def target_condition(
     for keys in scope.keys:
         quoted = [f"t.{quote_identifier(name)}" for name in keys.columns]
         conditions_sql.append(key_condition(quoted, keys))
-    if scope.found is not None:
-        conditions_sql.append(f"({scope.found.target})")
+    if scope.differences is not None:
+        conditions_sql.append(f"({scope.differences.target})")
     return f"({' or '.join(conditions_sql) or 'false'})"
 
 

@@ -209,7 +209,7 @@ def values_of_stored(
 
 def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
     """Return a key of *values*. *names*: for each column, names to use instead of values."""
-    # A key may be a whole row, and keys are many: sixteen bytes distinguish keys.
+    # A key may be a whole row, and a relation may have many keys, so keep a digest of 16 bytes.
     made = hashlib.blake2b(digest_size=16)
     for value, of_column in zip(values, names, strict=True):
         if value is None:

@@ -5,11 +5,12 @@ transaction`` the ready relations of a source share a lane, so that a source tra
 visible as a whole. A lane is *live* or *held*. A live lane sends its changes to the queue of a
 worker. A held lane sends changes to a spool on disk, from which a drainer applies the changes on
 its own connection. A relation is held while it waits for its copy, a lock, an operator, or a row
-that the target refuses. The end of a transaction too large for memory is another reason. The
-remaining relations continue.
+that the target refuses. A lane is also held until the end of a transaction too large for memory.
+The remaining relations continue.
 
-Order never depends on worker and drainer. A drainer begins after the worker has finished all
-transactions of the lane, and a lane becomes live again only with an empty spool.
+Changes keep their order, whether the worker or the drainer applies the changes. A drainer begins
+after the worker has finished all transactions of the lane, and a lane becomes live again only with
+an empty spool.
 
 A lane *held to a point* lets a copy replace some rows or columns of a relation that is in sync. The
 copy lacks the remaining rows, so no change of those rows may be dropped:
@@ -186,7 +187,9 @@ class MappedRelation:
         self.copy_remedy: Remedy | None = None
         """How the copy that an operator requested leaves out changes that the target refuses."""
         self.conflict_watch = 0
-        """In so many more windows, a writer checks for missing rows before each change."""
+        """The number of further windows in which a writer checks for missing rows before each
+        change.
+        """
 
     def become(self, state: TableState) -> None:
         """Set *state*. The caller updates the lane, see `Relations.become`."""
@@ -374,7 +377,7 @@ class LaneOwner(Protocol):
 
     @property
     def has_other_lanes(self) -> bool:
-        """Whether the source has more lanes than one."""
+        """Whether the source has several lanes."""
         ...
 
     def find_mapping(self, name: RelationName) -> RelationMapping | None:
@@ -428,7 +431,7 @@ class LaneOwner(Protocol):
         ...
 
     def source_failed(self, error: StreamerError) -> None:
-        """End the source's attempt: none of its lanes can continue before the next."""
+        """End the source's attempt: none of its lanes can continue before the next attempt."""
         ...
 
     def lane_of(self, mapped: MappedRelation) -> "Lane | None":

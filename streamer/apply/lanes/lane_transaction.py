@@ -25,8 +25,8 @@ class LaneTransaction:
     end_lsn: "Lsn | None"
     size: int
     is_lead: bool = True
-    """Whether the metrics count the source transaction by this object, and not by another
-    lane's.
+    """Whether the metrics count the source transaction by this object, and not by an object of
+    another lane.
     """
 
     @property

@@ -41,7 +41,9 @@ class Item:
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the source ended, as a set, the versions that the change writes."""
+        """The time at which the source ended all versions that the change writes; None if the
+        versions are open.
+        """
         of = self.transaction
         return of.ended_at if isinstance(of, EndedTransaction) else None
 

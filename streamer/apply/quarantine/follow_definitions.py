@@ -32,7 +32,7 @@ def followed(
 ) -> tuple[str | None, str | None, str | None, str]:
     """Return key, old and new values, and definition of a row in quarantine after a change. Pure.
 
-    *row* has these as JSON. *moved*: columns by former name; None for a dropped column.
+    *row* holds these values as JSON. *moved*: columns by former name; None for a dropped column.
     """
     definition = json.loads(row.definition)
     columns = [

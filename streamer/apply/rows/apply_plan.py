@@ -49,7 +49,7 @@ class Identity(enum.Enum):
 
     KEY = "key"  # by columns whose values no two rows share
     ROW = "row"  # by all columns (REPLICA IDENTITY FULL without a key)
-    NONE = "none"  # none: only inserts can arrive
+    NONE = "none"  # only inserts can arrive
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class ApplyPlan:
     former: FormerLabels | None = None
     """Renames former labels of enums, while a transaction may contain former labels."""
     outlives: bool = False
-    """An operator has left deletes out."""
+    """The target may contain rows whose deletes an operator has skipped."""
 
     @property
     def filter(self) -> Expression | None:

@@ -36,8 +36,8 @@ FOUND: Final = RowPlace("t.tableoid = streamer_relid and t.ctid = streamer_ctid"
 class Statements(SetStatements):
     """The statements for a plan.
 
-    ``ended_at``: when the source ended, as a set, the versions that changes of a history table act
-    on. The changes come out of quarantine, which held the changes at that time.
+    ``ended_at``: the time at which the source ended all versions that changes of a history table
+    act on; None if the versions are open. These changes were in quarantine at that time.
     """
 
     ended_at: datetime | None = None

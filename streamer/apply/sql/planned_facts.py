@@ -56,8 +56,8 @@ end""")
         """Lock the facts until the transaction ends, or fail if the facts have changed.
 
         EXECUTE locks the table. After a change of the definition, the server plans the statement
-        again. Meanwhile it calls the function, which fails if the facts have changed. Without a
-        change, EXECUTE costs a tenth of a catalog query.
+        again. Planning calls the function, which fails if the facts have changed. Without a change,
+        EXECUTE costs a tenth of a catalog query.
         """
         return f"execute {self.name}"
 

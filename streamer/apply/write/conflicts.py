@@ -1,5 +1,4 @@
-"""Conflicts: changes whose row is missing at the target or already there, noted in
-``streamer.conflict``.
+"""Conflicts: changes of rows that the target lacks, and inserts of rows that the target has.
 
 The transaction that applies a change notes its conflict, so ``streamer.conflict`` has each conflict
 exactly once. A writer searches for missing rows only after a conflict. If a row count is too low,

@@ -18,7 +18,9 @@ class Removal(enum.Enum):
     """The moment at which a window removes rows of a relation."""
 
     FIRST = "first"
-    """Before all writes: no row refers to the removed rows, or a key or unique value returns."""
+    """Before all writes: no row refers to the removed rows, or an insert repeats a removed key or
+    unique value.
+    """
     WITHIN = "within"
     """Together with the remaining changes of the relation."""
     LAST = "last"

@@ -137,7 +137,7 @@ class SourceFacts:
     """The standby servers of the url, if the slot has to survive a failover."""
     primaries: list[Primary] = field(default_factory=list)
     """The hosts of the url that accept writes, if the url lists several hosts."""
-    found: SourceObjects | None = None
+    objects: SourceObjects | None = None
     """The owners of the slot and publications."""
     seen: list[SeenTable] = field(default_factory=list)
     mappings: list[RelationMapping] = field(default_factory=list)
@@ -233,7 +233,7 @@ async def _read(facts: SourceFacts, target_namespace: str) -> None:
         facts.server = server
         earlier = {} if server.in_recovery else await _read_transactions(plain)
         facts.slot = await read_slot(plain, source.slot)
-        facts.found = await read_source_objects(plain, source)
+        facts.objects = await read_source_objects(plain, source)
         facts.replication = await read_replication_settings(plain)
         if source.failover and not server.in_recovery:
             facts.standbys = await read_standbys(source)

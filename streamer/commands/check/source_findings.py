@@ -268,19 +268,19 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         except SourceOldPrimaryError as exc:
             yield from_error(place, exc)
             return
-    if facts.found is not None:
+    if facts.objects is not None:
         has_position = record is not None and record.acknowledged_lsn != NOTHING
-        problem = obstacle(facts.found, source, target.installation, has_position=has_position)
+        problem = obstacle(facts.objects, source, target.installation, has_position=has_position)
         if problem:
             hint = takeover_remedy(source)
             # Every installation answers for its own readers.
-            reads = slot is not None and slot.active_pid and not facts.found.installations
+            reads = slot is not None and slot.active_pid and not facts.objects.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             end = at_source(sql, words=str(hint), is_choice=True) if sql else None
             yield error(place, problem, end or Fix.of(hint))
         declared = [m.source for m in facts.mappings if m.rule.initial is Initial.NONE]
         unproven = unproven_rows(
-            facts.found, source, target.installation, declared, has_position=has_position
+            facts.objects, source, target.installation, declared, has_position=has_position
         )
         if unproven is not None:
             yield from_error(place, unproven)
