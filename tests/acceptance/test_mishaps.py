@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.clusters import CopiedServer
 from tests.support.forks import ForkedProcess
-from tests.support.mishap import Site, eventually, make_admin_site, make_site
+from tests.support.mishap import OF_PROCESS, Site, eventually, make_admin_site, make_site
 from tests.support.postgres import Database, running, versions
 from tests.support.process import caught_up, command
 from tests.support.proxy import Proxy
@@ -134,7 +134,7 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         target_proxy.leave()
         site.source.execute("insert into t values (2, 'meanwhile')")
         probe = "pg_isready -h 127.0.0.1 -p [0-9]+"
-        site.sees("unreachable", probe, runbook="target-away")
+        site.sees("unreachable", probe, in_views=OF_PROCESS, runbook="target-away")
         assert "unreachable" in run_block(site.config, "target-away#1", code=3)
         target_proxy.heal()
         site.is_mended()
@@ -261,7 +261,7 @@ def test_09_password_rotated(site: Site, tmp_path: Path) -> None:
                 f"alter role {role} password 'second';"
                 f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"
             )
-            site.sees("password authentication failed", r"sources\[0\]")
+            site.sees("password authentication failed", r"sources\[0\]", in_views=OF_PROCESS)
             site.config.write_text(site.config.read_text().replace(":first@", ":second@"))
             site.source.execute("insert into t values (2, 'meanwhile')")
             site.process.process.send_signal(signal.SIGHUP)
@@ -312,7 +312,8 @@ def test_12_black_hole(site: Site, side: str) -> None:
         with site.running():
             proxy.blackhole()
             site.source.execute("insert into t values (2, 'meanwhile')")
-            site.sees("no answer|timed out|timeout", "pg_isready -h 127.0.0.1")
+            cause, probe = "no answer|timed out|timeout", "pg_isready -h 127.0.0.1"
+            site.sees(cause, probe, in_views=OF_PROCESS)
             proxy.heal()
             site.is_mended()
 
@@ -392,7 +393,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
     database, away = tmp_path / "mapping.sqlite", tmp_path / "away"
     with site.running():
         database.rename(away)
-        remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE)
+        remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE, in_views=OF_PROCESS)
         assert remedy == block("mapping-lost#1").strip()
         assert "was deleted" in shown(site, "/healthz")
         refused = command(site.config, "tables", "add", "shop", "other")
@@ -416,7 +417,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
     assert report.returncode == 4
     assert '"shop"' in json.loads(report.stdout)["mapping"]["error"]
     with site.running(until_ready=False):
-        site.sees("the target holds", "streamer import")
+        site.sees("the target holds", "streamer import", in_views=OF_PROCESS)
         assert "pg_drop_replication_slot" not in site.process.output
         run_block(site.config, "mapping-lost#2")
         site.is_mended()
@@ -439,7 +440,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         with database.open("r+b") as file:
             file.seek(4096)
             file.write(b"no page of a database " * 2000)
-        site.sees("is damaged|is malformed", SAVE)
+        site.sees("is damaged|is malformed", SAVE, in_views=OF_PROCESS)
         metrics = site.get("/metrics")
         assert metrics is not None
         assert "streamer_mapping_error 1.0" in metrics.text
@@ -460,7 +461,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         path.rename(tmp_path / f"broken-{path.name}")
     source.execute("insert into t values (3, 'not running')")
     with site.running(until_ready=False):
-        site.sees("the target holds", "streamer import")
+        site.sees("the target holds", "streamer import", in_views=OF_PROCESS)
         run_block(site.config, "mapping-lost#2")
         site.is_mended()
 

@@ -24,6 +24,8 @@ SEEN_SECONDS: Final = float(os.environ.get("TEST_SEEN_SECONDS", "60"))
 READY_SECONDS: Final = 90.0
 VIEWS: Final = ("readyz", "page", "status", "doctor")
 """By their cost."""
+OF_PROCESS: Final = VIEWS[:3]
+"""For a cause that each attempt to connect, or each reader of a file, names differently."""
 _FIGURES: Final = re.compile(r"\d[\d.,]*( (ms|s|min|h))?")
 """Figures that grow between two views."""
 
@@ -131,7 +133,7 @@ class Site:
         status = self.status()
         problems = status["summary"]["problems"] if isinstance(status, dict) else []
         for problem in problems:
-            if "status" in shown and re.search(cause, problem["problem"]):
+            if "doctor" in shown and re.search(cause, problem["problem"]):
                 for name, text in shown.items():
                     for words in (problem["problem"], problem["remedy"] or ""):
                         if _FIGURES.sub("#", words) not in _FIGURES.sub("#", text):
