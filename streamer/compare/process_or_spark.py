@@ -5,12 +5,14 @@ gigabyte in that time. Both write the same ledger of ranges, so either can conti
 comparison.
 """
 
+import asyncio
 from typing import Any
 
 from streamer.compare.comparison_files import PARQUET
 from streamer.compare.local_launcher import LocalProcess
 from streamer.config.sync_section import SyncSection
 from streamer.copy.spark.launcher import SparkLauncher
+from streamer.copy.spark.obstacle import find_obstacle
 from streamer.copy.spark.security import is_local
 
 
@@ -20,12 +22,13 @@ def always_needs_spark(settings: SyncSection) -> bool:
 
 
 def needs_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
-    """Return whether Spark runs the comparison *job*, because only Spark writes Parquet. Pure."""
-    return (
-        always_needs_spark(settings)
-        or job["size_bytes"] > settings.compare_on_spark_above
-        or (job["report"] or "").endswith(PARQUET)
-    )
+    """Return whether only Spark can run the comparison *job*: Spark alone writes Parquet. Pure."""
+    return always_needs_spark(settings) or (job["report"] or "").endswith(PARQUET)
+
+
+def prefers_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
+    """Return whether Spark runs the comparison *job* sooner, if Spark can start. Pure."""
+    return bool(job["size_bytes"] > settings.compare_on_spark_above)
 
 
 class ComparisonRunner:
@@ -42,6 +45,8 @@ class ComparisonRunner:
 
         Raises SparkJobError, ComparisonError.
         """
-        if needs_spark(self._settings, job):
+        if needs_spark(self._settings, job) or (
+            prefers_spark(self._settings, job) and await asyncio.to_thread(find_obstacle) is None
+        ):
             return await self._launcher.submit(job)
         return await LocalProcess().submit(job)

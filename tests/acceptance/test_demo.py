@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from streamer.commands.demo import shop_tables
-from streamer.commands.demo.demo_servers import DemoError, check_java
+from streamer.commands.demo.demo_servers import DemoError, check_spark
 from streamer.config import static_mapping
 from streamer.mapping.rule_options import TableType
 from tests.support.runbooks import block
@@ -153,8 +153,9 @@ def test_old_java_is_refused_with_what_to_do(
     program.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    with pytest.raises(DemoError, match="install a Java runtime, version 17"):
-        check_java()
+    with pytest.raises(DemoError, match="Java 17") as refused:
+        check_spark()
+    assert "install a Java runtime of version 17" in str(refused.value.hint)
 
 
 def test_missing_java_is_refused_with_what_to_do(
@@ -162,5 +163,5 @@ def test_missing_java_is_refused_with_what_to_do(
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
-    with pytest.raises(DemoError, match="there is none"):
-        check_java()
+    with pytest.raises(DemoError, match="cannot be run"):
+        check_spark()

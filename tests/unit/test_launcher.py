@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamer.commands.check.spark_findings import check_java
+from streamer.commands.check.spark_findings import check_driver
 from streamer.copy.spark import launcher as launcher_module
 from streamer.copy.spark.launcher import (
     ARCHIVE_SECONDS,
@@ -183,5 +183,5 @@ async def test_a_wrong_or_missing_java_is_said_in_place_of_a_start(
         await launcher.submit({})
     running.cancel()
     await asyncio.wait([running])
-    (finding,) = check_java()
+    (finding,) = check_driver(copies=True)
     assert "Java 17" in finding.problem

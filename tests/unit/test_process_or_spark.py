@@ -8,7 +8,11 @@ from rich.console import Console
 
 from streamer.commands.compare_command import print_results
 from streamer.compare.comparison import TableResult
-from streamer.compare.process_or_spark import always_needs_spark, needs_spark
+from streamer.compare.process_or_spark import (
+    always_needs_spark,
+    needs_spark,
+    prefers_spark,
+)
 from streamer.config.sync_section import SyncSection
 
 GB = 1 << 30
@@ -35,7 +39,8 @@ def job(size_bytes: int, report: str | None = None) -> dict[str, Any]:
 def test_spark_compares_what_is_large_or_what_a_cluster_or_a_file_asks_for(
     settings: dict[str, Any], size_bytes: int, report: str | None, wanted: bool
 ) -> None:
-    assert needs_spark(SyncSection(**settings), job(size_bytes, report)) is wanted
+    section, asked = SyncSection(**settings), job(size_bytes, report)
+    assert (needs_spark(section, asked) or prefers_spark(section, asked)) is wanted
 
 
 def test_spark_starts_early_only_if_no_size_matters() -> None:

@@ -21,7 +21,7 @@ OWN_WORDS = {
     "shared_table_findings:check_common_types": FORESEEN,
     "source_findings:check_server": RIGHTS,
     "source_findings:check_usage": RIGHTS,
-    "spark_findings:check_java": HERE,
+    "spark_findings:check_driver": HERE,
     "spark_findings:check_spark": HERE,
     "target_findings:check_server": SETTING,
     "target_findings:check_bookkeeping": RIGHTS,

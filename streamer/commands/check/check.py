@@ -24,7 +24,7 @@ from streamer.commands.check.source_findings import (
     check_same_database,
     check_source,
 )
-from streamer.commands.check.spark_findings import check_java, check_spark
+from streamer.commands.check.spark_findings import check_driver, check_spark
 from streamer.commands.check.table_pair import Pair
 from streamer.commands.check.target_facts import (
     TargetFacts,
@@ -38,6 +38,7 @@ from streamer.commands.check.transport_findings import check_transport
 from streamer.config.settings import Settings
 from streamer.config.static_mapping import require_sources
 from streamer.errors.error_classes import MappingError, StreamerError, TargetSchemaError
+from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import Mapping, SourceMapping
 from streamer.postgres.supported_versions import VERSION_MIN
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
@@ -60,7 +61,10 @@ async def check(settings: Settings, mapping: Mapping) -> CheckReport:
     require_sources(settings, mapping)
     report = (await examine(settings, mapping)).report
     report.findings += check_spark(settings.sync)
-    report.findings += await asyncio.to_thread(lambda: list(check_java()))
+    copies = any(
+        rule.initial is not Initial.NONE for source in mapping.sources for rule in source.rules
+    )
+    report.findings += await asyncio.to_thread(lambda: list(check_driver(copies=copies)))
     return report
 
 

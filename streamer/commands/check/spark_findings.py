@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 from streamer.commands.check.findings import SPARK, Finding, error, in_words, warning
 from streamer.config.sync_section import SyncSection
-from streamer.copy.spark.java import FIX, find_obstacle
+from streamer.copy.spark.obstacle import find_obstacle
 from streamer.copy.spark.security import (
     find_defaults_file,
     find_weaknesses,
@@ -15,10 +15,14 @@ from streamer.copy.spark.security import (
 )
 
 
-def check_java() -> Iterator[Finding]:
-    """Judge whether Spark's driver, which runs on this machine, can start. Blocking."""
+def check_driver(*, copies: bool) -> Iterator[Finding]:
+    """Judge whether Spark's driver, which runs on this machine, can start. Blocking.
+
+    *copies*: a table of the mapping begins with a copy.
+    """
     if (obstacle := find_obstacle()) is not None:
-        yield error(SPARK, obstacle, in_words(FIX))
+        words = obstacle.problem, in_words(obstacle.fix)
+        yield error(SPARK, *words) if copies else warning(SPARK, *words)
 
 
 def check_spark(settings: SyncSection) -> Iterator[Finding]:

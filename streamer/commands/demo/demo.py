@@ -23,7 +23,7 @@ from streamer.commands import wait as wait_command
 from streamer.commands.demo import shop_tables
 from streamer.commands.demo.demo_figures import DemoReport, gather_tables, read_figures
 from streamer.commands.demo.demo_output import Follow, View
-from streamer.commands.demo.demo_servers import SOURCES, TARGET, DemoError, Stage, check_java
+from streamer.commands.demo.demo_servers import SOURCES, TARGET, DemoError, Stage, check_spark
 from streamer.commands.demo.shop_workload import Workload
 from streamer.commands.status import StatusReport, read_report
 from streamer.config import static_mapping
@@ -91,7 +91,7 @@ def _on_signals(task: "asyncio.Task[DemoReport]", view: View) -> Iterator[None]:
 
 
 async def _show(view: View, seconds: float, *, keep: bool) -> DemoReport:
-    await in_thread(check_java)
+    await in_thread(check_spark)
     stage = Stage()
     is_kept = False
     try:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import secrets
 import shlex
 import shutil
@@ -22,6 +21,7 @@ from streamer.commands.demo.embedded_servers import (
     packaged_binaries,
 )
 from streamer.commands.demo.shop_tables import DATABASE, TABLES_YAML, WAREHOUSE
+from streamer.copy.spark.obstacle import find_obstacle
 from streamer.errors.error_classes import StreamerError
 from streamer.util.owned_directory import write_private
 from streamer.util.waiting import in_thread
@@ -29,7 +29,6 @@ from streamer.util.waiting import in_thread
 SOURCES: Final = {"eu": 16, "us": 18}
 """The shops, by sid, and the version of PostgreSQL that each shop runs."""
 TARGET: Final = 18
-JAVA_MAJOR_MIN: Final = 17
 STOP_SECONDS: Final = 12.0
 _POLL_SECONDS: Final = 0.05
 _SETTINGS: Final = {"max_connections": "60", "max_wal_size": "2GB", "log_min_messages": "fatal"}
@@ -255,18 +254,8 @@ async def _end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def check_java() -> None:
-    """Raises DemoError unless Spark has a recent Java to use."""
-    home = os.environ.get("JAVA_HOME")
-    program = str(Path(home) / "bin" / "java") if home else "java"
-    hint = f"install a Java runtime, version {JAVA_MAJOR_MIN} or newer; `make demo` does it for you"
-    try:
-        said = subprocess.run(
-            [program, "-version"], check=True, capture_output=True, text=True, timeout=60
-        ).stderr
-    except (OSError, subprocess.SubprocessError) as exc:
-        raise DemoError("Spark needs Java, and there is none", hint=hint) from exc
-    match = re.search(r'version "(?:1\.)?(\d+)', said)
-    if match is None or int(match[1]) < JAVA_MAJOR_MIN:
-        version = match[1] if match else said.strip()
-        raise DemoError(f"Spark does not run on Java {version} ({program})", hint=hint)
+def check_spark() -> None:
+    """Raises DemoError unless Spark can start on this machine."""
+    if (obstacle := find_obstacle()) is not None:
+        hint = f"{obstacle.fix}; `make demo` installs both"
+        raise DemoError(obstacle.problem, hint=hint)

@@ -22,7 +22,7 @@ from typing import Any, Final
 import structlog
 
 from streamer.copy.spark import class_archive
-from streamer.copy.spark.java import FIX, find_obstacle
+from streamer.copy.spark.obstacle import find_obstacle
 from streamer.copy.spark.security import LOCAL_ENVIRONMENT, choose_environment, is_local
 from streamer.errors.error_classes import SparkJobError
 from streamer.util.backoff import Backoff
@@ -147,7 +147,7 @@ class SparkLauncher:
     async def _run_process(self) -> bool:
         """Run a process until it ends; return False if waiting jobs failed with the process."""
         if (obstacle := await asyncio.to_thread(find_obstacle)) is not None:
-            self._fail_waiting(SparkJobError(obstacle, hint=FIX))
+            self._fail_waiting(SparkJobError(obstacle.problem, hint=obstacle.fix))
             self._requested.clear()  # until a submitter asks again
             return False
         if self._process is None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamer.copy.spark.java import find_obstacle
+from streamer.copy.spark.obstacle import find_obstacle
 
 
 def test_the_look_at_java_gets_no_passwords(

@@ -1,20 +1,41 @@
-"""Checks that Spark's Java is present and recent enough. Blocking."""
+"""Checks that this machine has PySpark and a Java that is recent enough. Blocking.
 
+Only copies, and comparisons of large tables, need Spark. All remaining work goes on without Spark.
+"""
+
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamer.copy.spark.security import choose_environment
 
 MAJOR_MIN: Final = 17
-FIX: Final = f"install a Java runtime of version {MAJOR_MIN} or newer, or set JAVA_HOME to one"
+_JAVA_FIX: Final = (
+    f"install a Java runtime of version {MAJOR_MIN} or newer, or set JAVA_HOME to one"
+)
+_PACKAGE_FIX: Final = "install PySpark: pip install 'pyspark>=4.1'"
 
 
-def find_obstacle() -> str | None:
-    """Return why Spark cannot start here; None if it can. Does not start Spark."""
+class SparkObstacle(NamedTuple):
+    """The reason why Spark cannot start on this machine, and the remedy in words."""
+
+    problem: str
+    fix: str
+
+
+def find_obstacle() -> SparkObstacle | None:
+    """Return why Spark cannot start here; None if Spark can. Does not start Spark."""
+    if importlib.util.find_spec("pyspark") is None:
+        return SparkObstacle("Spark needs the package pyspark, which is missing", _PACKAGE_FIX)
+    problem = _find_problem_of_java()
+    return None if problem is None else SparkObstacle(problem, _JAVA_FIX)
+
+
+def _find_problem_of_java() -> str | None:
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else "java"
     try:
