@@ -42,8 +42,8 @@ async def wait_unless_idle(
 ) -> bool:
     """Wait until *event* is set, or until *is_idle* returns False at the end of some *seconds*.
 
-    Return whether the event is set. A check of an idle object wakes no task: with a thousand
-    sources, those wake-ups would take a quarter of a core.
+    Return whether the event is set. A check of an idle object wakes no task, because a process may
+    have a thousand sources.
     """
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
