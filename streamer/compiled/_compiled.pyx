@@ -976,6 +976,8 @@ ctypedef void (*free_memory_t)(void *memory) noexcept nogil
 cdef enum:
     XLOG_DATA = 0x77    # w
     HEADER_SIZE = 25    # kind, start, end and time
+    KEEPALIVE = 0x6B    # k
+    KEEPALIVE_SIZE = 18 # kind, end of WAL, time and whether a reply is requested
 
 
 cdef class Frame:
@@ -1008,6 +1010,9 @@ cdef class FrameReader:
     cdef free_memory_t free_memory
     cdef readonly object last_lsn
     cdef readonly Py_ssize_t taken_bytes
+    cdef uint64_t wal_end
+    cdef bint has_keepalive
+    cdef bint requests_reply
 
     def __cinit__(
         self, uintptr_t connection, uintptr_t get_copy_data, uintptr_t free_memory
@@ -1018,6 +1023,17 @@ cdef class FrameReader:
         self.get_copy_data = <get_copy_data_t>get_copy_data
         self.free_memory = <free_memory_t>free_memory
         self.last_lsn = 0
+
+    def take_keepalive(self):
+        """Return the end of WAL in the last keepalive, and whether a keepalive has requested a reply.
+
+        Returns None without a keepalive since the last call.
+        """
+        if not self.has_keepalive:
+            return None
+        keepalive = (self.wal_end, bool(self.requests_reply))
+        self.has_keepalive = self.requests_reply = False
+        return keepalive
 
     def read(
         self, list payloads not None, Py_ssize_t frames_max, Py_ssize_t bytes_max,
@@ -1057,6 +1073,12 @@ cdef class FrameReader:
                         self.free_memory(data)
                     payloads.append(payload)
                     frames_max -= 1
+                    continue
+                if size == KEEPALIVE_SIZE and p[0] == KEEPALIVE:
+                    self.wal_end = be64(p + 1)
+                    self.requests_reply |= p[KEEPALIVE_SIZE - 1] == 1
+                    self.has_keepalive = True
+                    self.free_memory(data)
                     continue
                 frame = Frame.__new__(Frame)
                 frame.data = data

@@ -50,6 +50,23 @@ def wal(lsn: int, payload: bytes) -> bytes:
     return b"w" + struct.pack(">QQq", lsn, lsn, 0) + payload
 
 
+def keepalive(lsn: int, reply: int) -> bytes:
+    return b"k" + struct.pack(">QqB", lsn, 0, reply)
+
+
+def test_keepalives_are_taken_once_and_a_requested_reply_is_not_forgotten() -> None:
+    libpq = FakeLibpq([keepalive(9, 1), wal(10, b"one"), keepalive(2**63 + 1, 0), 0, 0])
+    payloads: list[bytes] = []
+    assert libpq.reader.take_keepalive() is None
+    assert libpq.reader.read(payloads, 100, 10_000, LARGE) == 0
+    assert libpq.reader.read(payloads, 100, 10_000, LARGE) == 0
+    assert libpq.reader.take_keepalive() == (2**63 + 1, True)
+    assert libpq.reader.take_keepalive() is None
+    assert payloads == [b"one"]
+    assert libpq.reader.last_lsn == 10
+    assert libpq.memory == {}
+
+
 def test_payloads_arrive_in_order_and_memory_is_given_back() -> None:
     libpq = FakeLibpq([wal(10, b"one"), wal(11, b""), wal(12, b"three"), 0])
     payloads: list[bytes] = []
@@ -83,6 +100,9 @@ def test_any_frame_is_a_payload_or_is_handed_over_whole(frame: bytes) -> None:
         assert frame[:1] == b"w"
         assert payloads == [frame[25:]]
         assert len(frame) <= LARGE
+    elif libpq.reader.take_keepalive() is not None:
+        assert frame[:1] == b"k"
+        assert len(frame) == 18
     else:
         view = memoryview(found)
         assert bytes(view) == frame

@@ -116,7 +116,6 @@ class Burst:
 
     payloads: list[bytes] = field(default_factory=list)
     wal_end_lsn: Lsn | None = None
-    source_time: int = 0
     reply_requested: bool = False
     has_more: bool = False
     """Whether the size limit ended the burst, so that more data may be available."""
@@ -341,6 +340,9 @@ class ReplicationStream:
         if payloads:
             self._received(frames.last_lsn)
             self.last_message_at = time.monotonic()
+        if (keepalive := frames.take_keepalive()) is not None:
+            wal_end, is_requested = keepalive
+            self._handle_keepalive(burst, wal_end, is_requested=is_requested)
 
     def _received(self, lsn: int) -> None:
         self.received_lsn = max(self.received_lsn, Lsn(lsn))
@@ -359,10 +361,12 @@ class ReplicationStream:
     def _handle_other(self, data: bytes, burst: Burst) -> None:
         if data[0] != _KEEPALIVE or len(data) != _keepalive_fields.size:
             raise ProtocolError(f"unknown replication frame {chr(data[0])!r} at offset 0")
-        wal_end, source_time, reply = _keepalive_fields.unpack(data)
+        wal_end, _, reply = _keepalive_fields.unpack(data)
+        self._handle_keepalive(burst, wal_end, is_requested=reply == 1)
+
+    def _handle_keepalive(self, burst: Burst, wal_end: int, *, is_requested: bool) -> None:
         burst.wal_end_lsn = Lsn(wal_end)
-        burst.source_time = source_time
-        burst.reply_requested = burst.reply_requested or reply == 1
+        burst.reply_requested = burst.reply_requested or is_requested
         self.received_lsn = max(self.received_lsn, burst.wal_end_lsn)
         self.last_message_at = time.monotonic()
 
