@@ -166,8 +166,9 @@ def _write_exits(*_: object) -> None:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             pid, status = ended
             path = _exits.pop(pid)
-            path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
-            path.with_suffix(".part").rename(path)
+            with contextlib.suppress(FileNotFoundError):  # nobody waits for the process any more
+                path.with_suffix(".part").write_text(str(os.waitstatus_to_exitcode(status)))
+                path.with_suffix(".part").rename(path)
 
 
 def _become(request: dict[str, Any]) -> None:
