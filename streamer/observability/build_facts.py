@@ -41,11 +41,15 @@ def _head(git: Path) -> str | None:
     return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
 
 
+_COMMIT: Final = commit()
+"""Read with the module, because the event loop of a process reads no files."""
+
+
 def labels() -> dict[str, str]:
     """Return the facts about the program alone, as labels of a metric."""
     return {
         "version": __version__,
-        "commit": commit() or "",
+        "commit": _COMMIT or "",
         "implementation": "pure" if choice.compiled is None else "compiled",
     }
 
