@@ -493,23 +493,29 @@ cdef class RowFolder(_Tuples):
 
 
     def chain(
-        self, list payloads not None, Py_ssize_t start, object commit_time,
-        Py_ssize_t number, dict chains not None, list counts not None
+        self, list payloads not None, Py_ssize_t start, list times not None, list stops not None,
+        Py_ssize_t transaction, Py_ssize_t number, dict chains not None, list counts not None
     ):
         """Append messages from number *start* to the chains of their keys; return the number of the
         first left undone.
 
-        A chain has *commit_time*, the kind, the number (from *number* on) and the message of each
-        change, see `streamer.apply.rows.history_chains`. *counts*: as for `fold`.
+        A chain has the commit time, the kind, the number (from *number* on) and the message of each
+        change, see `streamer.apply.rows.history_chains`. *times*: of the transactions, whose messages
+        end in front of numbers *stops*. The first message is of number *transaction* of these.
+        *counts*: as for `fold`.
         """
-        cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
+        cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size, end = start
         cdef const unsigned char *p
-        cdef object payload, key
+        cdef object payload, key, commit_time = None
         cdef list found
         cdef void *known
         cdef Py_ssize_t inserted = 0, updated = 0, deleted = 0
         cdef bint was_deleted
         while n < stop and self.key_count:
+            while n >= end:
+                end = stops[transaction]
+                commit_time = times[transaction]
+                transaction += 1
             payload = <object>PyList_GET_ITEM(payloads, n)
             if not PyBytes_CheckExact(payload):
                 break
@@ -527,17 +533,16 @@ cdef class RowFolder(_Tuples):
                 break
             known = <void *>PyDict_GetItem(chains, key)
             if known == NULL:
-                found = []
-                PyDict_SetItem(chains, key, found)
+                PyDict_SetItem(chains, key, [commit_time, <int>p[0], number + n - start, payload])
             else:
                 found = <list>known
                 was_deleted = found[PyList_GET_SIZE(found) - 3] == DELETE
                 if was_deleted != (p[0] == INSERT):
                     break
-            found.append(commit_time)
-            found.append(<int>p[0])
-            found.append(number + n - start)
-            found.append(payload)
+                found.append(commit_time)
+                found.append(<int>p[0])
+                found.append(number + n - start)
+                found.append(payload)
             if p[0] == INSERT:
                 inserted += 1
             elif p[0] == UPDATE:

@@ -189,8 +189,9 @@ def chained(payloads: list[bytes], *, binary: bool, module: Any) -> Any:
         versions = Versions(statements.plan)
         layout = RowLayout(len(COLUMNS), binary, (2, 0, 1))
         try:
-            for time in (7, -8):
-                versions.add(time, list(payloads))
+            for times in ([7, 9], [-8, -8]):
+                stops = [len(payloads) // 2, len(payloads)]
+                versions.add(list(payloads), times, stops)
         except (NotFoldable, ProtocolError, IdentityError) as exc:
             return type(exc), str(exc)
         chains = {
@@ -227,7 +228,7 @@ def test_compiled_code_stages_keys_of_several_columns_like_pure_python(binary: b
             with_implementation(module, patch)
             statements = history(("a", "b"), binary=binary)
             versions = Versions(statements.plan)
-            versions.add(7, [payload])
+            versions.add([payload], [7], [1])
             staged.append(b"".join(statements.stage(versions.in_order_of_keys()).chunks))
     assert staged[0] == staged[1]
     assert binary or staged[0].endswith(b"\ta\\tb\t\\\\N\n")

@@ -46,7 +46,7 @@ def test_it_is_refused(other: str, change: str, binary: bool) -> None:
         list(read_changes(plan, [payload]))
     history = apply_plan(["a", "b", "c"], ["a"], table_type=TableType.HISTORY, binary=binary)
     with pytest.raises(ProtocolError):
-        Versions(history).add(0, [payload])
+        Versions(history).add([payload], [0], [1])
 
 
 @pytest.mark.parametrize("other", OTHERS)

@@ -51,9 +51,9 @@ class LaneTransaction:
         del changes
         return self.end_lsn
 
-    def by_commit_time(self, changes: "Changes") -> Iterator[tuple[int, list[bytes]]]:
-        """Yield *changes* by source transaction: the commit time and the payloads."""
-        yield self.transaction.commit_time, changes.payloads
+    def times_and_stops(self, changes: "Changes") -> tuple[list[int], list[int]]:
+        """Return the commit time of each transaction of *changes*, and the end of its payloads."""
+        return [self.transaction.commit_time], [len(changes.payloads)]
 
     def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
         """Yield *changes* by source transaction: the transaction and the payloads."""
@@ -90,10 +90,9 @@ class LaneBlock(LaneTransaction):
     def end_of(self, changes: "Changes") -> Lsn:
         return Lsn(self.block.end_lsns[changes.numbers[-1]])
 
-    def by_commit_time(self, changes: "Changes") -> Iterator[tuple[int, list[bytes]]]:
+    def times_and_stops(self, changes: "Changes") -> tuple[list[int], list[int]]:
         times = self.block.commit_times
-        for number, payloads in changes.by_number():
-            yield times[number], payloads
+        return list(map(times.__getitem__, changes.numbers)), changes.stops
 
     def by_transaction(self, changes: "Changes") -> "Iterator[tuple[Transaction, list[bytes]]]":
         for number, payloads in changes.by_number():

@@ -65,17 +65,15 @@ class RelationWindow:
                 # A fold counts messages, and a delete that marks a row has become an update.
                 self.folds[-1].counts.count_marked(payloads)
 
-    def add_versions(self, plan: ApplyPlan, parts: Iterable[tuple[int, list[bytes]]]) -> None:
-        """Add changes of a history table, by transaction: commit time and payloads."""
+    def add_versions(self, plan: ApplyPlan, part: LaneTransaction, changes: Changes) -> None:
+        """Add *changes* of *part*, which are changes of a history table."""
         self.plan = plan
         if not self.is_foldable:
             return
         if not self.versions or self.versions[-1].plan is not plan:
             self.versions.append(Versions(plan))
-        add = self.versions[-1].add
         try:
-            for commit_time, payloads in parts:
-                add(commit_time, payloads)
+            self.versions[-1].add(changes.payloads, *part.times_and_stops(changes))
         except NotFoldable:
             self.needs_order()
 
@@ -127,7 +125,7 @@ class LaneWindow:
             if plan.takes_versions:
                 self.version_count += len(changes.payloads)
             if plan.takes_versions and kept is None:
-                window.add_versions(plan, lane_transaction.by_commit_time(changes))
+                window.add_versions(plan, lane_transaction, changes)
             elif plan.metadata is None:
                 window.add(plan, folded)
             elif kept is None:
@@ -144,7 +142,7 @@ class LaneWindow:
         for mapped, changes, plan in self.parts[number]:
             relation = window.relations.setdefault(mapped, RelationWindow(mapped))
             if plan.takes_versions:
-                relation.add_versions(plan, self.transactions[number].by_commit_time(changes))
+                relation.add_versions(plan, self.transactions[number], changes)
             elif plan.metadata is not None:
                 relation.add_by_transaction(plan, self.transactions[number].by_transaction(changes))
             else:

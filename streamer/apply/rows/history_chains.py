@@ -7,6 +7,7 @@ are a change of the key, a TRUNCATE, a change out of turn, and a value that only
 Pure.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,24 +42,26 @@ class Versions:
     counts: Counts = field(default_factory=Counts)
     change_count: int = 0
 
-    def add(self, commit_time: int, payloads: list[bytes]) -> None:
-        """Add changes of one transaction, in order. Raises NotFoldable, ProtocolError."""
-        folder = self.plan.folder
-        if folder is None:
-            for payload in payloads:
-                self._add(commit_time, payload)
-                self.change_count += 1
-            return
-        counts = [0, 0, 0]
-        done = 0
+    def add(self, payloads: list[bytes], times: list[int], stops: list[int]) -> None:
+        """Add changes of some transactions, in order. Raises NotFoldable, ProtocolError.
+
+        *times*: the commit time of each transaction. *stops*: the end of its changes in *payloads*.
+        """
+        folder, counts, done = self.plan.folder, [0, 0, 0], 0
         while done < len(payloads):
-            older = done
-            done = folder.chain(payloads, done, commit_time, self.change_count, self.chains, counts)
-            self.change_count += done - older
-            if done < len(payloads):
-                self._add(commit_time, payloads[done])
-                self.change_count += 1
-                done += 1
+            transaction = bisect_right(stops, done)
+            if folder is not None:
+                older, number = done, self.change_count
+                done = folder.chain(
+                    payloads, done, times, stops, transaction, number, self.chains, counts
+                )
+                self.change_count += done - older
+                if done == len(payloads):
+                    break
+                transaction = bisect_right(stops, done)
+            self._add(times[transaction], payloads[done])
+            self.change_count += 1
+            done += 1
         self.counts.insert += counts[0]
         self.counts.update += counts[1]
         self.counts.delete += counts[2]
