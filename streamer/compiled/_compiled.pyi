@@ -12,7 +12,9 @@ class RowFolder:
         *,
         binary: bool,
         is_append: bool,
+        is_full: bool,
         takes_updates: bool,
+        added: int = 0,
     ) -> None: ...
     def fold(
         self,
@@ -28,7 +30,9 @@ class RowFolder:
         self,
         payloads: list[bytes],
         start: int,
-        commit_time: int,
+        times: list[int],
+        stops: list[int],
+        transaction: int,
         number: int,
         chains: dict[Any, list[Any]],
         counts: list[int],
