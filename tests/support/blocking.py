@@ -27,7 +27,6 @@ MAY_BLOCK = (
     # Small files that the process reads once, before it streams.
     ("streamer/util/migrations.py", {"read_migrations"}),
     ("streamer/runtime/installation_id.py", {"_read"}),
-    ("streamer/observability/build_facts.py", {"commit", "_head"}),
 )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ async def test_a_pause_follows_the_processor_time_and_has_a_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert await pauses_after(monkeypatch, [WHOLE, []]) == [0.0009, None]
-    assert await pauses_after(monkeypatch, [WHOLE, WHOLE], used=0.002) == [0.005, 0.005]
+    assert await pauses_after(monkeypatch, [WHOLE, WHOLE], used=0.002) == [0.004, 0.004]
 
 
 async def test_the_end_of_a_transaction_after_a_silence_is_read_at_once(

@@ -65,7 +65,7 @@ wake-up and a status update.
 """
 STOPPING_SECONDS: Final = 1.0
 """`IDLE_SECONDS` for a pipeline that stops at a position."""
-REST_SECONDS_MAX: Final = 0.005
+REST_SECONDS_MAX: Final = 0.004
 """The longest pause between two reads.
 
 The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
