@@ -142,7 +142,7 @@ def test_pages_tell_the_truth(
             __version__,
             str(config),
             f"http://127.0.0.1:{port}/",
-            "['shop']",
+            "sources=shop",
             target.name,
         ):
             assert said in first
