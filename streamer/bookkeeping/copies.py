@@ -302,7 +302,7 @@ async def read_leftover_stages(session: Executor, source_id: int | None) -> list
 
 
 _FILLED: Final[Values] = {"unfilled": (), "copy_is_due": False}
-"""Values of the columns when existing rows lack no value."""
+"""Column values of a relation whose existing rows are complete."""
 _CHUNKS: Final = {
     **CHANGED,
     "chunks": """

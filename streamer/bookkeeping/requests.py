@@ -27,7 +27,7 @@ CHANNEL: Final = "streamer"
 """
 
 AUTOMATIC: Final = "automatic"
-"""The option of a request without an operator, which must not end a pause of the table."""
+"""Marks a request that streamer made itself. Such a request must not end a pause."""
 
 WAITING: Final = "wait"
 WAITING_FOR_TABLES: Final = "wait tables"
@@ -387,7 +387,7 @@ def resync_of_unfilled(columns: Sequence[str] | None) -> Resync:
 
 
 async def request_automatic(session: Executor, relation_id: int, resync: Resync) -> None:
-    """Make a request without an operator, unless the same request is queued already."""
+    """Request *resync* for streamer itself, unless the same request is queued already."""
     options = resync.to_json() | {AUTOMATIC: True}
     await _insert(session, relation_id, "resync", options, _UNLESS_QUEUED)
     await session.execute(f"notify {CHANNEL}")

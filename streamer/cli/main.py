@@ -459,8 +459,8 @@ def compare(
         bool,
         typer.Option(
             "--continue",
-            help="Go on with an interrupted comparison of the last day. The result counts the "
-            "ranges of rows that it found equal, as they were then.",
+            help="Go on with an interrupted comparison of the last day. Ranges of rows that "
+            "it found equal are not read again.",
         ),
     ] = False,
     database: DatabaseOption = None,

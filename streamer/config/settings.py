@@ -112,8 +112,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "attach_partition": "a partition attached with rows in it; without `apply` the table "
         "continues, and its status shows that these rows are missing",
         "detach_partition": "a partition detached or dropped: its rows leave the target table",
-        "rename_table": "a new name of a partition, or a new name or schema of a table under a "
-        "single pattern; there `ignore` stops, too",
+        "rename_table": "a new name of a partition, or a new name or schema of a table that a "
+        "single pattern matches; for such a table, `ignore` acts like `stop`",
         "add_index": "a new index, if `create` is `keys` or `all`",
         "drop_index": "a dropped index",
         "rename_index": "a renamed index",
@@ -130,7 +130,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "add_attribute": "a new attribute of a composite type",
         "drop_attribute": "a dropped attribute of a composite type",
         "rename_attribute": "a renamed attribute of a composite type",
-        "change_attribute": "a new type of such an attribute",
+        "change_attribute": "an attribute of a composite type gets another type",
     },
     "transport": {
         "auto": "binary if every table of the source qualifies for it, else text",

@@ -59,7 +59,8 @@ class Need(enum.Enum):
     NOTHING = enum.auto()
     """streamer applies the table's changes."""
     ROWS = enum.auto()
-    """A copy of all rows, or a mark as synced. Changes wait; the copy decides which changes count.
+    """A copy of all rows, or a mark as synced. Changes wait; the copy's snapshot decides which of
+    them are dropped.
     """
     PART = enum.auto()
     """A copy of some rows or columns. streamer applies changes up to the copy's point."""

@@ -84,7 +84,7 @@ class Turn:
         return True
 
     async def _explain(self, refused: Refused) -> bool:
-        """Whether to try again, because of a change without a message."""
+        """Apply definition changes whose message was lost; return whether it applied any."""
         return await explain(self._writer.target, self._lane.owner, self._planner, refused)
 
     async def _apply_some(self, transactions: list[LaneTransaction], refused: Refused) -> None:

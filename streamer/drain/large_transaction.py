@@ -44,8 +44,8 @@ class LargeTransaction:
     """Applies the transaction at the front of *lane* through *writer*.
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: records the pieces
-    that the drainer tried to write. *explain*: applies changes of definitions without a message
-    that explain *tried*; returns whether there were any.
+    that the drainer tried to write. *explain*: applies definition changes whose capture message
+    was lost, if they account for the refusal of *tried*; returns whether it applied any.
     """
 
     def __init__(
@@ -275,8 +275,11 @@ def _check_no_pending_copy(touched: Iterable[MappedRelation], transaction: Trans
         raise _PendingCopy
 
 
-class _RowsToExplain(Exception):  # not an error: rows that a lost message may explain
-    """The target refuses rows that may go into quarantine."""
+class _RowsToExplain(Exception):  # not an error: a definition change may be lost
+    """The target refuses rows that it may accept after a lost definition change is applied.
+
+    Without such a change, the rows may go into quarantine.
+    """
 
 
 class _ConstraintAtEnd(Exception):  # not an error: the large transaction is written in exact order

@@ -268,7 +268,7 @@ async def test_what_does_not_fit_comes_as_text(
     (said,) = [entry for entry in logs if "transport instead" in entry["event"]]
     assert said["because"] in reasons
     assert said["source"] == "shop"
-    of_other = f"another table of the source needs it: {said['because']}"
+    of_other = f"another table of this source forces text: {said['because']}"
     assert told["public.other"]["transport_reason"] == of_other
 
 
@@ -453,7 +453,7 @@ async def test_without_a_setting_a_source_comes_in_binary_as_soon_as_all_its_tab
         )
         for name, reason in (
             ("public.other", because),
-            ("public.t", f"another table of the source needs it: {because}"),
+            ("public.t", f"another table of this source forces text: {because}"),
         ):
             table = await streamer.table(name)
             assert (table["transport"], table["transport_reason"]) == ("text", reason)

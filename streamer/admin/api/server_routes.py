@@ -38,7 +38,7 @@ def _add_views(router: APIRouter, service: AdminService) -> None:
 
     @router.post("/discover", tags=["servers"])
     async def discover_url(request: Request, values: api_models.DiscoverBody) -> dict[str, Any]:
-        """Try a url: the same for a database outside the mapping."""
+        """List the tables of any database by its url, and the obstacles to replicating them."""
         return await service.discover(values.url, values.url_id, actor_of(request))
 
 

@@ -315,8 +315,10 @@ class SourceName(_Body):
 
 
 class BulkBody(_Body):
-    """Sources whose tables are meant. ``tables``: names or patterns; none means all. ``state``: the
-    state of the tables; none means any.
+    """A selection of tables in ``sources``.
+
+    ``tables``: names or patterns; an empty list selects all. ``state``: the state of the tables;
+    null selects any state.
     """
 
     sources: Annotated[list[SourceName], Field(min_length=1, max_length=SOURCES_MAX)]
@@ -420,7 +422,7 @@ class NewTenantBody(TenantBody):
 
 
 class QuarantineBody(_Body):
-    """Which changes are meant: by their numbers, or all of a table (a name, or a pattern)."""
+    """A selection of changes by number, or of all changes of a table (a name or a pattern)."""
 
     ids: list[Id] = Field(default_factory=list, max_length=10_000)
     table: Name | None = None

@@ -222,7 +222,8 @@ def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
         yield warning(place, "the target's encoding is SQL_ASCII", in_words(words))
     elif target not in (source, "UTF8"):
         problem = (
-            f"its encoding is {source}, the target's {target}: text that only one has is refused"
+            f"its encoding is {source}, the target's {target}: the target rejects characters that "
+            "its encoding lacks"
         )
         yield warning(place, problem, in_words(words))
 

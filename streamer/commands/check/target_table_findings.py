@@ -460,5 +460,7 @@ def check_labels(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding]:
         changes = type_difference([reduced], [kind])
         if statements := TypeTranslator({name: present}).translate(changes).statements:
             missing = ", ".join(f'"{label}"' for _, label in kind.labels if label not in labels)
-            problem = f"the target's type lacks {missing}, so the target rejects rows with that"
+            problem = (
+                f"the target's type lacks {missing}, so the target rejects rows with these labels"
+            )
             yield warning(Place(facts.label, f"type {name}"), problem, at_target(*statements))

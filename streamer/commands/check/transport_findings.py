@@ -25,7 +25,7 @@ def check_transport(facts: SourceFacts, target: TargetFacts) -> Iterable[Finding
 
 def _find_obstacle(facts: SourceFacts, version: int, target: TargetFacts) -> str | None:
     if version < VERSION_MIN:
-        return f"PostgreSQL {version // 1_00_00} can send nothing else"
+        return f"PostgreSQL {version // 1_00_00} cannot send binary values"
     types = binary_types(version, target.server.version)
     for mapping, relation in facts.mapped():
         table = target.tables.get(mapping.target)

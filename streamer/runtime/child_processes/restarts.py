@@ -1,8 +1,8 @@
 """Decisions of the parent about a process that has ended. Pure.
 
-A process that was killed or ended unexpectedly starts again after a back-off. The exit code of a
-StreamerError is a verdict. A wrong configuration ends all processes at once. The remaining errors
-end all processes if a few restarts do not help.
+A process that was killed or ended unexpectedly starts again after a back-off. An exit with
+the code of a StreamerError is a *verdict*. A wrong configuration ends all processes at once. The
+remaining errors end all processes after a few exits in a row.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ VERDICTS: Final = range(1, 5)
 """Exit codes that a StreamerError gives."""
 WRONG_CONFIGURATION: Final = 2
 VERDICTS_MAX: Final = 3
-"""The number of consecutive verdicts of a process that end all processes."""
+"""After this many consecutive exits of a process with a StreamerError, all processes end."""
 
 
 class Restarts:

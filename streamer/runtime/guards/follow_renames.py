@@ -122,7 +122,9 @@ async def follow_renames(
             if exc.retry is Retry.TIMED:
                 raise
             problem = f"its target cannot be renamed: {exc.message}"
-            obstacle = Obstacle(problem, "mend that, and restart streamer")
+            obstacle = Obstacle(
+                problem, "remove the cause that the message names, then restart streamer"
+            )
             unfollowed.refused |= {move.relation_id: obstacle for move in group}
             unfollowed.names |= {move.former for move in group}
     return unfollowed

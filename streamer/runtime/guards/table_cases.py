@@ -122,7 +122,7 @@ class TableCases:
             await self.reconcile(plain)
 
     def replaced(self, mapped: MappedRelation) -> None:
-        """Record that the stream sends another table as *mapped*; no change counts."""
+        """Record that the stream sends a different table as *mapped*; its changes are dropped."""
         waiting = self._open.get(mapped)
         if waiting is None or waiting.case.fate is Fate.BLOCK:
             self._open[mapped] = _Open(Case(Fate.REPLACED))

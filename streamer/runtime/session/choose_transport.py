@@ -53,7 +53,7 @@ class ChosenTransport:
             return Transport.BINARY.value, _QUALIFIES
         reason = self.of_tables.get(table)
         if reason is None and self.of_tables:
-            reason = f"another table of the source needs it: {self.obstacle}"
+            reason = f"another table of this source forces text: {self.obstacle}"
         return Transport.TEXT.value, reason or self.obstacle
 
 
@@ -74,7 +74,7 @@ async def choose_transport(
     if source.transport is Transport.TEXT:
         return ChosenTransport(TEXT, IS_CHOSEN)
     if server.version < VERSION_MIN:
-        chosen = ChosenTransport(TEXT, f"PostgreSQL {server.major} can send nothing else")
+        chosen = ChosenTransport(TEXT, f"PostgreSQL {server.major} cannot send binary values")
     elif known_obstacle is not None:
         chosen = ChosenTransport(TEXT, known_obstacle)
     else:

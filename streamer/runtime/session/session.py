@@ -101,7 +101,7 @@ class Session:
                 self.coordinator.request(mapped, is_first=is_start)
 
     async def use_snapshot(self) -> None:
-        """Give the copies that `begin_copies` requested the snapshot and the turn of a new slot."""
+        """Pass the snapshot and the copy turn of a new slot to the copies of `begin_copies`."""
         if self.turn is not None:
             self.coordinator.use_turn(self.turn)
         if self.snapshot is not None:

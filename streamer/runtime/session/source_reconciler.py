@@ -106,8 +106,8 @@ class SourceReconciler:
         start_lsn, snapshot = await slot_check.open_slot(plain)
         if snapshot is not None:
             self.opened.push_async_callback(snapshot.close)
-        # Until the target has stored server and slot, an attempt without this order would refuse
-        # both.
+        # `--take-over` stays in force until here: a retry before the target has stored the server
+        # and the slot would otherwise refuse both.
         services.take_over.discard(source.label)
         await capture.send_baseline(plain, bookkeeping, list(relations))
         return ReconciledSource(registrar, monitor, slot_check, capture, start_lsn, snapshot)

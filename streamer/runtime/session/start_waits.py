@@ -60,8 +60,8 @@ class StartWaits:
         """Wait for the copy turn of a new source, if all its tables need a copy.
 
         The source has no slot yet: until the turn comes, a slot would retain WAL, and its snapshot
-        old row versions. If a turn is free, the method runs no query; the start ends a turn without
-        copies.
+        old row versions. The method acquires a free turn without a query. If no copy turns out to
+        be due, the start ends the turn.
         """
         source, services = self._source, self._services
         self.turn = services.copy_turns.acquire_free(source.label)

@@ -71,7 +71,7 @@ class _StatusReport:
         self._held: list[HeldRecord] | None = None
         self._was_overdue: bool | None = None
         self._was_quiet = False
-        """At the last writing, no table had changes that the target lacks, or a held lane."""
+        """At the last write, no table had unapplied changes and no lane was held."""
         self._lag_from: dict[int, int | None] = {}
         """The oldest commit times of relations that lag; None for relations without lag."""
         self._waiting = {  # a process that died may have stored waits of these tables

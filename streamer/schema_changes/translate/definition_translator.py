@@ -276,11 +276,11 @@ class DefinitionTranslator:
                 replaced += self._replace(name, column, present.type)
                 present = None
         if column.fills_rows_one_by_one:
-            result.fill(name, f'rows have values of their own in new column "{name}"')
+            result.fill(name, f'each row has its own value in new column "{name}"')
             if present is None and not (self._is_shared or self._is_history):
                 result.unfinished.append(column)
         elif present is not None and not (self._is_shared or present.is_generated):
-            result.fill(name, f'target column "{name}" was there before the new column')
+            result.fill(name, f'target column "{name}" existed before the source added its column')
         statements = replaced + self._make_room(name, column)
         is_older = present is not None and not present.is_generated
         if self._is_shared and (column.constant is not None or is_older):
