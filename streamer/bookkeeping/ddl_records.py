@@ -130,10 +130,10 @@ returning relation_id
 
 
 async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequence[str]) -> None:
-    """Mark the command of *place* as made for all sources of the target that wait for the command.
+    """Mark the command of *place* as made for all peers that wait to make the same change.
 
-    Such a source waits at the first command of its transaction that all sources have to make. Its
-    later commands with the same changes count as made.
+    A peer waits at the first command of its transaction that all sources have to make. The number
+    of each later command follows from its distance to that first command.
     """
     rows = await session.fetch(
         _MADE_SQL, place.relation_id, str(place.lsn), place.number, query, list(changes)

@@ -154,7 +154,7 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
         ids = {"database": source.database, "sid": source.sid}
         retry = run("quarantine retry", record.source, **ids)
         return MappingError(
-            f"changes of {table} are in quarantine, {record.quarantined} of them, and a copy would "
+            f"{record.quarantined} changes of {table} are in quarantine, and a copy would "
             "drop them",
             hint=Remedy.of(
                 "to apply them after you have removed the cause, run: ", retry, "; ", accept

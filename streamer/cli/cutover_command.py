@@ -66,7 +66,7 @@ def cutover(
         fail(str(exc), exc.exit_code)
     if len(sources) > 1:
         names = ", ".join(source.label for source in sources)
-        fail(f"a cut-over is of a single source; choose with --database and --sid: {names}", 2)
+        fail(f"a cut-over moves a single source; choose it with --database and --sid: {names}", 2)
     done: list[dict[str, str]] = []
 
     def report(step: str, outcome: str) -> None:

@@ -572,7 +572,7 @@ def indexes(
         bool, typer.Option("--missing-fk", help="Indexes on the columns of foreign keys.")
     ] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Build them, on tables that are ready.")
+        bool, typer.Option("--apply", help="Build the missing indexes on tables that are ready.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -30,7 +30,7 @@ def requests(
 ) -> None:
     """List requests of operators with state and outcome, oldest first.
 
-    `queued`: no process has taken the request. `taken`: the table is not yet as asked. `done`, or
+    `queued`: no process has taken the request. `taken`: a process works on the request. `done`, or
     `failed` with the reason. The requests that streamer makes itself are in the list, too.
     """
     from streamer.commands import request_outcomes

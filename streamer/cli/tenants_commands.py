@@ -103,7 +103,7 @@ def remove_tenant(
     yes: YesOption = False,
     timeout: Annotated[
         float,
-        typer.Option(help="Seconds to wait until the process has stopped it.", min=0),
+        typer.Option(help="Seconds to wait until the process has stopped the source.", min=0),
     ] = 60,
     url: UrlOption = None,
     as_json: JsonOption = False,

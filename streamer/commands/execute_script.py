@@ -315,7 +315,7 @@ class _Execution:
         ):
             raise ScriptError(
                 f'source "{self._source.label}": PostgreSQL before 14 does not send messages in '
-                "its stream, so a script cannot have a place in it",
+                "its stream, so a script cannot have a position in the stream",
                 hint="pause the writers, run `streamer wait`, and run the script with psql",
             )
 
@@ -357,8 +357,8 @@ class _Execution:
                 raise ScriptError(
                     f'script "{self._script.id}" changes rows of "{name}", which would '
                     "reach the target twice; it was rolled back",
-                    hint="move these changes to a script of their own and run that "
-                    "with --on source: the stream carries them",
+                    hint="move these changes to a second script and run the second script "
+                    "with --on source: the stream carries its changes",
                 )
 
 

@@ -92,7 +92,7 @@ async def _repair_tables(
         if request.has_failed:
             raise ComparisonError(
                 f"the repair of {request.label} failed: {request.reason}",
-                hint="correct that, and repair again",
+                hint="remove this cause, and run `streamer repair` again",
             )
     if ended.obstacle is not None:
         raise ComparisonError(

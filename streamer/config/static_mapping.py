@@ -433,7 +433,7 @@ class MappingBuilder:
                 raise self._error(
                     at,
                     f'{name} uses column "{column}", and would write its plain value to the target',
-                    hint="remove it there, or hash another column",
+                    hint=f"remove the column from {name}, or hash another column",
                 )
         if table.initial is Initial.NONE:
             raise self._error(

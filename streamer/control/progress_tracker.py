@@ -50,7 +50,10 @@ class LanePending:
 
     @property
     def flush_lsn_max(self) -> Lsn | None:
-        """The highest LSN that this lane allows to acknowledge; None without pending changes."""
+        """The highest LSN that streamer may acknowledge before this lane's changes are durable.
+
+        None without pending changes.
+        """
         return self._runs[0].before_lsn if self._runs else None
 
     @property

@@ -13,7 +13,7 @@ from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 
 OCCUPIED_WORDS: Final = (
     "or set `truncate_target: true` to replace them, `initial: keep` to keep rows that the source "
-    "lacks, or `initial: none` if it is in sync with the source"
+    "lacks, or `initial: none` if the table is in sync with the source"
 )
 
 

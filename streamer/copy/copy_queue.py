@@ -48,7 +48,7 @@ class CopyQueue:
     def next_batch(self) -> "list[MappedRelation]":
         """Return the relations of the next round.
 
-        Relations that only need to be declared in sync come first, alone, and need no snapshot.
+        Relations that streamer only marks as synced come first, alone, and need no snapshot.
         Copies of some rows of relations in sync come last: such a copy may wait until the target
         has applied changes.
         """

@@ -258,7 +258,7 @@ class Finisher:
                 if copy.scope.is_to_point and await self._plan_orphans(target, copy):
                     return  # the parts with orphaned rows come first
                 finished = _finished_copy(copy, rows, size)
-                if not await is_switched(target, finished):  # unless a lost commit did so
+                if not await is_switched(target, finished):  # the commit may have lost its answer
                     await self._switch_to_stream(target, copy, finished)
                 self._switched(copy, finished)
                 if copy.is_staged:
@@ -274,7 +274,7 @@ class Finisher:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
             elif _can_wait(copy, exc):
-                copy.backoff.log(log, f'handing over the rows of "{copy.name}" has to wait', exc)
+                copy.backoff.log(log, f'the switch of "{copy.name}" to streaming has to wait', exc)
                 copy.not_before = time.monotonic() + copy.backoff.next_seconds()
             else:
                 raise

@@ -585,7 +585,7 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP
-        hint = Remedy.of(f"empty it, {OCCUPIED_WORDS}")
+        hint = Remedy.of(f"empty the table, {OCCUPIED_WORDS}")
         if mapping.rule.initial is Initial.NONE:
             source = copy.mapped.source
             again = run("resync", copy.name, database=source.database, sid=source.sid)
@@ -613,7 +613,7 @@ def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
 def swap_of(copy: TableCopy) -> RowSwap:
     """Return the swap of *copy*, which moves staged rows into the target table."""
     plan = copy.plan
-    assert plan is not None, "only declared relations have none"
+    assert plan is not None, "only relations that are marked as synced have no plan"
     is_history = copy.mapped.mapping.type is TableType.HISTORY
     # If keys are not unique, the swap deletes surplus rows, which no key identifies. A history
     # table has one open version of each key.

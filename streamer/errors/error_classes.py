@@ -34,7 +34,7 @@ class StreamerError(Exception):
     code: ClassVar[str] = "internal"
     retry: ClassVar[Retry] = Retry.NEVER
     exit_code: ClassVar[int] = 4
-    advice: ClassVar[str] = "Report it, with the output of `--log-level debug`."
+    advice: ClassVar[str] = "Report the error, with the output of `--log-level debug`."
     """The operator's next step, for the reference."""
     runbook: ClassVar[str] = "defect"
     """The page of ``docs/runbooks/`` about this error, without ``.md``; one for each code."""
@@ -144,7 +144,9 @@ class SourceStandbyError(SourceConnectionError):
     """The source is a standby, and the slot is one of its primary."""
 
     code = "source_standby"
-    advice = "Promote it, or list all hosts in the url, with `target_session_attrs=read-write`."
+    advice = (
+        "Promote the standby, or list all hosts in the url, with `target_session_attrs=read-write`."
+    )
     runbook = "failover"
 
 
@@ -166,7 +168,8 @@ class SourceElsewhereError(SourceConnectionError):
 
 
 class SourceOldPrimaryError(SourceConnectionError):
-    """The server is the old primary of a source that has failed over, or a copy of that.
+    """The server is the old primary of a source that has failed over, or a copy of the
+    old primary.
 
     A copy from the old primary would lose the commits of the new primary, so no hint offers a
     resync.
@@ -447,7 +450,7 @@ class TargetReadOnlyError(TargetError):
     code = "target_read_only"
     retry = Retry.TIMED
     exit_code = 3
-    advice = "Promote it, or point `target.url` at the primary."
+    advice = "Promote the standby, or point `target.url` at the primary."
     runbook = "failover"
 
 

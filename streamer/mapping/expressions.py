@@ -252,9 +252,13 @@ def _check_words(tokens: Sequence[Token]) -> None:
             (token.value == "with" and follower is not None and follower.value == "time")
             or (token.value == "values" and not opens)
         ):
-            raise ExpressionError(f"{token.value.upper()} is not allowed: not a query, one row")
+            raise ExpressionError(
+                f"{token.value.upper()} is not allowed: an expression is no query"
+            )
         if _is_type(tokens, n) and token.value.startswith("reg"):
-            raise ExpressionError(f"type {token.value} means something else on each server")
+            raise ExpressionError(
+                f"type {token.value} is not allowed: its OIDs differ between servers"
+            )
 
 
 def _check_dot(tokens: Sequence[Token], n: int) -> None:

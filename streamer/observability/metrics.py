@@ -116,7 +116,7 @@ class Metrics:
         self.skipped = self._count_by_table(
             "streamer_skipped",
             "Source changes that streamer left out: delete (rows, by `resume --skip-deletes`), "
-            "truncate (by that, or by `skip_truncate`)",
+            "truncate (by the same command, or by `skip_truncate`)",
             "operation",
         )
         self.queue_bytes = Gauge(

@@ -52,7 +52,7 @@ _KNOWN: Final = tuple(
         r"an open version of this key is already there",
         r"several rows of the target table have the key of one change",
         r"the row to insert came without its unchanged values",
-        r"the row to update is missing, and its unchanged values with it",
+        r"the row to update is missing, so its unchanged values are lost",
         (
             r"no row matches the old row; give every partition of the source table the replica"
             r" identity of the table, and resync the table"

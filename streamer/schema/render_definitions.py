@@ -537,7 +537,9 @@ class Renderer:
         if place is None:
             raise _UnmadeError(f'it references table "{referenced}", which is not replicated')
         if not self._is_clone:
-            raise _UnmadeError(f"rows of a table of type {self._place.mapping.type} outlive it")
+            raise _UnmadeError(
+                f"rows of a table of type {self._place.mapping.type} outlive the referenced rows"
+            )
         if place.mapping.type is TableType.HISTORY:
             raise _UnmadeError(f'"{place.mapping.target}" is a history: its key is not unique')
         if place.mapping.rule.filter is not None:

@@ -149,7 +149,7 @@ async def _explain(
         message,
         definition,
         at=str(to_datetime(first.commit_time)),
-        reason="the source sent no message about this change, and a row needs it",
+        reason="the source sent no message about this change, and a row needs the change",
         is_late=True,
     )
     change = TableChange(table, command)

@@ -378,7 +378,7 @@ async def _attempt(target: TargetConnection, record: DefinitionRecord, *, online
             statements = await _operator_steps(target, record)
             await give_up(target, record, exc.message, statements)
             log.warning(
-                "the target refuses a definition; the table continues without it",
+                "the target refuses a definition; the table continues without the definition",
                 table=str(record.target),
                 kind=record.kind.value,
                 name=record.name,
@@ -440,7 +440,7 @@ async def _make(target: TargetConnection, record: DefinitionRecord, *, online: b
     is_locking = record.kind in _BUILT and record.index is None
     if is_locking and len(statements) == len(record.online) and facts.size_bytes > LOCKED_BYTES_MAX:
         raise TargetSchemaError(
-            f'target table "{place}" is in use, and building "{record.name}" locks it'
+            f'target table "{place}" is in use, and building "{record.name}" locks the table'
         )
     for number, statement in enumerate(statements):
         is_concurrent = record.index is not None and statement == record.online[0]

@@ -158,7 +158,7 @@ def foreign_error(calls: Sequence[ForeignCall]) -> ForeignCallError:
     """Return the error about *calls*."""
     return ForeignCallError(
         f"{'; '.join(map(str, calls))}, and an expression of a source runs only harmless built-in "
-        "functions as streamer's role; read it before you run it"
+        "functions as streamer's role; read the function before you run the statement"
     )
 
 

@@ -160,6 +160,8 @@ async def test_a_target_that_refuses_the_bookkeeping(checker: Checker) -> None:
         "create event trigger forbid on ddl_command_start when tag in ('CREATE TABLE')"
         " execute function forbid()"
     )
-    await checker.finds(ERROR, 'schema "streamer"', "refuses to make it", "no tables here")
+    await checker.finds(
+        ERROR, 'schema "streamer"', "refuses to create the schema", "no tables here"
+    )
     target.execute("drop event trigger forbid")
     assert not matching(await checker.findings(), ERROR)

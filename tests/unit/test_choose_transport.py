@@ -16,7 +16,10 @@ def test_a_table_of_a_binary_source_comes_in_binary() -> None:
 def test_a_table_that_does_not_qualify_is_named_at_the_others() -> None:
     chosen = ChosenTransport(TEXT, MOOD, {T: MOOD})
     assert chosen.transport_of(T) == ("text", MOOD)
-    assert chosen.transport_of(OTHER) == ("text", f"another table of this source forces text: {MOOD}")
+    assert chosen.transport_of(OTHER) == (
+        "text",
+        f"another table of this source forces text: {MOOD}",
+    )
 
 
 def test_a_reason_of_the_whole_source_is_the_reason_of_each_table() -> None:

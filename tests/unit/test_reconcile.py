@@ -138,7 +138,7 @@ KEEP, CLOSE = OnTableDropped.KEEP, OnTableDropped.CLOSE
 WHILE_COPYING = "copy: the application replaced it during its copy"
 RELISTED = 'its publication did not send column "v"'
 CHANGED = "its replica identity has changed"
-RETURNED = "copy: it was not published while the mapping lacked it"
+RETURNED = "copy: it was not published while the mapping lacked the table"
 
 CASES: dict[str, tuple[World, str, str]] = {
     # The name: the facts, the case before the publications change, and the case behind.

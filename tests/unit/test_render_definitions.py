@@ -168,7 +168,7 @@ def test_rows_that_outlive_their_source_need_not_be_unique() -> None:
         'create index "t_a_key" on "public"."t" using "btree" ("a")',
     )
     assert made["lower_b"].online[0].startswith("create index concurrently")
-    assert made["fk"].reason == "rows of a table of type append outlive it"
+    assert made["fk"].reason == "rows of a table of type append outlive the referenced rows"
 
 
 def test_another_name_is_the_same_each_time_and_fits() -> None:

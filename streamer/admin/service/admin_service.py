@@ -284,7 +284,7 @@ class AdminService:
                 more = f" (and {count} more, see the plan)" if count else ""
                 raise UnreadyError(
                     redact(f"the draft is not applied: {plan.obstacles[0]}{more}"),
-                    hint="fix it, or apply with force: true (--force)",
+                    hint="remove the obstacle, or apply with force: true (--force)",
                 )
             number = await self.store.add_revision(content, actor)
             warning = None

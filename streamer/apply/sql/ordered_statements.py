@@ -397,7 +397,7 @@ end loop;"""
         insert = self._record("update_missing", self.old) + self._write_new()
         if not partial:
             return insert
-        complain = self._missing("the row to update is missing, and its unchanged values with it")
+        complain = self._missing("the row to update is missing, so its unchanged values are lost")
         return f"if {self._IS_PARTIAL} then {complain} end if;\n{insert}"
 
     _IS_PARTIAL: ClassVar[str] = "s.mask is not null"

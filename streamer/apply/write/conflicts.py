@@ -128,8 +128,8 @@ def missing_rows(
         if key not in changes:
             continue
         transaction, kind = changes[key]
-        # A window may change a row's key and then delete the row: the change of the key missed the
-        # row.
+        # If a window changes a missing row's key and then deletes the row, the update of the key
+        # is the conflict.
         name = DELETE_MISSING if deletes and kind == DELETE else UPDATE_MISSING
         conflicts.append(Conflict(name, RESOLUTIONS[name], operation_of(kind), texts, transaction))
     return conflicts

@@ -306,6 +306,7 @@ def rows_missing_error(plan: ApplyPlan) -> ConflictError:
     reports their keys.
     """
     return ConflictError(
-        f'target table "{plan.mapping.target}": a row is missing, or another session changes it',
+        f'target table "{plan.mapping.target}": a row is missing, or another session changes this '
+        "row",
         kind="update_missing",
     )

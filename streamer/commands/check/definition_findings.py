@@ -73,11 +73,13 @@ def check_calls(
                 call.kind, ()
             )
             if stops:
-                words = "read it; the error of the table has the statements that allow it"
+                words = (
+                    "read the function; the table's error has the statements that allow the call"
+                )
                 problem = f"{call}, so the table stops before its copy"
                 yield warning(place, problem, in_words(words))
             elif is_left:
-                words = "read it; `streamer status` then prints the statement that makes it"
+                words = "read the function; `streamer status` then prints the statement to run"
                 problem = f"{call}, so the target table begins without this {call.kind}"
                 yield warning(place, problem, in_words(words))
 

@@ -161,7 +161,10 @@ def _check_candidate(place: Place, standby: StandbyState, slot: Slot | None) -> 
         yield warning(
             place,
             f"the copy of the slot {state}",
-            in_words("wait until streamer and the standby have passed it; see the standby's log"),
+            in_words(
+                "wait until streamer and the standby have passed the slot's position; see the "
+                "standby's log"
+            ),
         )
     elif copy is not None:
         yield info(

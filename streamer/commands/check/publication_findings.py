@@ -94,7 +94,7 @@ def check_publications(
     if server.version < 13_00_00:
         for mapping, relation in facts.mapped():
             if relation.is_partitioned:
-                problem = "is partitioned, and PostgreSQL 12 cannot publish that"
+                problem = "is partitioned, and PostgreSQL 12 cannot publish partitioned tables"
                 fix = in_words("remove it from `tables`, or upgrade that server")
                 yield error(Place(facts.label, str(mapping.source)), problem, fix)
     changes = planned_changes(plan, facts.source)
@@ -179,7 +179,7 @@ def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[
         return
     yield warning(
         Place(facts.label),
-        "its publications have tables that do not belong there: "
+        "its publications have tables that the mapping lacks: "
         f"{some_of(map(str, sorted(changes.strangers)))}",
         at_source(*changes.surplus, words="as an administrator"),
     )
@@ -227,7 +227,7 @@ def _check_excluded(facts: SourceFacts, lists: ColumnLists) -> Iterable[Finding]
             is_able = facts.server.version >= LISTS_SINCE
             more = "`column_list: true`" if is_able else "PostgreSQL 15"
             problem = f"excluded {some_of(sorted(excluded))} leaves the source, but is not written"
-            yield info(place, f"{problem}; {more} can keep it there")
+            yield info(place, f"{problem}; {more} can keep it at the source")
 
 
 def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
@@ -250,8 +250,8 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
         if publication.has(identity.name) and "update" in publication.publishes:
             yield warning(
                 Place(facts.label, str(identity.name)),
-                f'publication "{publication.name}" names no tables and publishes updates of this '
-                "one, so the application's own UPDATE and DELETE of it fail",
+                f'publication "{publication.name}" names no tables and publishes updates, so '
+                "the application's own UPDATE and DELETE of this table fail",
                 in_words("re-create the publication with a list of tables"),
             )
 

@@ -135,7 +135,7 @@ def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTabl
     hint = "create the table there, or correct or remove its name in `tables`"
     if similar:
         hint = (
-            f"write {' or '.join(similar)} in `tables` if you mean that, or remove it from `tables`"
+            f"write {' or '.join(similar)} in `tables` if you mean that table, or remove the name"
         )
     return error(place, "is in `tables`, but does not exist at the source", in_words(hint))
 

@@ -147,9 +147,9 @@ def check_settings(place: Place, server: SourceServer, *, streams: bool) -> Iter
     if size >= 0:
         yield warning(
             place,
-            f"max_slot_wal_keep_size is {size} MB: if more WAL than that waits for streamer, the "
+            f"max_slot_wal_keep_size is {size} MB: if more WAL waits for streamer, the "
             "slot is lost and all tables need a new copy. With spool.directory, a journal begins "
-            "at half of that",
+            "at half of this size",
             at_source("alter system set max_slot_wal_keep_size = -1", RELOAD),
         )
     idle = settings.get("idle_replication_slot_timeout", 0)
@@ -205,7 +205,7 @@ def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> 
             place,
             f"max_slot_wal_keep_size is {size} MB: the slot is lost before max_retained_wal, which "
             f"is {limit} bytes, is reached",
-            in_words("set max_retained_wal to half of that, or less"),
+            in_words("set max_retained_wal to half of max_slot_wal_keep_size, or less"),
         )
 
 
@@ -429,7 +429,9 @@ def check_expressions(
             place,
             "changes in quarantine hold unaltered values of columns that the target does not "
             f"have ({some_of(unwritten)}), because `filter` and `set` need them",
-            in_words("set `on_error: stop` for it, if these values must not leave the source"),
+            in_words(
+                "set `on_error: stop` for the table, if these values must not leave the source"
+            ),
         )
     if not mapping.rule.expressions or not relation.has_usable_identity:
         return
@@ -493,8 +495,8 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
             place,
             "a streamer also writes to this database, and its changes are not replicated from here",
             in_words(
-                "set `forward_origins: true` to replicate them, if they cannot come back to this "
-                "database"
+                "set `forward_origins: true` to replicate these changes, if they cannot return "
+                "to this database"
             ),
         )
     if usage.large_objects:

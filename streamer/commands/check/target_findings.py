@@ -45,7 +45,7 @@ def check_target(
     yield from check_origins(facts.server, connections)
     yield from check_bookkeeping(facts.server, facts.bookkeeping)
     if facts.refusal is not None:
-        problem = f"the target refuses to make it: {facts.refusal.message}"
+        problem = f"the target refuses to create the schema: {facts.refusal.message}"
         remedy = facts.refusal.remedy
         fix = None if remedy is None else Fix.of(remedy)
         yield error(Place(None, 'schema "streamer"'), problem, fix)

@@ -130,7 +130,7 @@ def check_collations(pair: Pair) -> Iterable[Finding]:
         problem = (
             f'the target has no collation {column.collation}, which column "{column.name}" uses'
         )
-        words = "create the collation there, or create the table yourself with another one"
+        words = "create the collation at the target, or create the table with another collation"
         yield error(pair.place, problem, in_words(words))
 
 
@@ -371,8 +371,8 @@ def _check_generated(
         yield info(pair.place, problem, fix)
     elif not stored.not_null or stored.has_default:  # otherwise the plan reports the column
         problem = (
-            f'column "{column.name}" is generated, so the source does not send it: at the target '
-            "it stays empty"
+            f'column "{column.name}" is generated, so the source does not send its values: the '
+            "target's column stays empty"
         )
         yield warning(pair.place, problem, fix)
 
@@ -417,7 +417,7 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
 
 
 def check_remaining_rows(pair: Pair) -> Iterable[Finding]:
-    """Rows of a source that was removed, in a table that `initial: none` declares in sync."""
+    """Rows of a source that was removed, in a table that `initial: none` marks as synced."""
     facts, mapping = pair.facts, pair.mapping
     is_purged = pair.target.removed.get((facts.label, str(mapping.target)))
     record = pair.target.record(facts.source, mapping)

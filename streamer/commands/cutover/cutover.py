@@ -451,7 +451,7 @@ class Cutover:
                 else:
                     await set_exact(target, counterpart, value, is_called=is_called)
         failpoint("cutover.sequences_set")
-        later = ", or later ones where others use them" if shared else ""
+        later = ", or later values for sequences that other sources use" if shared else ""
         return f"{len(pairs)} sequences have the source's values{later}"
 
     async def _find_shared(self, oids: Iterable[int]) -> set[int]:

@@ -404,8 +404,8 @@ class PartCopier:
         if not place:
             return None
         return (
-            f'at the source, column "{name}" of the row with ctid {place} has it: replace the '
-            "character there, then resync the table"
+            f'at the source, column "{name}" of the row with ctid {place} has the character: '
+            "replace the character, then resync the table"
         )
 
     def _check_types(self, types_out: str, types_in: str) -> None:

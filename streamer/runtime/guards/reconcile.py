@@ -378,7 +378,7 @@ def _judge_membership(
             return None
         error = interrupted_error(table.name)
     if table.has_returned:
-        return Case(Fate.COPY, "it was not published while the mapping lacked it")
+        return Case(Fate.COPY, "it was not published while the mapping lacked the table")
     if _is_of_former_table(table, identity) and not table.has_history:
         return Case(Fate.COPY, "the application replaced it during its copy")
     return stop(table.mapping, error, source)
@@ -461,8 +461,7 @@ def conclude(
     decided = []
     for table in tables:
         former_oid = plan.state.root(table.name)
-        # A name that lost its table meanwhile needs a new plan: another table may have the
-        # name.
+        # A name whose table was dropped or renamed since the plan needs a new plan.
         if former_oid in (None, state.root(table.name)):
             decided.append(table)
     faults = find_faults(state, decided, plan.wanted.lists, source)

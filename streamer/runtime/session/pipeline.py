@@ -458,6 +458,6 @@ def _held_by(holder: str) -> str:
     if not pid.isdecimal():
         return f"held by {holder}, which runs this source; this process waits to take over"
     return (
-        f"held by {holder}: that process runs this source, and this one waits to take over; "
-        f"to end it, run on {host}: kill {pid}"
+        f"held by {holder}: that process runs this source, and this process waits to take over; "
+        f"to end process {pid}, run on {host}: kill {pid}"
     )

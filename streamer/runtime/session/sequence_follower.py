@@ -138,7 +138,7 @@ def obstacle_of(
     """Return why the target's sequence cannot follow, and the SQL that removes the obstacle."""
     if sequence.grants:
         fix = Remedy.of("run at the source: ", at_source(*sequence.grants))
-        return "the role may not read it", fix
+        return "the role may not read the source's sequence", fix
     if target.grants:
         fix = Remedy.of("run at the target: ", at_target(*target.grants))
         return "the role may not set the target's sequence", fix

@@ -320,7 +320,7 @@ class TableEvents:
         lane = self.relations.lane(mapped)
         while True:
             if not mapped.state.follows or self.relations.current_lane(mapped) is not lane:
-                raise SyncError("the copy was given up meanwhile")
+                raise SyncError("another task has given up the copy")
             former_lane = self.relations.former_lane(mapped)
             for blocked in (lane, former_lane):
                 if blocked is not None and Hold.ERROR in blocked.hold:

@@ -207,7 +207,7 @@ class Journaling:
             )
         if self._is_damaged:
             problem = "" if self.error is None else self.error.text
-            raise SpoolError(f"streamer does not overwrite the existing one: {problem}")
+            raise SpoolError(f"streamer does not overwrite the existing journal: {problem}")
         await in_thread(try_directory, self._path)
 
     def begin(self, *, beside: bool = False) -> None:

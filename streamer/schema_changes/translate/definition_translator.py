@@ -468,7 +468,9 @@ class DefinitionTranslator:
         peers = self._columns_of(self._peers, name) if self._is_shared else []
         is_alike = all(peer.collation == column.collation for peer in peers)
         if not is_alike:
-            reason = f'collation of "{name}" waits until every source of the table has it'
+            reason = (
+                f'collation of "{name}" waits until every source of the table has made the change'
+            )
             result.reasons.append(reason)
         return is_alike
 

@@ -147,7 +147,9 @@ class ObjectTranslator:
     def _add(self, new: DefinedObject, result: ObjectTranslation) -> None:
         lacking = new.binds and any(not _has(peer, new) for peer in self._peers)
         if lacking:
-            result.reasons.append(f'"{new.name}" waits until every source of the table has it')
+            result.reasons.append(
+                f'"{new.name}" waits until every source of the table has made the change'
+            )
             return
         if new.kind == "p":
             if self._is_history and (index := self._find(new)) is not None:

@@ -592,7 +592,7 @@ def _front_function(
 ) -> str:
     return _TRIGGER_SQL.format(
         name=name,
-        # Rows in place of messages need the full query.
+        # Where rows replace messages, the trigger always runs the full query.
         altered="null" if version < MESSAGES_MIN else altered.strip(),
         concerned=_CONCERNED,
         published=_published(source, version, "= altered", "m.pnnspid"),

@@ -80,8 +80,8 @@ def column_lists(
         names = ", ".join(f'"{name}"' for name in sorted(held))
         refused[mapping.source] = UnpublishedError(
             f'the source cannot omit column {names} of "{mapping.source}": {obstacle}',
-            hint="change that, or remove `column_list`: the source then sends the column, and "
-            "streamer ignores it",
+            hint="remove this obstacle, or remove `column_list`: the source then sends the column, "
+            "and streamer ignores it",
         )
     return ColumnLists(columns, refused)
 

@@ -230,7 +230,8 @@ def require_own(slot: Slot | None, source: SourceMapping, server: SourceServer) 
         raise SourceStandbyError(
             f'source "{source.label}": is a standby, and replication slot "{slot.name}" is a copy '
             "of its primary's",
-            hint="promote it, or list all hosts in the url, with target_session_attrs=read-write",
+            hint="promote the standby, or list all hosts in the url, with "
+            "target_session_attrs=read-write",
         )
 
 
@@ -502,7 +503,8 @@ async def _watched(
 def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
     if not server.in_recovery:
         return Remedy.of("end that transaction, or wait until it ends")
-    # Only a record behind the beginning of the slot helps.
+    # The creation ends at a snapshot record that follows the start of the slot, so the primary has
+    # to write the record during the wait.
     log_snapshot = primary_hint(source, LOG_SNAPSHOT_SQL)
     return Remedy.of("while the creation waits, ", log_snapshot)
 
