@@ -33,8 +33,8 @@ class DdlDecision:
 
     ``state``: `WAITING`, `MADE`, or the operator's decision; None if the command did not have to
     wait. ``statements``: the operator's statements, which replace streamer's. ``reason``: the
-    reason for the wait. ``made``: the changes that a peer source has made at the target for this
-    source, too.
+    reason for the wait. ``made``: the changes that a peer source has made at the target for all
+    sources.
     """
 
     state: str | None = None
@@ -145,7 +145,7 @@ async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequ
 
 
 async def forget_made(session: Executor, place: DdlPlace) -> None:
-    """Delete commands of peer sources that the table did not reach before *place*."""
+    """Delete commands before *place* that peers made and the stream of the table lacks."""
     await session.execute(
         "delete from streamer.ddl where relation_id = $1 and state = 'made'"
         " and (lsn, number) < ($2::text::pg_lsn, $3)",

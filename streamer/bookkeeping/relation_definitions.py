@@ -40,9 +40,9 @@ not exists (select from streamer.ddl d where d.relation_id = o.id and d.edited i
 """
 """The condition for relations `o` that do not wait for a change of relation `r`.
 
-If several sources write a table, the last source with a change makes the change for all. So a
-relation `o` does not count while `o` waits with the change of `r`, or with an earlier change of the
-same transaction.
+If several sources write a table, the last source to reach a change makes the change for all. So the
+condition skips each relation `o` that already waits to make the change of `r`, or an earlier change
+of the same transaction.
 """
 
 
@@ -202,8 +202,9 @@ async def read_others(session: Executor, relation_id: int) -> list[SourceDefinit
 async def read_unchanged(
     session: Executor, place: DdlPlace, changes: Sequence[str]
 ) -> list[SourceDefinition]:
-    """Return the definitions of `read_others`, without relations that wait with *changes* of
-    *place*.
+    """Return the definitions of `read_others`, without relations that wait to make *changes*.
+
+    *place*: the command of this source with *changes*.
     """
     rows = await session.fetch(
         _OTHERS_SQL.format(condition=_UNCHANGED_SQL.format(alike="=")),
@@ -222,7 +223,7 @@ async def read_other_users(
 ) -> list[SourceDefinition]:
     """Return the definitions of peer sources' tables, of any target, with types called *names*.
 
-    Tables that wait with one of *changes*, made at *place*, do not count.
+    The list omits tables that wait to make one of *changes*, the changes of the command at *place*.
     """
     rows = await session.fetch(
         "select o.definition::text as definition from streamer.relation r"

@@ -113,7 +113,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "continues, and its status shows that these rows are missing",
         "detach_partition": "a partition detached or dropped: its rows leave the target table",
         "rename_table": "a new name of a partition, or a new name or schema of a table that a "
-        "single pattern matches; for such a table, `ignore` acts like `stop`",
+        "single pattern matches. For such a table, `ignore` acts like `stop`",
         "add_index": "a new index, if `create` is `keys` or `all`",
         "drop_index": "a dropped index",
         "rename_index": "a renamed index",

@@ -1,8 +1,8 @@
-"""Changes that one source of a target table makes for all sources.
+"""Changes that the last source of a target table makes for all sources.
 
 The peers of a source are the sources that write the same target table. A source whose change the
-peers forbid waits for the peers. The last source with the same change makes the change, and
-`streamer.ddl` informs the waiting sources. A change of a type concerns the values of all sources.
+peers forbid waits for the peers. The last source to reach the change makes the change for all, and
+`streamer.ddl` informs the waiting sources. A change of a type affects the values of all sources.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from streamer.schema.target_relation import TargetRelation
 from streamer.target.connection import TargetConnection
 
 _MADE_FOR_ALL: Final = frozenset({DdlKind.CHANGE_TYPE, DdlKind.WIDEN_TYPE})
-"""Changes of columns that one source makes for all, like all changes of types. A rename is
+"""Changes of columns that the last source makes for all, like all changes of types. A rename is
 excluded: earlier rows of a peer's transaction may still have the former name.
 """
 
@@ -27,7 +27,7 @@ excluded: earlier rows of a peer's transaction may still have the former name.
 class PeerSources:
     """The definitions of a source's peers.
 
-    ``unchanged``: the definitions of sources that do not wait with the same changes.
+    ``unchanged``: the definitions of peers that do not wait to make the same changes.
     """
 
     definitions: Sequence[SourceDefinition] = ()
@@ -35,7 +35,7 @@ class PeerSources:
 
     @property
     def all_wait(self) -> bool:
-        """Whether peers exist, and all of them wait with the same changes."""
+        """Whether peers exist, and all of them wait to make the same changes."""
         return bool(self.definitions) and not self.unchanged
 
 
@@ -45,7 +45,7 @@ async def read_peers(
     target: TargetRelation,
     changes: Sequence[AnyChange],
 ) -> PeerSources:
-    """Return the definitions of the peers at *target*, which may wait with *changes*."""
+    """Return the definitions of the peers at *target*, which may wait to make *changes*."""
     peers = await read_others(session, place.relation_id) if target.has_sid else []
     if not peers:
         return PeerSources()
@@ -54,7 +54,7 @@ async def read_peers(
 
 
 def made_for_all(changes: Sequence[AnyChange], made: Sequence[str]) -> list[AnyChange]:
-    """Return the *changes* that a peer has made for this source, too.
+    """Return the *changes* that a peer has already made for all sources.
 
     *made*: the words of the peer's changes. Pure.
     """

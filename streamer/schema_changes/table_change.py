@@ -74,7 +74,7 @@ class TableChange:
         self._put = partial(put_ddl, table.session, command.place, query=command.message.query)
         self._decision = DdlDecision()
         self._done: list[AnyChange] = []
-        """Changes that a peer source has made for this source, too."""
+        """Changes that a peer source has already made for all sources."""
         self._shown: list[str] = []
         """The statements to show to an operator; empty if streamer cannot translate the change."""
         self._after: Callable[[], Awaitable[None]] | None = None
@@ -319,7 +319,7 @@ class TableChange:
     async def _record(
         self, target: TargetRelation, words: Sequence[str], translation: Translation
     ) -> None:
-        """Record the change, also for the sources that wait with the same change."""
+        """Record the change, also for the peers that wait to make the same change."""
         await self._put(
             changes=words,
             statements=translation.sql,

@@ -50,7 +50,7 @@ def _check_commits(facts: SourceFacts) -> Iterable[Finding]:
         yield warning(
             Place(facts.label),
             "commits at this source wait until streamer has confirmed them, and `on_ddl` is stop "
-            f"for {', '.join(stops)}: a table that stops at such a change stops all commits",
+            f"for {', '.join(stops)}: a stopped table stops all commits",
             in_words(
                 "set `on_ddl` to apply or ignore for these kinds, or take streamer out of "
                 "synchronous_standby_names before such a change"

@@ -74,7 +74,7 @@ class Translation:
     before: list[str] = field(default_factory=list)
     """Statements to commit in a separate transaction before `statements`."""
     is_for_all: bool = False
-    """Whether all peers wait with the same changes."""
+    """Whether all peers wait to make the same changes."""
 
     @property
     def reason(self) -> str | None:
@@ -106,9 +106,9 @@ class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
     *sid*: the sid in the target's rows, if any. *peers*: the definitions of peer sources.
-    *unchanged*: the peers that do not wait with the same changes; None for all. *unfilled*: columns
-    of the target whose values existing rows lack. *generated*: facts about generated columns.
-    *renamed*: the new names of the target's types, by their names in *target*.
+    *unchanged*: the peers that do not wait to make the same changes; None for all. *unfilled*:
+    columns of the target whose values existing rows lack. *generated*: facts about generated
+    columns. *renamed*: the new names of the target's types, by their names in *target*.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class DefinitionTranslator:
             result.fill(name, reason)
 
     def backfill_made(self, change: ColumnChange, result: Translation) -> None:
-        """Request a backfill after a change that a peer source has made for this source, too.
+        """Request a backfill after a change that a peer source has made for all sources.
 
         Later changes may have renamed the column at the target by now.
         """
@@ -177,7 +177,7 @@ class DefinitionTranslator:
 
     @property
     def _is_for_all(self) -> bool:
-        """Whether all peers wait with the same changes, which this source then has to make."""
+        """Whether all peers wait to make the same changes, so that this source has to make them."""
         return bool(self._peers) and not self._unchanged
 
     @property
@@ -298,7 +298,7 @@ class DefinitionTranslator:
         """Return the statement that drops a column whose type differs from the type of new
         *column*.
 
-        Raises TargetSchemaError unless all sources wait with the same changes, and so have dropped
+        Raises TargetSchemaError unless all peers wait to make the same changes, and so have dropped
         the former column.
         """
         message = (
@@ -409,10 +409,10 @@ class DefinitionTranslator:
             if former in self._target.primary_key:
                 raise TargetSchemaError(
                     f'other sources of target table "{self._target.name}" still have column '
-                    f'"{former}" of its primary key. Once all of them wait at this '
-                    f"rename, `edit` for one of them with: {self._alter} rename column "
-                    f"{quote_identifier(former)} to {quote_identifier(name)}; then `apply` for the "
-                    "others"
+                    f'"{former}" of its primary key. Once all sources wait at this '
+                    f"rename, run `edit` for one source with: {self._alter} rename column "
+                    f"{quote_identifier(former)} to {quote_identifier(name)}; then run "
+                    "`apply` for the remaining sources"
                 )
         # A later change of the same difference may give the column a new type.
         column = replace(after, type=old.type, collation=old.collation)
