@@ -3,8 +3,8 @@
 A process that loses the session loses the right to all its sources. So the process stores
 acknowledgements over this session alone (`streamer.bookkeeping.positions`), and the session never
 runs a slow statement. The holder of a lock stores a token, with which all connections of this
-process prove that they are on the same server (`streamer.target.fencing_token`). Earlier tokens no
-longer count.
+process prove that they are on the same server (`streamer.target.fencing_token`). Earlier tokens
+are no longer valid.
 
 A lock belongs to an attempt to stream a source. A replica reserves its sources, whose locks then
 stay between two attempts. Otherwise a second replica would take over a source that waits for its

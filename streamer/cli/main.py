@@ -522,7 +522,7 @@ def _compare(
     strict: bool = False,
     **given: Any,
 ) -> None:
-    """Compare, and print the results. *strict*: definitions count for the exit code."""
+    """Compare, and print the results. *strict*: different definitions change the exit code."""
     from rich.console import Console
 
     from streamer.commands import compare_command

@@ -198,7 +198,7 @@ _COLUMNS: Final[Sequence[ListingColumn[TableResult]]] = (
 def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | None:
     """Return the line that ends the command unless all tables are equal. Pure.
 
-    *strict*: definitions count, too.
+    *strict*: definitions have to be equal, too.
     """
     results = list(results)
     parts = []

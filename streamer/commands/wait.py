@@ -2,7 +2,8 @@
 
 A source that does not answer counts as behind. Once the source answers, the command waits for the
 commits up to that moment. A table with a request counts as behind until its process has taken the
-request and stored the new state. With a list of tables, only the positions of these tables count.
+request and stored the new state. With a list of tables, the command reads only the positions of
+these tables.
 """
 
 import asyncio

@@ -93,10 +93,10 @@ class Metrics:
             registry=add,
         )
         self.sync_rows = self._count_by_table(
-            "streamer_sync_rows", "Rows copied; a table counts when its copy ends"
+            "streamer_sync_rows", "Rows copied; added when the copy of a table ends"
         )
         self.sync_bytes = self._count_by_table(
-            "streamer_sync_bytes", "Bytes copied; a table counts when its copy ends"
+            "streamer_sync_bytes", "Bytes copied; added when the copy of a table ends"
         )
         self.commits = Counter(
             "streamer_commits", "Transactions committed at the target", ("worker",), registry=add

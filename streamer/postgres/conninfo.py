@@ -146,7 +146,7 @@ def with_host_first(url: str, first: tuple[str, str]) -> str:
 def hosts_of(url: str) -> list[tuple[str, str]]:
     """Return the hosts and ports of a connection string, if there are several.
 
-    Addresses without names do not count.
+    The list is empty for a connection string with `hostaddr`.
     """
     try:
         parameters = parse_conninfo(url)

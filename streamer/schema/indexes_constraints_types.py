@@ -249,7 +249,7 @@ def object_difference(
 ) -> list[ObjectChange]:
     """Return the changes of indexes and constraints, in a feasible order.
 
-    An index that a failed build left invalid does not count.
+    The function ignores an index that a failed build left invalid.
     """
     former = {part.oid: part for part in before if part.is_valid or not part.is_index}
     present = {part.oid: part for part in after if part.is_valid or not part.is_index}

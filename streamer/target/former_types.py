@@ -1,8 +1,8 @@
 """The use of types at the target, and former types that made room for new types with their names.
 
 streamer gives a type that makes room a new name that ends with the type's OID, and drops the type
-when no column uses it. Staging tables do not count, because streamer creates new staging tables for
-the current types of the target's columns.
+when no column uses it. The query ignores staging tables, because streamer creates new staging
+tables for the current types of the target's columns.
 """
 
 from collections.abc import Collection, Mapping, Sequence

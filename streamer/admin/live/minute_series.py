@@ -136,7 +136,7 @@ class Series:
     def merge(self, minutes: Iterable[Minute], now: float) -> None:
         """Add stored minutes, of this or another process, the newest version of a minute last.
 
-        Minutes outside the last day come from a wrong clock, and do not count.
+        Minutes outside the last day come from a wrong clock, so the method drops them.
         """
         newest = max(int(now) // COARSE_SECONDS, self._coarse.newest or 0)
         last = (int(now) + AHEAD_SECONDS) // COARSE_SECONDS

@@ -218,7 +218,7 @@ class Access:
             _check_host(request)
 
     def has_login(self, request: HTTPConnection) -> bool:
-        """Whether a request has credentials, or needs none. A wrong token counts as no failure."""
+        """Whether a request has credentials, or needs none. A wrong token is no recorded failure."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         tokens = (self._settings.token, self._settings.viewer_token)
         is_token = scheme.lower() == "bearer" and any(_is_same(token.strip(), t) for t in tokens)
@@ -279,7 +279,7 @@ class Access:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
             sent = token.strip()
-            # A correct token always counts: its sender has no need to guess.
+            # streamer always accepts a correct token: its sender has no need to guess.
             if _is_same(sent, self._settings.token):
                 return UserIdentity("token", Role.ADMIN)
             if _is_same(sent, self._settings.viewer_token):
@@ -302,7 +302,7 @@ class Access:
         """
         keys = {f"address {_address(request)}": FAILURES_MAX, f"name {name}": FAILURES_OF_NAME_MAX}
         async with self._hashing:
-            # The lock covers the check, so that no parallel attempt passes before a failure counts.
+            # The lock covers the check: no parallel attempt passes before a failure is recorded.
             for key, most in keys.items():
                 self._throttle.check(key, most)
             user = self._users.get(name)

@@ -223,8 +223,8 @@ async def find_process(
 ) -> AsyncIterator[RemoteClient | None]:
     """Yield the process at *url*, or the process of this configuration; None without a process.
 
-    Without a mapping database no edit is possible: such a process counts only if it
-    *may_be_static*. Raises AdminError.
+    *may_be_static*: also yield a process without a mapping database, which accepts no edits.
+    Raises AdminError.
     """
     is_static = settings.mapping_database is None
     if url is not None:

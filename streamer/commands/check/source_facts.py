@@ -314,8 +314,8 @@ order by 2, 3
 async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTransaction]:
     """Read the sessions that changed data in a transaction that has been open for long.
 
-    If the role may not see the start of a transaction, the transaction counts if the second read
-    still finds it.
+    If the role may not see the start of a transaction, the list includes the transaction if
+    the second read still finds it.
     """
     return {
         (row["pid"], row["virtual"]): OpenTransaction(

@@ -110,9 +110,9 @@ def write(path: Path, content: dict[str, Any]) -> None:
 async def find_missing(path: Path, content: dict[str, Any]) -> list[tuple[str, Remedy | None]]:
     """Return the findings of `streamer check` that would stop the reverse stream, on either side.
 
-    An existing file at *path* takes precedence over *content*. A warning counts if a GRANT fixes
-    the problem, or if the warning concerns the event triggers of `ddl: capture`. The remedies name
-    the sides of the cut-over: the target is the source of the reverse stream.
+    An existing file at *path* takes precedence over *content*. The list includes warnings
+    whose problem a GRANT fixes, and warnings about the event triggers of `ddl: capture`. The
+    remedies name the sides of the cut-over: the target is the source of the reverse stream.
     """
     with tempfile.TemporaryDirectory() as directory:
         if not await asyncio.to_thread(path.exists):

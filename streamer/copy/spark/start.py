@@ -79,7 +79,7 @@ def choose_settings(
     settings = SETTINGS | {"spark.cores.max": str(jobs)}
     if is_local(master):
         # local[*] would use the number of cores, but tasks mostly wait for servers, so `jobs`
-        # counts.
+        # is the limit.
         master = f"local[{jobs},4]"
         settings |= WORKER_SETTINGS
     elif not allow_insecure:

@@ -67,7 +67,7 @@ class MissedScripts:
         await self._set_missed(lost, LOST_AT_SOURCE)
 
     async def find_missed(self, snapshot: ExportedSnapshot) -> None:
-        """Record the scripts that a new slot leaves out, before the slot's position counts.
+        """Record the scripts that a new slot leaves out, before the slot's position is stored.
 
         If the attempt dies before that, the next attempt creates the slot again.
         """

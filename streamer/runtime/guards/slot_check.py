@@ -1,9 +1,9 @@
 """Checks the link between source and target: slot, publications, and the positions that both sides
 store.
 
-streamer stores positions and fingerprints in the target before they count. A comparison at every
-start, and while streaming, finds all breaks of the link: a moved slot, a changed publication, a
-restored server. streamer never continues across a gap: the source stops, and its error names the
+streamer stores positions and fingerprints in the target before it relies on them. A comparison at
+every start, and while streaming, finds all breaks of the link: a moved slot, a changed publication,
+a restored server. streamer never continues across a gap: the source stops, and its error names the
 tables to resync.
 """
 

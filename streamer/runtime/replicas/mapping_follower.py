@@ -116,8 +116,8 @@ class MappingFollower:
         """Whether no replica runs the newest mapping or is about to run that mapping.
 
         A mapping that was the newest before is older than the present mapping. Replicas that may
-        return with the present mapping then count for as long as the target stores their rows. So
-        do replicas that died while this replica waited beside them: they may start again.
+        return with the present mapping are then users as long as the target stores their rows. So
+        are replicas that died while this replica waited beside them: they may start again.
         """
         peers = [replica for replica in record.replicas if replica.number != number]
         is_gone = (lambda name: False) if self.is_waiting else self._is_dead

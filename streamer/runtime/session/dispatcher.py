@@ -106,8 +106,8 @@ class Dispatcher:
         """*replaced* is called when the stream sends a new table under a relation's name.
 
         *with_origins*: the stream forwards transactions that carry a replication origin.
-        *ddl_token*: messages about definitions count only with this token, because every role of a
-        source may write messages.
+        *ddl_token*: the dispatcher ignores messages about definitions without this token, because
+        every role of a source may write messages.
         """
         self.stop_lsn = stop_lsn
         """The dispatcher ignores transactions from here on; `EVERYTHING`: not known yet."""

@@ -284,7 +284,9 @@ class Pipeline:
                 raise await name_large_row(self._source, mappings, exc) from exc
             count = len(burst.payloads)
             if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):
-                await session.timeline_monitor.check()  # before a position behind a fork counts
+                await (
+                    session.timeline_monitor.check()
+                )  # before streamer uses a position behind a fork
             try:
                 await self._dispatch(session, burst.payloads)
                 # frees the burst while libpq receives the next large message

@@ -101,8 +101,8 @@ class Scripts:
     async def _find(self, reached: ScriptsReached) -> list[ScriptRecord]:
         """Return the scripts for the target that the messages of a transaction announce.
 
-        Every role of the source may write messages. So their content counts only in a transaction
-        of a streamer command, and reaches no statement.
+        Every role of the source may write messages. So the runner reads their content only in a
+        transaction of a streamer command, and no statement contains the content.
         """
         scripts = {
             record.id: record

@@ -9,7 +9,7 @@ pg_attribute row of the system column ctid dates a table: PostgreSQL writes it o
 
 A row of a subtransaction has a later xmin than the transaction, like a row written after the
 attachment. Subtransactions share the command ids of the transaction, so a lower cmin means that the
-row is older. A row of a later transaction can have a lower cmin, too. So cmin counts only where
+row is older. A row of a later transaction can have a lower cmin, too. So cmin is a sign only where
 rows can be older: in a table that ATTACH, not CREATE TABLE, made a partition. ATTACH writes the
 pg_attribute rows of all columns with the row in pg_inherits. CREATE TABLE writes the columns first.
 """
