@@ -218,7 +218,7 @@ class Access:
             _check_host(request)
 
     def has_login(self, request: HTTPConnection) -> bool:
-        """Whether a request has credentials, or needs none. A wrong token is no recorded failure."""
+        """Whether a request has credentials, or needs none; records no failure."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         tokens = (self._settings.token, self._settings.viewer_token)
         is_token = scheme.lower() == "bearer" and any(_is_same(token.strip(), t) for t in tokens)

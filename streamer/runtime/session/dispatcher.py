@@ -78,8 +78,8 @@ class ScriptsReached:
 
     All earlier transactions are dispatched, and no part of this transaction. ``lsn``: the position
     of the commit. ``is_made``: the target has the transaction's definitions and rows, because a
-    script for both sides has run. The source's rows still count: scripts may draw different values
-    on each side.
+    script for both sides has run. Lanes still apply the source's rows, as upserts: scripts may draw
+    different values on each side.
     """
 
     xid: int
