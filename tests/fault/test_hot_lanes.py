@@ -35,7 +35,7 @@ async def test_lanes_that_move_all_the_time_keep_their_order(
     stream and a large transaction meet moving lanes.
     """
     unsettle(monkeypatch.setattr)
-    monkeypatch.setattr(open_services, "place_count", lambda workers: 4)
+    monkeypatch.setattr(open_services, "hot_worker_count", lambda workers: 4)
     source.execute(DDL + "create table hist (id int primary key, v text);" + PICKY.format(check=""))
     source.execute("create table again (id int primary key)")
     target.execute(DDL + HISTORY + ";" + PICKY.format(check=" check (v <> 13)"))
@@ -91,15 +91,15 @@ async def test_lanes_that_move_all_the_time_keep_their_order(
         assert pipeline.session is not None
         relations = pipeline.session.relations
 
-        def placed() -> set[str]:
+        def served() -> set[str]:
             lanes = {str(m.mapping.source): relations.lane(m) for m in relations}
             return {name for name, lane in lanes.items() if lane.queue in services.hot_workers}
 
-        async def has_place() -> bool:
+        async def has_hot_worker() -> bool:
             write_some()
-            return "public.whole" in placed()
+            return "public.whole" in served()
 
-        await streamer.eventually(has_place)
+        await streamer.eventually(has_hot_worker)
         await streamer.caught_up()  # else the lock and this task could wait for the engine
         with locked(target, "whole"):
             write_some()

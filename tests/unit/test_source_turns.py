@@ -150,7 +150,7 @@ async def test_a_few_sources_at_a_time_open_their_sessions() -> None:
 
     async def start() -> None:
         nonlocal opening, most
-        async with starts.place():
+        async with starts.permit():
             opening += 1
             most = max(most, opening)
             await may_end.wait()
@@ -166,12 +166,12 @@ async def test_a_few_sources_at_a_time_open_their_sessions() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
 async def test_a_source_that_waits_for_its_server_keeps_no_other_waiting(seconds: float) -> None:
-    """The start leaves its place after a time, or when the start reports a wait."""
+    """The start returns its permit after a time, or when the start reports a wait."""
     starts = Starts(1, seconds)
     never = asyncio.Event()
 
     async def wait_for_server(leaves: Callable[[Callable[[], None]], Awaitable[None]]) -> None:
-        async with starts.place() as leave:
+        async with starts.permit() as leave:
             await leaves(leave)
             await never.wait()
 
@@ -181,9 +181,9 @@ async def test_a_source_that_waits_for_its_server_keeps_no_other_waiting(seconds
 
     waiting = asyncio.create_task(wait_for_server(leave_at_once), name="waits")
     await asyncio.sleep(0)
-    async with asyncio.timeout(30), starts.place():
+    async with asyncio.timeout(30), starts.permit():
         assert not waiting.done()
     waiting.cancel()
     await asyncio.wait([waiting])
-    async with asyncio.timeout(30), starts.place():
+    async with asyncio.timeout(30), starts.permit():
         pass

@@ -351,8 +351,8 @@ class Worker:
         return window
 
     async def _wait_for_changes(self) -> None:
-        """Wait for the first change of a window; an idle place closes its connection."""
-        if not self._hot_lanes.is_place(self) or self._connects_ahead:
+        """Wait for the first change of a window; an idle hot worker closes its connection."""
+        if not self._hot_lanes.is_hot_worker(self) or self._connects_ahead:
             await self._filled.wait()
         elif not await wait_for_event(self._filled, IDLE_SECONDS):
             await self._transaction.close()
@@ -554,9 +554,11 @@ class Worker:
                 )
                 self._give_back(lane)
                 lane.defer_to_drainer(now + ASIDE_SECONDS)
-            elif move is Move.TO_OWN_CONNECTION and (place := self._hot_lanes.reserve(lane, now)):
+            elif move is Move.TO_OWN_CONNECTION and (
+                hot_worker := self._hot_lanes.reserve(lane, now)
+            ):
                 log.debug("hot lane moved to a separate worker", lane=lane.name)
-                self._move(lane, place)
+                self._move(lane, hot_worker)
             elif home := self._hot_lanes.release(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
                 log.debug("lane returned to its shared worker", lane=lane.name)
                 self._move(lane, home)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from streamer.apply.lanes.hot_lanes import place_count
+from streamer.apply.lanes.hot_lanes import hot_worker_count
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -53,7 +53,7 @@ class Needs:
 def target_needs(settings: Settings, source_count: int) -> Needs:
     """Return the connections that all processes open at the target."""
     copying = min(settings.sync.sources_at_once, source_count)
-    always = settings.workers + place_count(settings.workers) + DRAINERS_MAX + TARGET_FEW
+    always = settings.workers + hot_worker_count(settings.workers) + DRAINERS_MAX + TARGET_FEW
     return Needs(
         settings.processes * (always + min(STARTS_AT_ONCE, source_count)),
         settings.processes * (settings.sync.jobs + copying * (1 + FINISHING_MAX)),

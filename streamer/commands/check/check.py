@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
-from streamer.apply.lanes.hot_lanes import place_count
+from streamer.apply.lanes.hot_lanes import hot_worker_count
 from streamer.apply.rows.check_expressions import confirm_expressions
 from streamer.commands.check.capacity_findings import (
     check_capacity,
@@ -95,7 +95,7 @@ async def examine(settings: Settings, mapping: Mapping) -> Examination:
             connections = sum(
                 [
                     settings.workers,
-                    place_count(settings.workers),
+                    hot_worker_count(settings.workers),
                     DRAINERS_MAX,
                     settings.sync.jobs,
                     1,

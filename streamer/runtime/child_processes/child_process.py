@@ -20,7 +20,7 @@ FIRST: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The place of a process.
+    """The number of a process, and the sockets that it shares.
 
     *number*: the number of the process, from 1. *port*: the descriptor of the common listening
     socket. *directory*: the directory of the sockets over which the processes answer requests of

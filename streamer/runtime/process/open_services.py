@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Final
 
-from streamer.apply.lanes.hot_lanes import HotLanes, place_count
+from streamer.apply.lanes.hot_lanes import HotLanes, hot_worker_count
 from streamer.apply.lanes.queue_budget import Budget
 from streamer.apply.lanes.spool import SpoolDirectory
 from streamer.apply.write.commit_pace import CommitPace
@@ -144,11 +144,11 @@ def _make_workers(
             CommitPace(settings.commit_interval_min, settings.commit_interval),
             hot_lanes,
         )
-        for number in range(settings.workers + place_count(settings.workers))
+        for number in range(settings.workers + hot_worker_count(settings.workers))
     ]
     for worker in workers:
         label = metrics.queue_bytes.labels(str(worker.number))
         label.set_function(partial(getattr, worker, "queued_bytes"))
     for worker in workers[settings.workers :]:
-        hot_lanes.add_place(worker)
+        hot_lanes.add_worker(worker)
     return workers

@@ -24,5 +24,5 @@ class Attempt:
     binary_obstacle: str | None
     """Why an earlier attempt gave up binary transport."""
     stop_lsn: Lsn | None
-    release_place: Callable[[], None]
+    release_permit: Callable[[], None]
     """Called when the opening of the session has a long wait ahead."""

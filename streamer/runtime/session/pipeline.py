@@ -128,7 +128,7 @@ class Pipeline:
     async def _open(self, services: Services, fence: FencingToken) -> Session:
         """Open a session when this source's turn to start has come."""
         tables = TableEvents(self._source, fence, services, self.health, self.heartbeat, self._fail)
-        async with services.starts.place() as leave:
+        async with services.starts.permit() as release:
             attempt = Attempt(
                 self._source,
                 services,
@@ -138,7 +138,7 @@ class Pipeline:
                 self.heartbeat,
                 self._binary_obstacle,
                 self._stop_lsn,
-                leave,
+                release,
             )
             return await open_session(attempt, tables)
 

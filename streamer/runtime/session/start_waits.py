@@ -78,7 +78,7 @@ class StartWaits:
         self._attempt.health.waiting_for = None
 
     async def _report_turn(self, reason: str) -> None:
-        self._attempt.release_place()
+        self._attempt.release_permit()
         self._attempt.health.waiting_for = reason
         await self.show(waiting_for=reason)
 
