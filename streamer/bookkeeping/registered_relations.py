@@ -138,8 +138,8 @@ async def _refuse_remaining_rows(
 
     streamer wrote the rows in the target before the source of these relations was removed.
     """
-    declared = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
-    for rows in await read_remaining_rows(connection, source_id, declared) if declared else ():
+    uncopied = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
+    for rows in await read_remaining_rows(connection, source_id, uncopied) if uncopied else ():
         values = dict.fromkeys(("declared", "owns_rows", "needs_resync"), True)
         error = {"state": "error", "error": ErrorReport.of(rows.error)}
         await RELATIONS.set(

@@ -279,9 +279,9 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             end = at_source(sql, words=str(hint), is_choice=True) if sql else None
             yield error(place, problem, end or Fix.of(hint))
-        declared = [m.source for m in facts.mappings if m.rule.initial is Initial.NONE]
+        uncopied = [m.source for m in facts.mappings if m.rule.initial is Initial.NONE]
         unproven = unproven_rows(
-            facts.objects, source, target.installation, declared, has_position=has_position
+            facts.objects, source, target.installation, uncopied, has_position=has_position
         )
         if unproven is not None:
             yield from_error(place, unproven)

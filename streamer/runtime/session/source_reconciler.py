@@ -82,10 +82,10 @@ class SourceReconciler:
         )
         has_journal = journal is not None
         registrar, monitor = await self._register(plain, capture, has_journal=has_journal)
-        declared = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
+        uncopied = [mapped.mapping.source for mapped in relations if mapped.state.is_to_mark_synced]
         # A journal has all changes since the creation of the slot.
         unproven = unproven_rows(
-            owned_objects, source, installation, declared, has_position=has_position or has_journal
+            owned_objects, source, installation, uncopied, has_position=has_position or has_journal
         )
         if unproven is not None:
             raise unproven

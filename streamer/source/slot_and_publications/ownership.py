@@ -107,18 +107,18 @@ def unproven_rows(
     owners: SourceObjects,
     source: SourceMapping,
     installation: str,
-    declared: Iterable[RelationName],
+    uncopied: Iterable[RelationName],
     *,
     has_position: bool,
 ) -> SourceTakenError | None:
-    """Return why the slot's position is no proof for *declared*, tables with `initial: none`.
+    """Return why the slot's position is no proof for *uncopied* tables, those with `initial: none`.
 
     If a different target has read from the slot, this target lacks earlier changes. Pure.
     """
     foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
     is_own = installation in owners.installations and owners.is_used is None
     is_fresh = not foreign_ids and (is_own or owners.is_used is False)
-    tables = [str(name) for name in declared]
+    tables = [str(name) for name in uncopied]
     # A slot that streamer creates now sends all later changes, whatever slot had the name before.
     if has_position or not tables or not owners.has_slot or is_fresh:
         return None
