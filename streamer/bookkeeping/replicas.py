@@ -29,7 +29,8 @@ session.
 """
 
 MAPPING_HINT: Final = (
-    "give this replica the configuration of the others; or, if its file is newer, send it SIGHUP"
+    "give this replica the configuration of the remaining replicas; or, if its file is newer, send "
+    "SIGHUP to the replica"
 )
 _OTHER_MAPPING: Final = (
     "no replica runs this source: the mapping of {} differs from the mapping of the replicas"

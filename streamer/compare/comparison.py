@@ -326,7 +326,8 @@ class Comparison:
         if not items:
             named = " " + ", ".join(f'"{table}"' for table in scope.tables) if scope.tables else ""
             raise MappingError(
-                f"no table{named} is streamed", hint="`streamer status` lists those that are"
+                f"no table{named} is streamed",
+                hint="`streamer status` lists the tables that are streamed",
             )
         return items, failure
 

@@ -376,7 +376,7 @@ class RangeReader:
             finally:
                 shared.stop()
         if _read_size(table, side, connection)[-1] != files:
-            raise PassingError(f'the pages of "{table.source_name}" were written anew meanwhile')
+            raise PassingError(f'a session has rewritten the pages of "{table.source_name}"')
         return sums
 
     def _add_up(self, table: ComparedTable, unit: Unit, side: int, parts: Iterator[Pages]) -> Sums:

@@ -111,7 +111,7 @@ async def test_generated_columns_are_not_delivered(checker: Checker) -> None:
     )
     checker.target.execute("create table t (id int primary key, a text, big text)")
     checker.configure("t:")
-    await checker.mends(WARNING, '"big" is generated, so the source does not send it')
+    await checker.mends(WARNING, '"big" is generated, so the source does not send its values')
     checker.target.execute("alter table t drop column big")
     await checker.mends(INFO, '"big" is generated, and the target has no column')
     checker.configure("t: {exclude: [big]}")

@@ -141,8 +141,8 @@ def _table_from_kuvasz(
     for name in ("filter", "set"):
         if table.get(name):
             raise SettingsError(
-                f"{where}: `{name}` is written in CEL there, and in SQL here",
-                hint="write it in SQL after the import, and remove it from this file",
+                f"{where}: `{name}` is in CEL, and streamer needs SQL",
+                hint=f"remove `{name}` from this file, and write the SQL after the import",
             )
     if table.get("partitions_regex"):
         notes.append(

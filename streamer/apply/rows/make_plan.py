@@ -167,8 +167,8 @@ def _with_computed(
             )
         if target_column.generated:
             raise TargetSchemaError(
-                f'column "{name}" of target table "{mapping.target}" is generated there, and `set` '
-                "computes it too",
+                f'column "{name}" of target table "{mapping.target}" is generated, so `set` '
+                "cannot compute the column",
                 hint="remove it from `set`, or make it an ordinary column",
             )
         position = by_name[name].position if name in by_name else -1
