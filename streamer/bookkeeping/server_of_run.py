@@ -18,9 +18,7 @@ from streamer.source.timeline_branches import KnownPlace
 
 
 async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> KnownPlace:
-    """Return the server from which `run` streams; an empty place before the first start of
-    `run`.
-    """
+    """Return the server from which `run` streams; no server before the first start of `run`."""
     if not await is_installed(bookkeeping):
         return KnownPlace()
     records = await read_source_records(bookkeeping)

@@ -29,7 +29,7 @@ from typing import Final
 from streamer.util.lsn import Lsn
 
 Row = tuple[str, tuple[str | None, ...]]
-"""The place of a row, and the values or hashes of values."""
+"""The version of a row by table, ctid and xmin, and the values or hashes of values."""
 Rows = Mapping[int, Sequence[Row]]
 """The rows of keys, by the number of the key. A key without rows has no entry."""
 
@@ -107,7 +107,7 @@ class _Round:
 
 @dataclass(slots=True)
 class _Pending:
-    """A key in question: the places of the rows on both sides, since round ``since``."""
+    """A key in question: the row versions on both sides, since round ``since``."""
 
     source_places: tuple[str, ...] = ()
     target_places: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A planned definition of a target table, and the place of that table. Pure."""
+"""A planned definition of a target table, and the target of a source's table. Pure."""
 
 import enum
 from collections.abc import Callable, Iterable
@@ -44,9 +44,9 @@ class TargetPlace:
 
     @classmethod
     def at(cls, mapping: RelationMapping, sid: str | None, relation: TargetRelation | None) -> Self:
-        """Return the place of a table that the target has as *relation*; None for an absent table.
+        """Return the target of *mapping*.
 
-        *sid*: the sid of the source.
+        *relation*: the target's table; None if absent. *sid*: the sid of the source.
         """
         if relation is None:
             return cls(mapping, sid is not None)
@@ -76,7 +76,7 @@ class TargetPlace:
 
 
 Places = Callable[[RelationName], TargetPlace | None]
-"""Returns the place of a table of the source; None for a table that is not replicated."""
+"""Returns the target of a source's table; None for a table that is not replicated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def plan_partitioning(definition: TableDefinition, place: TargetPlace) -> list[P
 
 
 def for_partitions(planned: Planned, place: TargetPlace) -> Planned:
-    """Return a plan for the table of *place*.
+    """Return a plan for the target table *place*.
 
     A partitioned table accepts no concurrent index build, and in PostgreSQL 17 and older no foreign
     key that is NOT VALID.

@@ -68,8 +68,9 @@ def table_difference(
     *,
     is_shared: bool = False,
 ) -> list[DefinitionDifference]:
-    """Return how *target* differs from *source*, which *place* and *places* map.
+    """Return how *target* differs from *source*.
 
+    *place*: the target of *source*. *places*: the targets of the tables that *source* references.
     *is_shared*: several sources write to the target table.
     """
     return [
@@ -214,7 +215,7 @@ def _partition(
 
 
 def as_it_is(name: RelationName) -> TargetPlace:
-    """Return the place that maps a table to itself."""
+    """Return a target that has the names of the source's table."""
     pattern = RelationPattern(name.namespace, name.name)
     return TargetPlace(RelationMapping(name, name, TableRule(pattern)), has_sid=False)
 

@@ -92,7 +92,7 @@ class SourceServer:
 
     @property
     def place(self) -> Place:
-        """The place that every connection to this source must reach."""
+        """The server and timeline that every connection to this source must reach."""
         return self.system_identifier, self.timeline, self.started
 
 

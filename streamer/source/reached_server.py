@@ -22,20 +22,20 @@ select c.system_identifier::text as systemid,
        {STARTED_SQL} as started
 from pg_catalog.pg_control_system() c
 """
-"""Reads the place. An ordinary role may lack the privilege to run this query."""
+"""Reads a `Place`. An ordinary role may lack the privilege to run this query."""
 
 Place = tuple[str, int, int]
 """System identifier, timeline, and start time of the server; the start time is 0 if unknown."""
 
 
 def place_of(system_identifier: str, segment: str | None, started: int, expected: Place) -> Place:
-    """Return the place that a row of `PLACE_SQL` names. A standby does not report its timeline."""
+    """Return the place in a row of `PLACE_SQL`. A standby does not report its timeline."""
     timeline = expected[1] if segment is None else int(segment[:8], 16)
     return system_identifier, timeline, started if expected[2] else 0
 
 
 def find_difference(expected: Place, reached: Place) -> str | None:
-    """Return a message if the two places are not the same server and timeline."""
+    """Return a message if *reached* is not the server and timeline of *expected*."""
     if expected == reached:
         return None
     if expected[:2] == reached[:2]:
