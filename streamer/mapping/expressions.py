@@ -253,7 +253,7 @@ def _check_words(tokens: Sequence[Token]) -> None:
             or (token.value == "values" and not opens)
         ):
             raise ExpressionError(
-                f"{token.value.upper()} is not allowed: an expression is no query"
+                f"{token.value.upper()} is not allowed: an expression has no query"
             )
         if _is_type(tokens, n) and token.value.startswith("reg"):
             raise ExpressionError(

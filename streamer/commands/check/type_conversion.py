@@ -36,7 +36,7 @@ def type_risk(source: str, target: str) -> str | None:
         return _time_risk(old, new)
     if {old.base, new.base} == {"json", "jsonb"}:
         return None if new.base == "json" else "the order and duplicates of its keys are lost"
-    return "the target's type lacks values of the source's type"
+    return "the target's type may lack values of the source's type"
 
 
 def _string_risk(source: TypeName, target: TypeName) -> str | None:
@@ -77,7 +77,7 @@ def _number_risk(source: TypeName, target: TypeName) -> str | None:
             digits = source.modifiers[0]
         return None if digits is not None and digits <= exact else "values are rounded"
     if target.base not in _DIGITS and target.base != "numeric":
-        return "the target's type lacks values of the source's type"
+        return "the target's type may lack values of the source's type"
     if target.base == "numeric" and not target.modifiers:
         return None
     if source.base in _EXACT_DIGITS:
