@@ -199,8 +199,8 @@ async def test_values_that_no_statement_gives_are_brought_by_column(
             r.reason for r in await ddl_decisions.read_records(address, None, None, with_done=True)
         ]
         assert reasons[0] is not None
-        assert 'own in new column "token"' in reasons[0]
-        assert 'own in new column "n"' in reasons[0]
+        assert 'own value in new column "token"' in reasons[0]
+        assert 'own value in new column "n"' in reasons[0]
         assert reasons[1] is not None
         assert 'column "amount" got another type' in reasons[1]
         assert reasons[2] is None
