@@ -162,8 +162,12 @@ def sites(tmp_path: Path, target: Database, browser: Browser) -> Iterator[Sites]
     made.close()
 
 
+WIDTHS = (1280, 390, 320)
+"""The widths that every page fits: a desktop, a phone and a small phone."""
+
+
 def look(page: Page, name: str) -> None:
-    """Check that a page fits a phone, and save pictures of the page if SCREENSHOTS names a
+    """Check that a page fits all widths, and save pictures of the page if SCREENSHOTS names a
     directory.
     """
     size = page.viewport_size
@@ -171,11 +175,13 @@ def look(page: Page, name: str) -> None:
     if directory := os.environ.get("SCREENSHOTS"):
         for scheme in ("dark", "light"):
             page.emulate_media(color_scheme=scheme)
-            page.set_viewport_size({"width": 1200, "height": 900})
+            page.set_viewport_size({"width": 1280, "height": 900})
             page.screenshot(path=Path(directory) / f"{name}-{scheme}.png", full_page=True)
-    page.set_viewport_size({"width": 320, "height": 900})
-    overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-    assert overflow <= 0, f"{name}: {overflow} pixels too wide for a phone"
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert overflow <= 0, f"{name}: {overflow} pixels too wide for {width}"
     if directory:
+        page.set_viewport_size({"width": 390, "height": 900})
         page.screenshot(path=Path(directory) / f"{name}-phone.png", full_page=True)
     page.set_viewport_size(size)

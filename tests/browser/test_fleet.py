@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Watched, free_port, look
+from tests.browser.conftest import WIDTHS, Watched, free_port, look
 from tests.support.forks import ForkedProcess
 from tests.support.waiting import eventually
 
@@ -118,5 +118,60 @@ def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
     assert max(pages) < PAGE_BYTES_MAX
     history = httpx.get(f"{base}/api/sources/history?database=shop&sid=t017")
     assert len(history.content) < HISTORY_BYTES_MAX
+    context.close()
+    assert watched.faults == []
+
+
+PATHS = ("/", "/source?database=shop&sid=t033", "/events", "/events?kind=mapping", "/quarantine", "/conflicts",
+         "/tenants", "/mapping", "/history", "/help", "/nothing")  # fmt: skip
+
+
+def test_keys_lead_to_places_and_every_page_has_its_navigation_in_one_row(
+    base: str, browser: Browser
+) -> None:
+    watched = Watched(base)
+    context = browser.new_context(base_url=base, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    watched.watch(page)
+    for path in PATHS:
+        page.goto(path)
+        look(page, "at" + re.sub(r"\W+", "-", path))
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            links = page.locator(".top nav a").all()
+            assert len({link.evaluate("e => e.offsetTop") for link in links}) <= 1, (path, width)
+        page.set_viewport_size({"width": 1280, "height": 900})
+
+    # Keys work at once after a click, and keys in a field are text.
+    page.goto("/source?database=shop&sid=t033")
+    page.keyboard.press("?")
+    keys = page.get_by_role("dialog", name="Keys")
+    expect(keys).to_contain_text("go to the events")
+    look(page, "keys")
+    page.keyboard.press("Escape")
+    expect(keys).to_be_hidden()
+    page.get_by_role("button", name="keys").click()
+    keys.get_by_role("button", name="Close").click()
+    expect(keys).to_be_hidden()
+    page.keyboard.press("/")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.keyboard.type("ge?/")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("ge?/")
+    page.locator("h1").click()
+    page.keyboard.press("g")
+    page.keyboard.press("e")
+    expect(page).to_have_url(f"{base}/events")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Kind")).to_be_focused()
+    page.get_by_label("Kind").select_option("errors")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(f"{base}/events?kind=errors&source=")
+    page.keyboard.press("e")  # without g
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    expect(page).to_have_url(f"{base}/")
+    page.goto("/quarantine")
+    page.keyboard.press("/")
+    expect(page.get_by_label("Source or table")).to_be_focused()
     context.close()
     assert watched.faults == []

@@ -366,7 +366,7 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     )
     page = site.page()
     page.goto("/")
-    expect(page.get_by_text("The mapping is in the configuration file")).to_be_visible()
+    expect(page.get_by_text("read-only")).to_be_visible()
     row = row_of(page, "public.t")
     expect(row).to_contain_text("ready")
     expect(page.locator("#connection")).to_have_text("live")
@@ -375,6 +375,8 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     for name, function in (
         ("size", number_text.size),
         ("duration", number_text.duration),
+        ("latency", number_text.latency),
+        ("rate", number_text.rate),
         ("count", number_text.count),
     ):
         for value in (0, 7, 89.4, 999, 1001, 12_345, 123_456, 9_876_543, 10**9, 10**13):

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from streamer.admin.live.past_events import PastEvent, past_event
 from streamer.admin.live.source_history import SourceHistory
 from streamer.admin.live.table_activity import ChangeActivity, TableActivity
 from streamer.bookkeeping.bookkeeping import Bookkeeping
@@ -88,18 +89,6 @@ class PastError:
     source: str
     table: str | None
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class PastEvent:
-    """A change of a state, or of the mapping. ``source``: None for the target and the mapping."""
-
-    at: datetime
-    source: str | None
-    table: str | None
-    subject: str
-    state: str
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,24 +356,6 @@ def as_state(key: tuple[str, str | None], value: ShownState) -> dict[str, Any]:
     state, error = value
     shown = None if error is None else replace(error, text=redact(error.text))
     return {"source": key[0], "table": key[1], "state": state} | error_fields(shown)
-
-
-def past_event(name: str, data: dict[str, Any], at: datetime) -> PastEvent | None:
-    """Return an event for the events page; None for events that occur every second. Pure."""
-    if name == "state":
-        subject = "table" if data["table"] else "source"
-        return PastEvent(at, data["source"], data["table"], subject, data["state"], data["error"])
-    if name == "verified":
-        if not data["differing_rows"]:
-            return None  # the table is equal to its source
-        difference = f"{data['differing_rows']} rows differ from the source"
-        return PastEvent(at, data["source"], data["table"], "table", "differs", difference)
-    if name == "target":
-        error = redact(data["error"]) if data.get("error") else None
-        return PastEvent(at, None, None, "target", data["state"], error)
-    if name == "applied":
-        return PastEvent(at, None, None, "mapping", "applied", None)
-    return None
 
 
 def _lag(label: str, lag: tuple[int, float]) -> dict[str, Any]:

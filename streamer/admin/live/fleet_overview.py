@@ -10,9 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamer.admin.live import status_view
-from streamer.admin.live.problem_view import problems_for_operator
+from streamer.admin.live.effects_of_target import (
+    WAITS_FOR_TARGET,
+    causes_of,
+    remaining_problems,
+    state_of_source,
+)
+from streamer.admin.live.problem_view import shown
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
+from streamer.report.problems import Problem
 
 Row = dict[str, Any]
 
@@ -26,12 +33,13 @@ PROBLEMS_SHOWN: Final = 2
 class SourceLine:
     """A source, as shown in a line.
 
-    ``names``: the names that a search compares, of the source, its process, and its tables on both
-    sides.
+    ``shown_state``: the state, or that the source waits for the target. ``names``: the names that
+    a search compares, of the source, its process, and its tables on both sides.
     """
 
     row: Row
     """Fields of `FleetSource`."""
+    shown_state: str
     names: str = field(repr=False)
 
     @property
@@ -88,7 +96,8 @@ class LineFilter:
 
 def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> FleetOverview:
     """Return all sources, one line each."""
-    lines = [_line(source) for source in sources]
+    causes = causes_of(target)
+    lines = [_line(source, causes) for source in sources]
     queue = [line.row for line in lines if line.row["copies"] or line.row["waiting_for"]]
     queue.sort(key=lambda row: (row["copies"] is None, row["seconds_left"] or 0.0))
     return FleetOverview(
@@ -96,10 +105,11 @@ def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> Flee
     )
 
 
-def _line(source: Row) -> SourceLine:
+def _line(source: Row, causes: Sequence[Problem]) -> SourceLine:
     tables = source["tables"]
     label = SourceLabel(source["database"], source["sid"])
-    problems = problems_for_operator([source])
+    problems = [shown(problem) for problem in remaining_problems(source, causes)]
+    shown_state = state_of_source(source, causes)
     states = Counter(
         "queued" if status_view.is_queued(table) else table["state"] for table in tables
     )
@@ -111,7 +121,7 @@ def _line(source: Row) -> SourceLine:
         "label": label,
         "address": status_view.address("/source", database=source["database"], sid=source["sid"]),
         "state": source["state"],
-        "health": _health(source["state"], problems, is_busy=bool(copies or waiting_for)),
+        "health": _health(shown_state, problems, is_busy=bool(copies or waiting_for)),
         "problem_count": len(problems),
         "problems": [
             {name: problem[name] for name in ("place", "what", "kind", "runbook", "command")}
@@ -136,7 +146,7 @@ def _line(source: Row) -> SourceLine:
         source.get("process") or "",
         *(f"{table['source']}\n{table['target'] or ''}" for table in tables),
     ]
-    return SourceLine(row, "\n".join(names).lower())
+    return SourceLine(row, shown_state, "\n".join(names).lower())
 
 
 def _health(state: str, problems: Sequence[Row], *, is_busy: bool) -> str:
@@ -144,7 +154,7 @@ def _health(state: str, problems: Sequence[Row], *, is_busy: bool) -> str:
     for kind in ("bad", "warning"):
         if kind in kinds:
             return kind
-    if is_busy:
+    if is_busy and state != WAITS_FOR_TARGET:
         return "busy"
     return "good" if state == "streaming" else "quiet"
 

@@ -6,19 +6,10 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
+from streamer.admin.live.effects_of_target import causes_of, remaining_problems
 from streamer.admin.live.status_view import address, table_address
 from streamer.errors.remedies import Sql, Step
-from streamer.report.problem_facts import source_of_row, target_of_row
-from streamer.report.problems import (
-    Action,
-    Problem,
-    ProblemKind,
-    Severity,
-    Subject,
-    needs_operator,
-    of_source,
-    of_target,
-)
+from streamer.report.problems import Action, Problem, ProblemKind, Severity, Subject
 
 Row = dict[str, Any]
 
@@ -31,10 +22,11 @@ _FORMS: Final = {
 
 
 def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
-    """Return the problems that need an operator, the target first."""
-    problems = [] if target is None else list(of_target(target_of_row(target)))
+    """Return the problems that need an operator, the target first and without its effects."""
+    causes = causes_of(target)
+    problems = list(causes)
     for source in sources:
-        problems += needs_operator(of_source(source_of_row(source)))
+        problems += remaining_problems(source, causes)
     return [shown(problem) for problem in problems]
 
 
@@ -48,6 +40,8 @@ def shown(problem: Problem) -> Row:
     return {
         "place": "Target" if problem.kind is ProblemKind.TARGET else str(subject),
         "what": problem.sentence,
+        "text": problem.text,
+        "remedy": [] if problem.remedy is None else [_part(part) for part in problem.remedy.parts],
         "address": _page(subject),
         "kind": "bad" if problem.severity is Severity.ERROR else "warning",
         "runbook": problem.runbook,
@@ -56,6 +50,10 @@ def shown(problem: Problem) -> Row:
         "actions": [_action(action) for action in problem.actions],
         "fields": {name: value for name, value in fields.items() if value is not None},
     }
+
+
+def _part(part: str | Step) -> Row:
+    return {"text": str(part), "is_code": not isinstance(part, str)}
 
 
 def _step(step: Step) -> Row:

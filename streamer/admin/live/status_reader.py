@@ -44,6 +44,7 @@ class StatusReader:
         self._summarizing = asyncio.Lock()
         self._summarized: list[Row] | None = None
         self._states: dict[tuple[str, str | None], ShownState] = {}
+        self._error_of_target: str | None = None
         self._fleet = FleetOverview([], "", None, [])
         self._read_at = float("-inf")
         self._last: Row | None = None
@@ -83,12 +84,14 @@ class StatusReader:
         """Return a survey of the sources, and why they may be out of date."""
         sources, reason = await self.read()
         async with self._summarizing:
-            states = self._events.source_states()
-            if self._summarized is not sources or self._states != states:
+            states, target = self._events.source_states(), self._events.target
+            facts = (states, target["error"])
+            if self._summarized is not sources or facts != (self._states, self._error_of_target):
                 merged = with_own_state(sources, states)
                 # Thousands of tables take a moment, and the event loop also streams.
-                self._fleet = await in_admin_thread(fleet_overview_of, merged, self._events.target)
-                self._summarized, self._states = sources, states
+                self._fleet = await in_admin_thread(fleet_overview_of, merged, target)
+                self._summarized = sources
+                self._states, self._error_of_target = facts
         return self._fleet, reason
 
     def forget(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from streamer.admin.live.effects_of_target import causes_of, state_of_source
 from streamer.admin.live.table_activity import TableActivity
 from streamer.copy.turn_waits import STARTING_SPARK
 from streamer.errors.error_classes import MappingError
@@ -108,6 +109,7 @@ def source_view(
         "address": address("/source", database=source["database"], sid=source["sid"]),
         "tables": shown,
         "table_count": len(tables),
+        "shown_state": state_of_source(source, causes_of(target)),
         "is_confirmed": is_confirmed,
         "are_tables_confirmed": is_confirmed and source["state"] == "streaming",
         "heartbeat_seconds": source.get("heartbeat_seconds"),

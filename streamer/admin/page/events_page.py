@@ -1,10 +1,12 @@
 """Recent events, and the conflicts and quarantined changes of all tables."""
 
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin.live import status_view
+from streamer.admin.live.past_events import KINDS, EventFilter, PastEvent, with_durations
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.page.page_frame import Frame, Row, form_text, row_number
 from streamer.admin.service.access import actor_of
@@ -13,7 +15,7 @@ from streamer.commands.conflict_log import words
 from streamer.commands.quarantined_rows import Choice
 from streamer.errors.error_classes import InvalidError, StreamerError
 from streamer.mapping.relation_names import parse_name
-from streamer.mapping.rules import SourceLabel
+from streamer.mapping.rules import SourceLabel, SourceMapping
 
 EVENTS_PER_PAGE: Final = 100
 QUARANTINE_MAX: Final = 200
@@ -31,23 +33,47 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
 def _add_events(router: APIRouter, frame: Frame) -> None:
     @router.get("/events")
     async def events(request: Request) -> Response:
-        number = row_number(request.query_params.get("page", "1"), "page")
-        sources = {source.label: source for source in frame.service.mapping.sources}
+        parameters = request.query_params
+        number = row_number(parameters.get("page", "1"), "page")
+        kind = parameters.get("kind", "")
+        choice = EventFilter(kind if kind in KINDS else "", parameters.get("source", "")[:300])
         past = frame.events.past()
-        shown = past[(number - 1) * EVENTS_PER_PAGE : number * EVENTS_PER_PAGE]
-        items = []
-        for event in shown:
-            page = None
-            if (source := sources.get(event.source or "")) is not None:
-                which: Row = {"database": source.database, "sid": source.sid}
-                page = status_view.address("/source", **which)
-                if event.table:
-                    page = status_view.table_address(which, event.table)
-            items.append({"event": event, "address": page})
-        has_more = number * EVENTS_PER_PAGE < len(past)
+        timed = with_durations(past, datetime.now(UTC))
+        matches = [entry for entry in timed if choice.matches(entry.event)]
+        end = number * EVENTS_PER_PAGE
+        sources = {source.label: source for source in frame.service.mapping.sources}
+        labels = {*sources, *(event.source for event in past if event.source is not None)}
+
+        def page_of(page: int) -> str:
+            return status_view.address(
+                "/events", kind=choice.kind or None, source=choice.source or None, page=page
+            )
+
         return await frame.page(
-            request, "events.html", past=items, number=number, has_more=has_more
+            request,
+            "events.html",
+            past=[
+                {"timed": entry, "event": entry.event, "address": _page_of(entry.event, sources)}
+                for entry in matches[end - EVENTS_PER_PAGE : end]
+            ],
+            choice=choice,
+            kinds=KINDS,
+            labels=sorted(labels),
+            is_empty=not past,
+            newer=page_of(number - 1) if number > 1 else None,
+            older=page_of(number + 1) if end < len(matches) else None,
         )
+
+
+def _page_of(event: PastEvent, sources: dict[str, SourceMapping]) -> str | None:
+    """Return the address of the page about the subject of *event*, if the subject has a page."""
+    source = sources.get(event.source or "")
+    if source is None:
+        return None
+    subject: Row = {"database": source.database, "sid": source.sid}
+    if event.table:
+        return status_view.table_address(subject, event.table)
+    return status_view.address("/source", **subject)
 
 
 def _add_quarantine(router: APIRouter, frame: Frame, status: StatusReader) -> None:

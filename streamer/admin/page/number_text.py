@@ -1,12 +1,18 @@
 """Numbers and times in readable form. Pure."""
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
+
+from markupsafe import Markup, escape
 
 from streamer.util.quantities import format_bytes, format_duration, format_latency
 
 NOTHING: Final = "\u2013"
+RECENT_SECONDS: Final = 10
+"""Younger events are "just now", because an age of some seconds changes too often to read."""
+OLD_SECONDS: Final = 30 * 86400
+"""Events of this age have a date instead of an age."""
 
 
 def count(value: float | None) -> str:
@@ -54,6 +60,33 @@ def moment(value: str | datetime | None) -> str:
         return NOTHING
     text = value.isoformat() if isinstance(value, datetime) else value
     return f"{text[:10]} {text[11:19]}" if len(text) >= 19 else text
+
+
+def ago(value: str | datetime | None, now: datetime) -> Markup:
+    """Write a time as an age, with the exact time for a pointer that rests there."""
+    if value is None:
+        return Markup(NOTHING)
+    at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    seconds = (now - at).total_seconds()
+    text = moment(at)[:10]
+    if seconds < RECENT_SECONDS:
+        text = "just now"
+    elif seconds < OLD_SECONDS:
+        text = f"{duration(seconds)} ago"
+    markup = Markup('<time datetime="{}" title="{} UTC">{}</time>')
+    return markup.format(at.isoformat(), moment(at), text)
+
+
+def prose(text: str) -> Markup:
+    """Write a text with the parts between backticks set as code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a name has a backtick
+        return escape(text)
+    code = Markup("<code>{}</code>")
+    return Markup("").join(
+        code.format(part) if number % 2 else escape(part) for number, part in enumerate(parts)
+    )
 
 
 _STATES: Final = {

@@ -141,7 +141,7 @@ async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> R
         target=target,
         is_confirmed=not target["error"],
         attention=problems_for_operator([], target),
-        lines=[line.row for line in part],
+        lines=[line.row | {"shown_state": line.shown_state} for line in part],
         spark=frame.events.history.spark,
         groups=fleet_overview.groups(shown_lines) if choice.is_grouped else {},
         healths=[

@@ -142,15 +142,17 @@ def _add_assets(app: FastAPI) -> None:
 
 def _install_errors(app: FastAPI) -> None:
     """Answer a browser with a page about a missing or failing page, and a program as before."""
-    for key, status, message in (
-        (404, 404, "This page does not exist"),
-        (405, 405, "This page does not accept such a request"),
-        (Exception, 500, "Internal error; the log has details"),
-    ):
-        _wrap(app, key, status, message)
+    back = "Go back to the overview."
+    for key, status, message, hint in (
+        (404, 404, "This page does not exist",
+         "Its address may have a mistake. The overview leads to every source and table."),
+        (405, 405, "This page does not accept such a request", back),
+        (Exception, 500, "Internal error; the log has details", back),
+    ):  # fmt: skip
+        _wrap(app, key, status, message, hint)
 
 
-def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str) -> None:
+def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str, hint: str) -> None:
     former = cast(
         "Callable[[Request, Exception], Awaitable[Response]]",
         app.exception_handlers.get(key) or app.exception_handlers[HTTPException],
@@ -162,6 +164,6 @@ def _wrap(app: FastAPI, key: int | type[Exception], status: int, message: str) -
             return await former(request, exc)
         if status == 500:
             await former(request, exc)  # the handler logs the error
-        return problem_page(status, message, "go back to the overview")
+        return problem_page(status, message, hint)
 
     app.add_exception_handler(key, handle)

@@ -6,6 +6,7 @@ Templates escape every value, from any origin.
 import functools
 import hashlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any, Final
 
@@ -64,10 +65,11 @@ def environment() -> Environment:
         "duration": number_text.duration,
         "latency": number_text.latency,
         "rate": number_text.rate,
-        "moment": number_text.moment,
+        "ago": lambda value: number_text.ago(value, datetime.now(UTC)),
         "plural": number_text.plural,
         "state_kind": number_text.state_kind,
         "state_word": number_text.state_word,
+        "prose": number_text.prose,
         "redact": redact,
     }
     versions = {name: asset.version for name, asset in assets().items()}

@@ -10,8 +10,8 @@
   const HEIGHT = 170;
   const RANGES = [[3600, "1 h"], [6 * 3600, "6 h"], [KEPT_SECONDS, "24 h"]];
   const FIELDS = [
-    ["lag_seconds", "Lag", duration],
-    ["changes_per_second", "Changes", (value) => (value > 0 && value < 10 ? `${value.toFixed(1)}/s` : `${count(value)}/s`)],
+    ["lag_seconds", "Lag", latency],
+    ["changes_per_second", "Changes", rate],
     ["retained_wal_bytes", "WAL retained", size],
   ];
 

@@ -38,6 +38,14 @@ function duration(seconds) {
   return `${Math.floor(hours / 24)}\u00a0d${hours % 24 ? ` ${hours % 24}\u00a0h` : ""}`;
 }
 
+function latency(seconds) {
+  return seconds >= 0.9995 ? duration(seconds) : `${(seconds * 1000).toFixed(0)}\u00a0ms`;
+}
+
+function rate(value) {
+  return value > 0 && value < 10 ? `${value.toFixed(1)}/s` : `${count(value)}/s`;
+}
+
 function put(elements, text) {
   for (const element of elements) if (element.textContent !== text) element.textContent = text;
 }
@@ -51,7 +59,7 @@ function drawRates() {
     const label = svg.dataset.spark;
     const values = rates.get(label) || [];
     const last = values.at(-1) || 0;
-    put(by("rate", label), last > 0 && last < 10 ? `${last.toFixed(1)}/s` : `${count(last)}/s`);
+    put(by("rate", label), rate(last));
     const top = Math.max(1, ...values);
     const points = values.map((value, i) => `${RATES_MAX - values.length + i},${(23 - (value / top) * 22).toFixed(1)}`);
     if (points.length < 2) continue;
@@ -198,7 +206,7 @@ const on = {
     soon(); // events may be missing while disconnected
   },
   lag({ source, lag_bytes: bytes, lag_seconds: seconds }) {
-    put(by("lag-seconds", source), duration(seconds));
+    put(by("lag-seconds", source), latency(seconds));
     put(by("lag-bytes", source), size(bytes));
   },
   rate({ source, changes_per_second: value }) {
@@ -277,6 +285,44 @@ if ($("[data-live]").length) {
   addEventListener("pageshow", () => {
     if (document.visibilityState === "visible") listen();
   });
+}
+
+// ---- keys ------------------------------------------------------------------------------------
+
+const KEY_MS = 1500; // the longest pause between the two keys of a place
+const PLACES = { o: "/", e: "/events" };
+const keys = document.getElementById("keys");
+let goPressedAt = -Infinity;
+
+function search() {
+  const [field] = $("[role=search] :is(input[type=search], select), input[data-filter]");
+  if (!field) return location.assign("/?view=wall#search");
+  field.focus();
+  field.select?.();
+}
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing || keys.open) return;
+  if (event.target.closest?.("input:not([type=checkbox], [type=radio]), select, textarea")) return;
+  const place = event.timeStamp - goPressedAt < KEY_MS ? PLACES[event.key] : undefined;
+  goPressedAt = event.key === "g" ? event.timeStamp : -Infinity;
+  if (place) location.assign(place);
+  else if (event.key === "/") search();
+  else if (event.key === "?") keys.showModal();
+  else return;
+  event.preventDefault();
+}
+
+if (keys) {
+  addEventListener("keydown", onKey);
+  for (const button of $("[data-keys]")) button.addEventListener("click", () => keys.showModal());
+  for (const button of $("[data-close]")) button.addEventListener("click", () => keys.close());
+}
+
+// A phone shows the present page in the row of pages. To scroll the window would lose the reader's place.
+for (const link of $(".top nav [aria-current]")) {
+  const row = link.parentElement;
+  row.scrollLeft = link.offsetLeft - row.offsetLeft - 24;
 }
 
 // ---- small comforts --------------------------------------------------------------------------
