@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from streamer.admin.live import status_reader
+from streamer.admin.page.number_text import NOTHING
 from streamer.errors.error_classes import TargetConnectionError, UnreadyError
 from streamer.target.connection import TargetAddress
 from tests.admin.test_page import ONE_SOURCE, USERS, a_table, log_in, row_of, show
@@ -31,7 +32,7 @@ async def test_every_card_has_the_same_figures_and_a_dash_for_a_missing_value(
         assert "250\xa0ms</span>" in page
         assert "12\xa0ms</dd>" in page
         # A table without a change has a dash, and says why to a pointer.
-        assert ">–</span>" in row_of(page, "public.t")
+        assert f">{NOTHING}</span>" in row_of(page, "public.t")
         assert page.count("since this process started") == 1
 
         show(admin, monkeypatch, lag_seconds=None, lag_bytes=None, role="standby", process="a:1")
@@ -39,7 +40,7 @@ async def test_every_card_has_the_same_figures_and_a_dash_for_a_missing_value(
         assert figures_of(page) == [*same, "Server", "Process"]
         lag = re.search(r"<dt>Lag</dt><dd>.*?</dd>", page)
         assert lag is not None
-        assert lag[0].count("–") == 1
+        assert lag[0].count(NOTHING) == 1
 
 
 async def test_times_are_ages_with_the_exact_time_in_the_title(
