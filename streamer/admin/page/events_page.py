@@ -44,7 +44,7 @@ def _add_events(router: APIRouter, frame: Frame) -> None:
         sources = {source.label: source for source in frame.service.mapping.sources}
         labels = {*sources, *(event.source for event in past if event.source is not None)}
 
-        def page_of(page: int) -> str:
+        def address_of(page: int) -> str:
             return status_view.address(
                 "/events", kind=choice.kind or None, source=choice.source or None, page=page
             )
@@ -60,8 +60,8 @@ def _add_events(router: APIRouter, frame: Frame) -> None:
             kinds=KINDS,
             labels=sorted(labels),
             is_empty=not past,
-            newer=page_of(number - 1) if number > 1 else None,
-            older=page_of(number + 1) if end < len(matches) else None,
+            newer=address_of(number - 1) if number > 1 else None,
+            older=address_of(number + 1) if end < len(matches) else None,
         )
 
 
