@@ -8,6 +8,7 @@ import pytest
 from streamer.admin.live import status_reader
 from streamer.admin.page.number_text import NOTHING
 from streamer.errors.error_classes import TargetConnectionError, UnreadyError
+from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.admin.test_page import ONE_SOURCE, USERS, a_table, log_in, row_of, show
 from tests.support.admin import TARGET, Admin, OpenAdmin
@@ -128,8 +129,6 @@ async def test_an_unknown_page_leads_to_the_pages_that_exist(open_admin: OpenAdm
                 assert f'href="{to}">' in answer.text
                 assert (await client.get(to)).status_code == 200
         for path, words in (
-            ("/conflicts", "No conflicts"),
-            ("/tenants", "marks its rows"),
             ("/history", "No changes yet"),
             ("/mapping", "Add a source, or import"),
         ):
@@ -138,7 +137,7 @@ async def test_an_unknown_page_leads_to_the_pages_that_exist(open_admin: OpenAdm
 
 def lose_target(admin: Admin) -> None:
     error = TargetConnectionError("target: no <answer>")
-    admin.engine.target.judge(error, TargetAddress.parse(TARGET))
+    admin.engine.target.judge(error, TargetAddress.parse(Secret(TARGET)))
 
 
 @pytest.mark.parametrize("view", ["cards", "wall"])

@@ -18,7 +18,7 @@ AWAY: dict[str, Any] = {"name": "dw", "state": "unreachable", "error": "no answe
     "error_code": "target_down"
 }
 LATE: dict[str, Any] = {"name": "dw", "state": "reachable", "error": None} | {
-    "wait": {"text": "commits wait for a standby"}
+    "wait": {"text": "commits wait for a standby", "remedy": None, "is_turn": False}
 }
 
 

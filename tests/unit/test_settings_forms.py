@@ -154,6 +154,7 @@ def test_only_our_own_pages_follow_a_login(path: str | None, wanted: str) -> Non
         (number_text.latency(0.0042), "4\u00a0ms"),
         (number_text.latency(4.2), "4.2\u00a0s"),
         (number_text.count(1234567), "1\u202f234\u202f567"),
+        (number_text.grouped("12345 of 999"), "12\u202f345 of 999"),
         (number_text.rate(0.5), "0.5/s"),
         (number_text.plural(1, "row"), "1 row"),
     ],

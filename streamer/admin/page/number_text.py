@@ -22,6 +22,11 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", "\u202f")
 
 
+def grouped(text: str) -> str:
+    """Group the digits of the large numbers in a sentence."""
+    return re.sub(r"\b\d{4,}\b", lambda digits: count(int(digits[0])), text)
+
+
 def size(value: float | None) -> str:
     """Write a number of bytes."""
     return NOTHING if value is None else _unbroken(format_bytes(value))

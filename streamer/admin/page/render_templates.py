@@ -61,6 +61,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "number": number_text.count,
+        "grouped": number_text.grouped,
         "size": number_text.size,
         "duration": number_text.duration,
         "latency": number_text.latency,
