@@ -1,4 +1,4 @@
-"""What an operator reads on the page: one grid, one form of numbers and times, and single causes."""
+"""The page has the same grid and form for all numbers, times and causes."""
 
 import re
 from datetime import UTC, datetime, timedelta

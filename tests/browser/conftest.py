@@ -166,6 +166,10 @@ WIDTHS = (1280, 390, 320)
 """The widths that every page fits: a desktop, a phone and a small phone."""
 
 
+_WIDE = """[...document.querySelectorAll("body *")]
+    .filter((e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 120))"""
+
+
 def look(page: Page, name: str) -> None:
     """Check that a page fits all widths, and save pictures of the page if SCREENSHOTS names a
     directory.
@@ -180,7 +184,8 @@ def look(page: Page, name: str) -> None:
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert overflow <= 0, f"{name}: {overflow} pixels too wide for {width}"
+        wide = page.evaluate(_WIDE) if overflow > 0 else []
+        assert overflow <= 0, f"{name}: {overflow} pixels too wide for {width}: {wide}"
     if directory:
         page.set_viewport_size({"width": 390, "height": 900})
         page.screenshot(path=Path(directory) / f"{name}-phone.png", full_page=True)

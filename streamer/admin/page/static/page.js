@@ -321,8 +321,7 @@ if (keys) {
 
 // A phone shows the present page in the row of pages. To scroll the window would lose the reader's place.
 for (const link of $(".top nav [aria-current]")) {
-  const row = link.parentElement;
-  row.scrollLeft = link.offsetLeft - row.offsetLeft - 24;
+  link.parentElement.scrollLeft = link.offsetLeft - 24;
 }
 
 // ---- small comforts --------------------------------------------------------------------------
