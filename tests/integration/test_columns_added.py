@@ -14,6 +14,7 @@ from tests.support.streamer import MakeStreamer, Streamer, write_config
 pytestmark = pytest.mark.usefixtures("without_spark")
 
 DDL = "create table t (id int primary key, name text)"
+KEYLESS = "create table t (id int, name text); alter table t replica identity full"
 ADD = (
     'alter table t add column amount numeric(10,2), add column "we""ird" varchar(5)[],'
     " add column at timestamptz(3)"
@@ -85,6 +86,24 @@ async def test_add_adds_it(shared: Shared, kind: str) -> None:
             assert closed == [("(1,)",), ("(2,)",)]
     (said,) = [entry for entry in logs if entry["event"] == "columns added"]
     assert '"amount" numeric(10,2)' in said["sql"]
+
+
+@pytest.mark.parametrize("ddl", [DDL, KEYLESS])
+async def test_rows_that_wait_for_a_commit_get_the_default_of_a_new_column(
+    stream: MakeStreamer, source: Database, target: Database, ddl: str
+) -> None:
+    for db in (source, target):
+        db.execute(ddl)
+    tables = "t: {initial: none, on_column_added: add}"
+    async with stream(tables, settings="commit_interval_min: 3\ncommit_interval: 3") as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (1, 'a')")
+        await streamer.caught_up()
+        source.execute("insert into t values (2, 'b'), (3, 'c')")
+        source.execute("alter table t add column extra text default 'x'")
+        source.execute("insert into t values (4, 'd'); update t set name = 'e' where id = 2")
+        await streamer.caught_up()
+        assert_same(source, target, "t")
 
 
 @pytest.mark.parametrize("kind", ["clone", "history"])

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from streamer.decode.pgoutput import Redefinition
+from streamer.decode.pgoutput import Redefinition, Relation
 from streamer.decode.transactions import Changes, TransactionBlock
 from streamer.util.lsn import Lsn
 
@@ -46,6 +46,13 @@ class LaneTransaction:
         """
         return False
 
+    @property
+    def spans_definitions(self) -> bool:
+        """Whether a block has changes of a relation from before and after a change of its
+        definition; a worker splits such a block.
+        """
+        return False
+
     def end_of(self, changes: "Changes") -> "Lsn | None":
         """Return the end of the last transaction of *changes*."""
         del changes
@@ -84,6 +91,14 @@ class LaneBlock(LaneTransaction):
         final_lsns = self.block.final_lsns
         return any(
             final_lsns[changes.numbers[0]] < mapped.skip_through_lsn
+            for mapped, changes in self.changes
+        )
+
+    @property
+    def spans_definitions(self) -> bool:
+        relations: dict[MappedRelation, Relation] = {}
+        return any(
+            relations.setdefault(mapped, changes.relation) is not changes.relation
             for mapped, changes in self.changes
         )
 

@@ -245,6 +245,9 @@ class Worker:
                 continue
             if not self._fold_first():
                 lane, lane_transaction = self._queue[0]
+                await self._commit_earlier(lane)
+                if not self._queue or self._queue[0][1] is not lane_transaction:
+                    continue
                 plans = await self._make_plans(lane, lane_transaction)
                 if plans is None or not self._queue or self._queue[0][1] is not lane_transaction:
                     continue
@@ -256,7 +259,7 @@ class Worker:
     def _fold_first(self, plans: list[ApplyPlan | None] | None = None) -> bool:
         """Add the queue's first transaction to the window; return False if it lacks a plan."""
         lane, lane_transaction = self._queue[0]
-        if lane_transaction.is_partly_applied:
+        if lane_transaction.is_partly_applied or lane_transaction.spans_definitions:
             self._queue.popleft()
             self._queue.extendleft(
                 (lane, single) for single in reversed(lane.split(lane_transaction))
@@ -274,6 +277,20 @@ class Worker:
         else:
             self._filled.set()
         return True
+
+    async def _commit_earlier(self, lane: Lane) -> None:
+        """Wait until the target has the changes of *lane* that have plans.
+
+        A new plan may add a column to the target. Only rows that the target has by then get the
+        value that ADD COLUMN gave to existing rows of the source.
+        """
+        while lane in self._filling.lanes:
+            self._due.set()
+            self._taken.clear()
+            await self._taken.wait()
+        while self._committing is not None and lane in self._committing.lanes:
+            self._left.clear()
+            await self._left.wait()
 
     async def _make_plans(
         self, lane: Lane, lane_transaction: LaneTransaction

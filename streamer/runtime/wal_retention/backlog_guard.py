@@ -313,6 +313,9 @@ class BacklogGuard:
         once the target has all of the journal.
         """
         journal, runner = self.journaling.journal, self.runner
+        if self.journaling.is_beside and (runner is None or not runner.is_streaming):
+            self.journaling.begin()  # no pipeline moves the slot now
+            return
         if self.journaling.is_beside and journal is None and self.journaling.error is not None:
             self.journaling.begin()  # the source has no room for a copy of the slot
             if runner is not None:
