@@ -10,7 +10,7 @@ a library prints.
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import datetime
 from pathlib import PurePath
 from typing import Any, Final, Literal
@@ -80,20 +80,17 @@ def _word(value: Any) -> Any:
     return value
 
 
-def _make_plain(
-    logger: Any, name: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    for key in event.keys() - _OF_STRUCTLOG:
-        event[key] = _plain(event[key])
-    return event
+def _each_value(change: Callable[[Any], Any]) -> Any:
+    """Return a processor that applies *change* to each value of an event."""
 
+    def process(
+        logger: Any, name: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        for key in event.keys() - _OF_STRUCTLOG:
+            event[key] = change(event[key])
+        return event
 
-def _make_words(
-    logger: Any, name: str, event: MutableMapping[str, Any]
-) -> MutableMapping[str, Any]:
-    for key in event.keys() - _OF_STRUCTLOG:
-        event[key] = _word(event[key])
-    return event
+    return process
 
 
 def configure(level: str, log_format: LogFormat) -> None:
@@ -103,14 +100,14 @@ def configure(level: str, log_format: LogFormat) -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _make_plain,
+        _each_value(_plain),
         _redact_event,
     ]
     renderer: Any = structlog.processors.JSONRenderer(sort_keys=False)
     if log_format == "json":
         shared.insert(1, _name_source)
     else:
-        shared.append(_make_words)
+        shared.append(_each_value(_word))
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -23,6 +23,7 @@ from tests.support.postgres import (
     versions,
 )
 from tests.support.process import caught_up
+from tests.support.proxy import Proxy
 from tests.support.streamer import MakeStreamer, Streamer, copy_in_threads
 from tests.support.waiting import eventually, until
 
@@ -218,6 +219,30 @@ async def test_a_stream_that_breaks_during_a_copy_goes_on_from_the_journal(
         await until(lambda: gate.begun == 2, "the next attempt copies")
         source.execute("update held set v = 'newer' where id = 2000")
         await fill_beyond_the_limit(source)
+        gate.open.set()
+        await streamer.caught_up()
+        await streamer.eventually(lambda: is_gone(tmp_path))
+    assert_same(source, target, "held")
+
+
+async def test_a_target_that_is_away_during_a_copy_does_not_cost_the_slot(
+    source: Database,
+    target: Database,
+    target_proxy: Proxy,
+    stream: MakeStreamer,
+    tmp_path: Path,
+    gate: Gate,
+    short_backoffs: None,
+) -> None:
+    source.execute("insert into held select n, 'old' from generate_series(1000, 2000) n")
+    async with stream("held:") as streamer:
+        await until(lambda: gate.begun, "a copy has begun")
+        source.execute("update held set v = 'new' where id = 2000")
+        await fill_beyond_the_limit(source)
+        target_proxy.leave()
+        source.execute("update held set v = 'newer' where id = 2000")
+        await fill_beyond_the_limit(source)
+        target_proxy.heal()
         gate.open.set()
         await streamer.caught_up()
         await streamer.eventually(lambda: is_gone(tmp_path))
