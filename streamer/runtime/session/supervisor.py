@@ -280,6 +280,9 @@ class Supervisor:
             if not self.is_assigned:
                 await self._wait([self._assigned, self.stop], None)
                 continue
+            # A request that comes after this attempt has read the requests must not wait for the
+            # end of a sleep, so the event is cleared here and not before the sleep.
+            self._requested.clear()
             try:
                 self._is_to_begin_anew = False
                 began = time.monotonic()
@@ -361,7 +364,6 @@ class Supervisor:
 
     async def _sleep(self, seconds: float | None) -> None:
         """Sleep until an operator's request, a stop, or the end of *seconds*."""
-        self._requested.clear()
         if self.is_assigned:
             await self._wait([self._requested, self.stop], seconds)
 
