@@ -201,7 +201,7 @@ class Fleet:
         is_made = "select to_regclass('streamer.source') is not null"
         wait_until(self._target.url, is_made, 120, Watched())
         streaming = (
-            f"select count(*) = {len(self._sources)} from streamer.source s"
+            f"select count(distinct s.id) = {len(self._sources)} from streamer.source s"
             " join pg_locks l on l.locktype = 'advisory' and l.objid = s.id::oid"
             " where s.state = 'streaming'"
         )

@@ -220,7 +220,8 @@ class Turn:
         self._writer.start_window()
         for number, lane_transaction in enumerate(transactions):
             try:
-                plans = await self._planner.plans(lane_transaction)
+                earlier = {mapped for done in window.transactions for mapped, _ in done.changes}
+                plans = await self._planner.plans(lane_transaction, earlier=earlier)
                 remaining = await self._writer.follow(lane_transaction, plans)
                 window.add(lane_transaction, plans, remaining)
             except ProtocolError as exc:

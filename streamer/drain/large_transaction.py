@@ -67,6 +67,8 @@ class LargeTransaction:
         self._writer = writer
         self._planner = planner
         self._metrics = metrics
+        self._touched: dict[MappedRelation, Counts] = {}
+        """The relations that the pieces of this attempt have changed."""
 
     @property
     def _spool(self) -> TransactionSpool:
@@ -94,7 +96,7 @@ class LargeTransaction:
 
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         writer, spool = self._writer, self._spool
-        touched: dict[MappedRelation, Counts] = {}
+        touched = self._touched = {}
         definitions = self._definitions = Definitions(writer, self._lane.owner, self._planner)
         (piece, *_) = first
         transaction = piece.transaction
@@ -144,7 +146,7 @@ class LargeTransaction:
             if isinstance(exc, TargetContentionError) and not definitions.has_applied:
                 # A column that a plan had to add waited for this very transaction, which has ended.
                 # The next attempt finds the column.
-                await self._planner.plans(piece)
+                await self._planner.plans(piece, earlier=touched)
             raise
         self._lane.drained(1)
         release_delete_counts(self._lane, piece, self._metrics)
@@ -250,7 +252,7 @@ class LargeTransaction:
         planner = self._planner
         if self._definitions.has_applied:  # only this transaction sees the definitions
             planner = planner.inside(self._writer.target)
-        plans = await planner.plans(piece)
+        plans = await planner.plans(piece, earlier=self._touched)
         self._writer.start_window()
         window = LaneWindow(self._lane)
         window.add(piece, plans, await self._writer.follow(piece, plans))

@@ -132,24 +132,30 @@ class Planner:
         return planner
 
     async def plans(
-        self, lane_transaction: LaneTransaction, ahead: Iterable[LaneTransaction] = ()
+        self,
+        lane_transaction: LaneTransaction,
+        ahead: Iterable[LaneTransaction] = (),
+        earlier: Iterable[MappedRelation] = (),
     ) -> list[ApplyPlan | None]:
         """Return a plan for each of a lane transaction's changes; None for changes that the target
         has.
 
         *ahead*: the next transactions. Plan their relations, too, because a description of many
-        relations costs the servers little more. May add columns to the target, which waits for
-        sessions that write to the table. Raises TargetSchemaError if the target does not fit,
-        TransportError if only binary does not fit, TargetContentionError, TargetConnectionError.
+        relations costs the servers little more. *earlier*: relations that earlier pieces of the
+        source transaction change. May add columns to the target, which waits for sessions that
+        write to the table. Raises TargetSchemaError if the target does not fit, TransportError if
+        only binary does not fit, TargetContentionError, TargetConnectionError.
         """
         await self._plan_first([lane_transaction, *ahead])
         plans: list[ApplyPlan | None] = []
+        changed = set(earlier)
         for mapped, changes in lane_transaction.changes:
             plan = mapped.plan_for(changes.relation)
             if plan is None and not mapped.has(lane_transaction.transaction):
                 with contained(f'planning for "{mapped.mapping.source}"'):
-                    plan = await self._make(mapped, changes.relation)
+                    plan = await self._make(mapped, changes.relation, is_changed=mapped in changed)
             plans.append(plan)
+            changed.add(mapped)
         return plans
 
     async def _plan_first(self, transactions: Iterable[LaneTransaction]) -> None:
@@ -259,7 +265,15 @@ class Planner:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
 
-    async def _make(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan:
+    async def _make(
+        self, mapped: MappedRelation, relation: Relation, *, is_changed: bool = False
+    ) -> ApplyPlan:
+        """Make the plan of *relation*, and keep the plan.
+
+        *is_changed*: the source transaction has changed rows under an earlier definition. The
+        target gets those rows after a new column, and so without the values that ADD COLUMN gave
+        the rows at the source.
+        """
         mapped.check()
         if (confirmed := await self._confirm(mapped, relation)) is not None:
             return confirmed
@@ -287,7 +301,8 @@ class Planner:
                 ask = partial(self.describe_types, mapped)
                 await add_columns(address, target.name, additions, ask)
                 target = await self._read(mapped)
-                added_now = {column.name: column.fill for column in additions}
+                if not is_changed:
+                    added_now = {column.name: column.fill for column in additions}
         binary = bool(mapped.source.binary_types)
         facts = await self._describe(mapped)
         plan = await self._plan(mapped, relation, target, types, facts, binary=binary)
