@@ -280,8 +280,8 @@ class Supervisor:
             if not self.is_assigned:
                 await self._wait([self._assigned, self.stop], None)
                 continue
-            # A request that comes after this attempt has read the requests must not wait for the
-            # end of a sleep, so the event is cleared here and not before the sleep.
+            # Cleared here and not before the sleep: a request may come after this attempt has read
+            # the requests.
             self._requested.clear()
             try:
                 self._is_to_begin_anew = False
