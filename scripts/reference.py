@@ -24,8 +24,9 @@ from streamer.admin.api.router import make_router
 from streamer.cli.main import app
 from streamer.cli.shared_options import PANELS
 from streamer.commands.demo import demo_servers, embedded_servers
+from streamer.config.choices import CHOICES
 from streamer.config.json_schema import schema_of_file
-from streamer.config.settings import CHOICES, Settings, SourceSettings, TableSettings, UrlSettings
+from streamer.config.settings import Settings, SourceSettings, TableSettings, UrlSettings
 from streamer.errors.error_classes import (
     AdminError,
     ComparisonError,

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from scripts import reference
 from streamer.config import static_mapping
-from streamer.config.settings import CHOICES, Settings
+from streamer.config.choices import CHOICES
+from streamer.config.settings import Settings
 from streamer.errors.error_classes import StreamerError
 from streamer.errors.error_reports import classes_of_errors
 from streamer.mapping.allowed_functions import GROUPS

@@ -10,7 +10,8 @@ from typing import Any, Final
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from streamer.config.settings import CHOICES, Settings
+from streamer.config.choices import CHOICES
+from streamer.config.settings import Settings
 
 _VARIABLE: Final[JsonSchemaValue] = {"type": "string", "pattern": r"\$\{[^}]+\}"}
 """A string that streamer completes from the environment."""

@@ -1,7 +1,7 @@
 """Forms for the settings of a database, a url or a table, made from the models of the API.
 
-Labels and texts come from `config.settings`. The service checks a sent form, and names the field in
-an error. Pure.
+Labels and texts come from `config.settings` and `config.choices`. The service checks a sent form,
+and names the field in an error. Pure.
 """
 
 import enum
@@ -15,7 +15,7 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from streamer.admin.mapping import api_models
-from streamer.config.settings import CHOICES
+from streamer.config.choices import CHOICES
 from streamer.errors.error_classes import InvalidError
 
 Row = dict[str, Any]
