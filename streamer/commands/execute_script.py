@@ -343,7 +343,7 @@ class _Execution:
         key, the second change is harmless.
         """
         source = self._source
-        names = set(await read_relation_names(plain)) | source.exact_names.keys()
+        names = set(await read_relation_names(plain, source)) | source.exact_names.keys()
         mappings = {
             mapping.source: mapping
             for mapping in resolve(source, names, self._target_namespace)

@@ -29,7 +29,8 @@ from streamer.config.hash_keys import HashKeySettings, HashSettings
 from streamer.config.size_setting import Size
 from streamer.config.sync_section import SyncSection
 from streamer.config.yaml_file import Document, Location, format_location
-from streamer.errors.error_classes import SettingsError
+from streamer.errors.error_classes import MappingError, SettingsError
+from streamer.mapping.relation_names import parse_relation
 from streamer.mapping.rule_options import (
     Create,
     DdlCapture,
@@ -214,6 +215,19 @@ class SpoolSettings(Strict):
         return self.directory or Path(tempfile.gettempdir()) / f"streamer-spool-{os.getuid()}"
 
 
+def _check_table_names(names: list[str]) -> list[str]:
+    try:
+        for name in names:
+            parse_relation(name, "public")
+    except MappingError as exc:
+        raise ValueError(f"{exc.message}: {exc.hint}") from None
+    return names
+
+
+TableNames = Annotated[list[str], AfterValidator(_check_table_names)]
+"""Names of tables, or patterns, in the form of the keys of ``tables``."""
+
+
 class UrlSettings(ConnectionSettings):
     """``sources[].urls[]``"""
 
@@ -233,6 +247,13 @@ class UrlSettings(ConnectionSettings):
         default=None,
         description="Overrides the `priority` of the group for this database.",
         examples=[10],
+    )
+    exclude_tables: TableNames = Field(
+        default=[],
+        title="Tables left out",
+        description="Tables to leave out of this database, besides the `exclude_tables` of the "
+        "group. An exact name also leaves out a table that `tables` names.",
+        examples=[["archive.*"]],
     )
 
 
@@ -393,7 +414,14 @@ class SourceSettings(Strict):
         min_length=1,
         description="The tables to replicate. `name` means `public.name`; a part of a name that "
         "contains a dot goes in double quotes. `*` matches any characters; an exact name takes "
-        "precedence over a pattern.",
+        "precedence over a pattern. A pattern never matches a table that belongs to an extension.",
+    )
+    exclude_tables: TableNames = Field(
+        default=[],
+        title="Tables left out",
+        description="Tables that the patterns of `tables` do not match: names or patterns. An "
+        "exact name in `tables` takes precedence over a pattern here.",
+        examples=[["bi.*", "*.tmp_*"]],
     )
     priority: int = Field(
         default=0,

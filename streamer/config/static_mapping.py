@@ -113,6 +113,17 @@ def read(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Document,
     return document, load_settings(document, overrides)
 
 
+def _patterns(names: Sequence[str]) -> tuple[RelationPattern, ...]:
+    return tuple(parse_relation(name, "public") for name in names)
+
+
+def _without(
+    rules: tuple[TableRule, ...], excluded: Sequence[RelationPattern]
+) -> tuple[TableRule, ...]:
+    """Return *rules* without the rules whose names *excluded* repeats."""
+    return tuple(rule for rule in rules if rule.pattern not in excluded)
+
+
 class MappingBuilder:
     """Builds a `Mapping` from settings of sources, in a file or in the mapping database.
 
@@ -199,8 +210,9 @@ class MappingBuilder:
 
     def _url_fault(self, url: Secret, at: Location) -> MappingFault | None:
         """Return the fault of a url, if any. Raises SettingsError for a malformed url."""
-        if at in self._faults:
-            return self._faults[at]
+        for place, fault in self._faults.items():
+            if place[:4] == at[:4]:
+                return fault
         try:
             parse_conninfo(url.reveal())
         except ValueError as exc:
@@ -218,6 +230,7 @@ class MappingBuilder:
         self, group: SourceSettings, rules: tuple[TableRule, ...], location: Location
     ) -> list[SourceMapping]:
         sources = []
+        excluded = _patterns(group.exclude_tables)
         on_max_retained_wal = self._on_max_retained_wal(group, location)
         for number, url in enumerate(group.urls):
             place = (*location, "urls", number)
@@ -227,6 +240,7 @@ class MappingBuilder:
                     f'the urls of database "{group.database}" would write the same rows',
                     hint="give each of them a sid of its own",
                 )
+            excluded_here = _patterns(url.exclude_tables)
             at = (*place, "url")
             fault = self._url_fault(url.url, at) or self._group_fault(location)
             sources.append(
@@ -234,7 +248,8 @@ class MappingBuilder:
                     database=group.database,
                     sid=url.sid,
                     url=url.url,
-                    rules=rules,
+                    rules=_without(rules, excluded_here),
+                    exclude_tables=excluded + excluded_here,
                     streaming=group.streaming,
                     transport=group.transport,
                     forward_origins=group.forward_origins,
@@ -280,6 +295,13 @@ class MappingBuilder:
                 if earlier.pattern == rule.pattern:
                     raise self._error(place, f'table "{rule.pattern}" has two rules')
             rules.append(rule)
+        for pattern in _patterns(group.exclude_tables):
+            if any(rule.pattern == pattern for rule in rules):
+                raise self._error(
+                    (*location, "exclude_tables"),
+                    f'"{pattern}" is also in `tables`',
+                    hint="remove it from `tables` or from `exclude_tables`",
+                )
         return tuple(rules)
 
     def _rule(self, name: str, table: TableSettings, place: Location, create: Create) -> TableRule:

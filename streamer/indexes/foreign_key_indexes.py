@@ -196,7 +196,8 @@ async def read_foreign_key_facts(
         if source.label in records:
             acknowledged = records[source.label].acknowledged_lsn
     async with connection_of_run(source, bookkeeping) as plain:
-        mappings = resolve(source, await read_relation_names(plain), target_namespace)
+        names = await read_relation_names(plain, source)
+        mappings = resolve(source, names, target_namespace)
         rows = await fetch_all(
             plain,
             _FOREIGN_KEYS_SQL.format(namespaces="%s::text[]", names="%s::text[]"),

@@ -298,6 +298,8 @@ class SourceMapping:
     sid: str | None
     url: Secret
     rules: tuple[TableRule, ...]
+    exclude_tables: tuple[RelationPattern, ...] = ()
+    """Tables that no rule with a pattern matches."""
     streaming: bool = True
     transport: Transport = Transport.AUTO
     forward_origins: bool = False
@@ -341,6 +343,10 @@ class SourceMapping:
             for rule in self.rules
             if not rule.pattern.is_pattern
         }
+
+    def excludes(self, relation: RelationName) -> bool:
+        """Whether `exclude_tables` hides *relation* from the patterns."""
+        return any(pattern.matches(relation) for pattern in self.exclude_tables)
 
     @property
     def slot(self) -> str:
@@ -457,6 +463,8 @@ def find_rules(
 
 
 def _matching_pattern(source: SourceMapping, relation: RelationName) -> TableRule | None:
+    if source.excludes(relation):
+        return None
     matching = [r for r in source.rules if r.pattern.is_pattern and r.pattern.matches(relation)]
     if len(matching) > 1:
         raise MappingError(

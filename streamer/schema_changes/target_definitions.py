@@ -179,7 +179,7 @@ async def _places(
     """Return the targets of the tables that foreign keys refer to."""
     mappings: list[RelationMapping] = []
     if names:
-        present = await read_relation_names(plain)
+        present = await read_relation_names(plain, source)
         rules = tuple(
             rule
             for rule in source.rules

@@ -316,8 +316,14 @@ order by a.attrelid, a.attnum
 """
 
 
+OF_EXTENSION_SQL: Final = """
+(select e.extname::text
+   from pg_catalog.pg_depend d join pg_catalog.pg_extension e on e.oid = d.refobjid
+  where d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass and d.objid = c.oid
+    and d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass and d.deptype = 'e')"""
+"""The extension to which the table ``c`` belongs."""
 _NAMES_SQL: Final = f"""
-select n.nspname as namespace, c.relname as name
+select n.nspname as namespace, c.relname as name, {OF_EXTENSION_SQL} is not null as of_extension
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence = 'p'
   and n.nspname !~ '^pg_' and n.nspname <> 'information_schema'
@@ -326,10 +332,26 @@ where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence = 'p
 """
 
 
-async def read_relation_names(connection: Connection) -> list[RelationName]:
-    """Return every table and partitioned table that a rule could name."""
+async def read_relation_names(connection: Connection, source: SourceMapping) -> list[RelationName]:
+    """Return every table and partitioned table that a rule of *source* could name.
+
+    Only a rule with an exact name can name a table that belongs to an extension.
+    """
+    exact = source.exact_names
+    tables = await _read_tables(connection)
+    return [name for name, of_extension in tables.items() if not of_extension or name in exact]
+
+
+async def read_extension_tables(connection: Connection) -> set[RelationName]:
+    """Return the tables that belong to extensions."""
+    tables = await _read_tables(connection)
+    return {name for name, of_extension in tables.items() if of_extension}
+
+
+async def _read_tables(connection: Connection) -> dict[RelationName, bool]:
+    """Return the tables of users, and whether each belongs to an extension."""
     rows = await fetch_all(connection, _NAMES_SQL)
-    return [RelationName(row["namespace"], row["name"]) for row in rows]
+    return {RelationName(row["namespace"], row["name"]): row["of_extension"] for row in rows}
 
 
 async def read_relations(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import Result
 
 from tests.support.invoking import invoke
@@ -102,6 +103,21 @@ def test_settings_of_a_source_belong_to_its_url_or_its_database(commands: Comman
     unknown = commands.run("sources", "set", "shop", "--setting", "speed=high")
     assert unknown.exit_code == 2
     assert "transport" in unknown.output
+
+
+def test_tables_are_left_out_of_a_group_or_of_one_database(commands: Commands) -> None:
+    for sid in ("eu", "us"):
+        commands.done("sources", "add", "shop", f"postgresql://u@{sid}-db/shop", "--sid", sid)
+    commands.done("tables", "add", "shop", "*.*", "--target", "*.*")
+    group = ("--setting", "exclude_tables=['bi.*', '*.tmp_*']")
+    commands.done("sources", "set", "shop", *group)
+    commands.done("sources", "set", "shop", "--sid", "eu", "--setting", "exclude_tables=[orders]")
+    (shop,) = yaml.safe_load(commands.done("export"))["sources"]
+    assert shop["exclude_tables"] == ["bi.*", "*.tmp_*"]
+    assert [url.get("exclude_tables") for url in shop["urls"]] == [["orders"], None]
+    refused = commands.run("sources", "set", "shop", "--setting", "exclude_tables=[a.b.c]")
+    assert refused.exit_code == 2
+    assert "exclude_tables: 'a.b.c' is not a table name" in refused.output
 
 
 def test_any_setting_of_a_table_can_be_changed_and_taken_back(commands: Commands) -> None:

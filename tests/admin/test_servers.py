@@ -81,6 +81,13 @@ async def test_discover_shows_every_table_and_what_would_hinder_it(
         tried = await post(client, "discover", url=source.url)
         assert len(tried["tables"]) == len(found["tables"])
 
+        source.execute("alter extension plpgsql add table nokey")
+        await client.patch("/api/databases/1", json={"exclude_tables": ["audit.ev*"]})
+        answer = await client.get("/api/discover", params={"url_id": url["id"]})
+        tables = {(table["schema"], table["name"]): table for table in answer.json()["tables"]}
+        assert not tables["audit", "events"]["mapped"]
+        assert tables["public", "nokey"]["obstacle"] == "part of the extension plpgsql"
+
 
 @pytest.mark.parametrize(
     ("url", "code"),

@@ -65,6 +65,27 @@ async def test_what_a_pattern_matches_and_is_not_replicated(checker: Checker) ->
         await checker.finds(INFO, "also matches temporary tables", "temporary_one")
 
 
+async def test_what_is_left_out_is_named_once_and_is_no_problem(checker: Checker) -> None:
+    checker.source.execute(
+        "create schema bi; create table bi.report (id int); create table t (id int primary key);"
+        "create unlogged table bi.fast (id int); create table tmp_1 (id int) inherits (t);"
+        "create table config (id int); create table kept (id int primary key);"
+        "alter extension plpgsql add table config; alter extension plpgsql add table kept"
+    )
+    group = 'exclude_tables: ["bi.*", "*.tmp_*", none]'
+    checker.configure("'*.*': {target: '*.*'}\nkept:", group=group)
+    await checker.finds(INFO, "bi.*: exclude_tables: leaves out bi.report")
+    await checker.finds(INFO, "*.tmp_*: exclude_tables: leaves out public.tmp_1")
+    await checker.finds(INFO, "public.none: exclude_tables: matches no table")
+    await checker.finds(
+        INFO, "extensions are not replicated: public.config (plpgsql)", "exact name"
+    )
+    seen = await checker.findings()
+    assert not matching(seen, ERROR)
+    for name in ("bi.report", "bi.fast", "tmp_1", "public.config"):
+        assert len([f for f in seen if name in str(f)]) == (name != "bi.fast"), name
+
+
 async def test_a_partition_that_is_a_foreign_table_is_named(checker: Checker) -> None:
     checker.source.execute(
         "create foreign data wrapper w; create server s foreign data wrapper w;"

@@ -14,7 +14,7 @@ from streamer.source.connection import Connection
 from streamer.source.slot_and_publications.guard_query import read_guard_facts
 from tests.support.postgres import Database
 from tests.support.runbooks import block
-from tests.support.streamer import MakeStreamer, Streamer
+from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
 
@@ -72,6 +72,64 @@ async def test_tables_that_match_a_pattern_join_by_themselves(
         await are(streamer, a_old="ready", a_new="ready")
         source.execute("insert into a_new values (10); update a_new set v = 'y' where id = 3")
         await is_equal(streamer, source, target, "a_old", "a_new")
+
+
+PUBLISHED = "select schemaname || '.' || tablename from pg_publication_tables order by 1"
+
+
+async def test_tables_are_left_out_and_come_back_by_a_reload(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(
+        "create schema bi; create table bi.r (id int primary key); create table a (id int primary key);"
+        "create table tmp_1 (id int primary key); insert into a values (1); insert into bi.r values (1);"
+        "insert into tmp_1 values (1); create table b (id int primary key)"
+    )
+    everything = '"*.*": {target: "*.*"}'
+    group = 'exclude_tables: ["bi.*", "*.tmp_*"]'
+    async with stream(everything, group=group, settings=SOON) as streamer:
+        await are(streamer, a="ready", b="ready")
+        assert source.execute(PUBLISHED) == [("public.a",), ("public.b",)]
+        source.execute("create table tmp_2 (id int primary key); insert into tmp_2 values (1)")
+        source.execute("create table c (id int primary key)")
+        await are(streamer, a="ready", b="ready", c="ready")
+
+        # A table that is left out ends like a table that the rules no longer name.
+        write_config(
+            streamer.path, source, target, everything, settings=SOON, group="exclude_tables: [a]"
+        )
+        await streamer.apply()
+        source.execute("insert into a values (2); insert into bi.r values (2)")
+        await is_equal(streamer, source, target, "bi.r", "tmp_1", "tmp_2")
+        assert set(await tables(streamer)) == {
+            *("bi.r", "public.b", "public.c", "public.tmp_1", "public.tmp_2")
+        }
+        assert ("public.a",) not in source.execute(PUBLISHED)
+        assert target.execute("select id from a") == [(1,)]
+
+        write_config(streamer.path, source, target, everything, settings=SOON)
+        await streamer.apply()
+        await is_equal(streamer, source, target, "a")
+        assert not [table for table in (await streamer.status())["tables"] if table["error"]]
+
+
+@pytest.mark.parametrize("group", ["", CAPTURE])
+async def test_no_pattern_matches_a_table_of_an_extension(
+    group: str, source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    member = "create table {0} (id int primary key); alter extension plpgsql add table {0}"
+    source.execute(f"create table a (id int primary key); {member.format('config')}")
+    source.execute(f"{member.format('chosen')}; insert into chosen values (1)")
+    async with stream('"*": {}\nchosen: {}', group=group, settings=SOON) as streamer:
+        await are(streamer, a="ready", chosen="ready")
+        source.execute(
+            f"begin; {member.format('later')}; commit; create table b (id int primary key)"
+        )
+        await are(streamer, a="ready", chosen="ready", b="ready")
+        source.execute("insert into b values (1); alter extension plpgsql add table b")
+        await are(streamer, a="ready", chosen="ready")
+        await is_equal(streamer, source, target, "chosen")
+        assert source.execute(PUBLISHED) == [("public.a",), ("public.chosen",)]
 
 
 async def test_a_table_that_the_role_may_not_publish_names_the_statement(

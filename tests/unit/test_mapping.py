@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -169,6 +170,22 @@ def test_two_patterns_that_claim_one_table_are_refused_by_name() -> None:
 def test_an_exact_rule_settles_what_two_patterns_claim() -> None:
     mapping = source(table_rule("log.*"), table_rule("*.events"), table_rule("log.events"))
     assert resolved(mapping, "log.events") == {"log.events": "public.events"}
+
+
+def test_what_is_excluded_no_pattern_matches_but_an_exact_name_does() -> None:
+    mapping = replace(
+        source(table_rule("*.*", target="*.*"), table_rule("bi.kept")),
+        exclude_tables=tuple(parse_relation(name, "public") for name in ("bi.*", "*.tmp_*", "t")),
+    )
+    names = ("public.a", "public.t", "bi.kept", "bi.other", "s.tmp_1", "s.tmp")
+    assert resolved(mapping, *names) == {
+        "public.a": "public.a",
+        "bi.kept": "public.kept",
+        "s.tmp": "s.tmp",
+    }
+    # Two patterns that claim a table which is left out contradict each other no longer.
+    both = replace(mapping, rules=(table_rule("bi.*", target="b.*"), *mapping.rules))
+    assert "bi.other" not in resolved(both, "bi.other", "bi.kept")
 
 
 def test_a_rule_for_a_table_that_is_not_there_is_refused() -> None:

@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 
 from streamer.config import static_mapping
-from streamer.errors.error_classes import MappingError, SettingsError, SourceConfigurationError
+from streamer.errors.error_classes import (
+    MappingError,
+    SettingsError,
+    SourceConfigurationError,
+    StreamerError,
+)
+from streamer.mapping.relation_names import parse_name
 from streamer.mapping.rule_options import DdlKind, OnColumnAdded, OnDdl
+from streamer.mapping.rules import find_rules
 from streamer.source.connection import conninfo
 
 CONFIG = """\
@@ -181,3 +188,53 @@ def test_no_two_sources_share_a_slot_or_a_publication(tmp_path: Path, other: str
     more = f"- database: {other}\n  urls: [{{url: postgresql://nowhere/two}}]\n  tables: {{u: }}\n"
     with pytest.raises(MappingError, match="would share the name streamer_shop"):
         static_mapping.load(write(tmp_path, more=more))
+
+
+LEFT_OUT = """
+target: {url: "postgresql://nowhere/dw"}
+sources:
+- database: shop
+  exclude_tables: ["bi.*"]
+  urls:
+  - {url: "postgresql://nowhere/eu", sid: eu, exclude_tables: [orders, "old.*"]}
+  - {url: "postgresql://nowhere/us", sid: us}
+  tables: {"*.*": {target: "*.*"}, orders: {}, bi.kept: {}}
+"""
+
+
+def test_a_database_leaves_out_more_tables_than_its_group(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(LEFT_OUT)
+    eu, us = static_mapping.load(file)[1].sources
+    assert [str(pattern) for pattern in us.exclude_tables] == ["bi.*"]
+    assert [str(pattern) for pattern in eu.exclude_tables] == ["bi.*", "public.orders", "old.*"]
+    names = [parse_name(name) for name in ("public.orders", "bi.kept", "old.t", "public.t")]
+    assert {str(name) for name in find_rules(us, names)} == {str(name) for name in names}
+    assert {str(name) for name in find_rules(eu, names)} == {"bi.kept", "public.t"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ('["bi.*"]', "[bi.kept]", r"exclude_tables: \"bi.kept\" is also in `tables`"),
+        ('["bi.*"]', "[a.b.c]", "exclude_tables: 'a.b.c' is not a table name"),
+    ],
+)
+def test_a_name_that_cannot_be_left_out_is_refused(
+    tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(LEFT_OUT.replace(old, new))
+    with pytest.raises(StreamerError, match=named):
+        static_mapping.load(file)
+
+
+def test_a_variable_that_would_leave_out_tables_is_the_fault_of_its_database(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(LEFT_OUT.replace('"old.*"', '"${OLD_TABLES}"'))
+    eu, us = static_mapping.load(file)[1].sources
+    assert eu.fault is not None
+    assert "exclude_tables[1]: environment variable OLD_TABLES is not set" in eu.fault.problem
+    assert us.fault is None

@@ -97,6 +97,10 @@ def database_path(settings: Settings) -> str | None:
     return None if path is None else str(path.resolve())
 
 
+def _patterns(names: list[str]) -> list[RelationPattern]:
+    return [parse_relation(name, "public") for name in names]
+
+
 class AdminService:
     """The mapping, and the operations on the mapping. Made by `open_service`."""
 
@@ -425,10 +429,10 @@ class AdminService:
         """
         if (url is None) == (number is None):
             raise InvalidError("url: give either url or url_id")
-        place = None
+        place, excluded = None, []
         if number is not None:
             row = await self.store.get("url", number)
-            database = row["database_id"]
+            database, excluded = row["database_id"], row["exclude_tables"]
             content = await self.store.content()
             url = (await self.store.reveal(content))[number]
             place = row.get("password_file")
@@ -441,15 +445,16 @@ class AdminService:
         facts = await self._read_source_facts(secret, actor)
         if facts.server is None:
             raise facts.error or UnreadyError("the database did not answer")
-        mapped = []
+        names: list[str] = []
         if database is not None:
             content = await self.store.content()
-            mapped = [
-                parse_relation(f"{row['schema']}.{row['name']}", "public")
+            names = [
+                f"{row['schema']}.{row['name']}"
                 for row in content["tables"]
                 if row["database_id"] == database
             ]
-        return discovered(facts, mapped)
+            excluded = excluded + (await self.store.get("database", database))["exclude_tables"]
+        return discovered(facts, _patterns(names), _patterns(excluded))
 
     def _open_url(self, url: str, place: str | None, is_own: bool) -> Secret:
         """Return *url* with variables replaced. Raises InvalidError.

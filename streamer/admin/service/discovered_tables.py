@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from streamer.commands.check.rule_findings import SeenTable
 from streamer.commands.check.source_facts import SourceFacts
 from streamer.commands.check.source_findings import check_source
 from streamer.mapping.relation_names import RelationPattern
@@ -9,7 +10,10 @@ from streamer.mapping.relation_names import RelationPattern
 Row = dict[str, Any]
 
 
-def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
+def discovered(
+    facts: SourceFacts, mapped: list[RelationPattern], excluded: list[RelationPattern]
+) -> Row:
+    """Return the tables of *facts*. *mapped*, *excluded*: the rules of the draft."""
     server = facts.server
     assert server is not None
     findings = check_source(facts, None, is_survey=True)
@@ -26,8 +30,8 @@ def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
         table: Row = {
             "schema": pattern.written_namespace,
             "name": pattern.written_name,
-            "obstacle": seen.obstacle,
-            "mapped": any(pattern_of_rule.matches(seen.relation) for pattern_of_rule in mapped),
+            "obstacle": _obstacle(seen),
+            "mapped": _is_mapped(seen, mapped, excluded),
             "findings": table_findings,
         }
         if relation is not None:
@@ -56,3 +60,18 @@ def discovered(facts: SourceFacts, mapped: list[RelationPattern]) -> Row:
         "tables": tables,
         "findings": [finding for leftover in by_object.values() for finding in leftover],
     }
+
+
+def _obstacle(seen: SeenTable) -> str | None:
+    """Return why the page offers no choice; an extension's table needs its exact name."""
+    if seen.extension is not None and seen.obstacle is None:
+        return f"part of the extension {seen.extension}"
+    return seen.obstacle
+
+
+def _is_mapped(
+    seen: SeenTable, mapped: list[RelationPattern], excluded: list[RelationPattern]
+) -> bool:
+    name = seen.relation
+    hidden = seen.extension is not None or any(pattern.matches(name) for pattern in excluded)
+    return any(pattern.matches(name) and not (hidden and pattern.is_pattern) for pattern in mapped)

@@ -43,21 +43,24 @@ async def set_source(
     password: str | None = None,
     settings: list[str],
 ) -> Row:
-    """Change the url, password or settings of *sid*, or settings of its database; return the url.
+    """Change the url, password or settings of *sid*, or settings of its database.
 
-    *settings*: ``name=YAML``. Raises AdminError.
+    *settings*: ``name=YAML``. Without *sid*, a name that both have is a setting of the database.
+    Return the url, or the database if only its settings change. Raises AdminError.
     """
     group = await _database(client, database)
-    row = await _url(client, group, database, sid)
     of_url: Row = {} if url is None else {"url": url}
     of_group: Row = {}
     for name, value in map(_setting, settings):
-        if name in _URL_SETTINGS:
+        if name in _URL_SETTINGS and (sid is not None or name not in _DATABASE_SETTINGS):
             of_url[name] = _or_default(UrlBody, name, value)
         elif name in _DATABASE_SETTINGS:
             of_group[name] = _or_default(DatabaseBody, name, value)
         else:
             raise _unknown(name, (*_URL_SETTINGS, *_DATABASE_SETTINGS))
+    if of_group and not of_url and sid is None and password is None:
+        return await client.patch("database", group["id"], of_group)
+    row = await _url(client, group, database, sid)
     if password is not None:
         of_url["url"] = with_password(str(of_url.get("url", row["url"])), password)
     if of_group:

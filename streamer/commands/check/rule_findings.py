@@ -33,7 +33,7 @@ class SeenTable:
     """A relation of a source, replicable or not.
 
     ``root``: the namespace and name of a partition's root table. ``parents``: tables from
-    which the relation inherits.
+    which the relation inherits. ``extension``: the extension to which the relation belongs.
     """
 
     namespace: str
@@ -43,6 +43,7 @@ class SeenTable:
     root: list[str] | None
     parents: list[list[str]]
     oid: int = 0
+    extension: str | None = None
 
     @property
     def relation(self) -> RelationName:
@@ -72,8 +73,12 @@ def resolve_rules(
     A relation that two rules claim is not mapped.
     """
     relations = list(seen)
+    findings = [*_check_exclusions(source, relations), *_check_extensions(source, relations)]
+    exact = source.exact_names
     possible = [r for r in relations if r.obstacle is None]
-    mapped, findings = resolve_each(source, [r.relation for r in possible], target_namespace)
+    nameable = [r.relation for r in possible if r.extension is None or r.relation in exact]
+    mapped, refused = resolve_each(source, nameable, target_namespace)
+    findings += refused
     present = {relation.relation for relation in possible}
     for rule in source.rules:
         if rule.pattern.is_pattern:
@@ -149,7 +154,13 @@ def _check_pattern(
     """Name the relations that a pattern matches but streamer does not replicate."""
     findings: list[Finding] = []
     place = Place(source.label, str(rule.pattern))
-    matching = [r for r in relations if rule.pattern.matches(r.relation)]
+    matching = [
+        relation
+        for relation in relations
+        if rule.pattern.matches(relation.relation)
+        and relation.extension is None
+        and not source.excludes(relation.relation)
+    ]
     if not any(relation.obstacle is None for relation in matching):
         findings.append(warning(place, "matches no table", in_words("correct `tables`")))
     roots = {mapping.source for mapping in mapped}
@@ -174,6 +185,38 @@ def _check_pattern(
     return findings
 
 
+def _check_exclusions(source: SourceMapping, relations: list[SeenTable]) -> list[Finding]:
+    """Name the tables that `exclude_tables` leaves out."""
+    findings = []
+    exact = source.exact_names
+    names = [r.relation for r in relations if r.obstacle is None and r.relation not in exact]
+    for excluded in source.exclude_tables:
+        hidden = [str(name) for name in names if excluded.matches(name)]
+        effect = f"leaves out {some_of(hidden)}" if hidden else "matches no table"
+        findings.append(info(Place(source.label, str(excluded)), f"exclude_tables: {effect}"))
+    return findings
+
+
+def _check_extensions(source: SourceMapping, relations: list[SeenTable]) -> list[Finding]:
+    """Name the tables of extensions that patterns would match."""
+    patterns = [rule.pattern for rule in source.rules if rule.pattern.is_pattern]
+    exact = source.exact_names
+    names = [
+        f"{relation.relation} ({relation.extension})"
+        for relation in relations
+        if relation.extension is not None
+        and relation.obstacle is None
+        and relation.relation not in exact
+        and not source.excludes(relation.relation)
+        and any(pattern.matches(relation.relation) for pattern in patterns)
+    ]
+    if not names:
+        return []
+    problem = f"tables of extensions are not replicated: {some_of(names)}"
+    fix = in_words("to replicate such a table, write its exact name into `tables`")
+    return [info(Place(source.label), problem, fix)]
+
+
 def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) -> list[Finding]:
     writers: dict[RelationName, list[RelationName]] = defaultdict(list)
     for mapping in mapped:
@@ -192,7 +235,8 @@ def _check_parents(
     findings = []
     for relation in relations:
         for parent in (RelationName(*parent) for parent in relation.parents):
-            if parent in mapped and relation.relation not in mapped:
+            is_excluded = source.excludes(relation.relation)
+            if parent in mapped and relation.relation not in mapped and not is_excluded:
                 problem = (
                     f"inherits from {parent}, which is replicated without the rows of its children"
                 )

@@ -22,6 +22,7 @@ from streamer.schema.table_definition import TableDefinition
 from streamer.schema_changes.read_definitions import read_at_source
 from streamer.source.capture.ddl_capture import Capture, read_capture
 from streamer.source.catalog import (
+    OF_EXTENSION_SQL,
     SourceRelation,
     SourceServer,
     read_relations,
@@ -291,7 +292,7 @@ from pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """  # noqa: S608
 
 # Every relation that a rule could match, even if streamer cannot replicate the relation.
-_SEEN_SQL: Final = """
+_SEEN_SQL: Final = f"""
 select c.oid::int8 as oid, n.nspname as namespace, c.relname as name, c.relkind::text as kind,
        c.relpersistence::text as persistence,
        case when c.relispartition then
@@ -301,14 +302,15 @@ select c.oid::int8 as oid, n.nspname as namespace, c.relname as name, c.relkind:
        array(select array[pn.nspname::text, pc.relname::text]
           from pg_catalog.pg_inherits i join pg_catalog.pg_class pc on pc.oid = i.inhparent
           join pg_catalog.pg_namespace pn on pn.oid = pc.relnamespace
-         where i.inhrelid = c.oid and not c.relispartition order by i.inhseqno) as parents
+         where i.inhrelid = c.oid and not c.relispartition order by i.inhseqno) as parents,
+       {OF_EXTENSION_SQL} as extension
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p', 'v', 'm', 'f') and n.nspname <> 'information_schema'
   and (n.nspname !~ '^pg_' or c.relpersistence = 't') and n.nspname !~ '^pg_toast'
   and coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '')
     not like 'streamer captures definitions%'
 order by 2, 3
-"""
+"""  # noqa: S608
 
 
 async def _read_transactions(plain: Connection) -> dict[tuple[int, str], OpenTransaction]:

@@ -106,7 +106,7 @@ class Equality:
     async def mappings(self, plain: Connection) -> list[RelationMapping]:
         """Return the tables of the source with their targets."""
         source = self._source
-        names = {*await read_relation_names(plain), *source.exact_names}
+        names = {*await read_relation_names(plain, source), *source.exact_names}
         return resolve(source, names, self._settings.target.schema_)
 
     # ---- rows ----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Finds new tables at a source that match one of its patterns.
+"""Finds new tables at a source that match one of its patterns, and mapped tables that joined an
+extension.
 
 At an interval, the task compares the names of the source's tables with the mapped tables. The task
 compares at once when the stream sends the definition of a table that is not mapped (`ddl:
-capture`). The process then adds the tables, as when an operator changes the rules.
+capture`). The process then adds and removes the tables, as when an operator changes the rules.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import find_rules
 from streamer.runtime.tables.table_events import TableEvents
-from streamer.source.catalog import read_relation_names
+from streamer.source.catalog import read_extension_tables, read_relation_names
 from streamer.source.connection import Connection, translating
 from streamer.util.waiting import wait_for_event
 
@@ -44,16 +45,25 @@ class Discovery:
             await wait_for_event(relations.unmapped_defined, self._interval)
             relations.unmapped_defined.clear()
             if any(rule.pattern.is_pattern for rule in self._tables.source.rules):
-                with translating(self._tables.source.label):
-                    names = await read_relation_names(plain)
-                if new := self._new(names):
-                    log.info(
-                        "tables appeared",
-                        source=self._tables.source.label,
-                        tables=", ".join(map(str, new)),
-                    )
-                    self._appeared(self._tables.source.label)
+                await self._compare(plain)
             await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _compare(self, plain: Connection) -> None:
+        source = self._tables.source
+        present = {mapped.mapping.source for mapped in self._tables.relations}
+        with translating(source.label):
+            names = await read_relation_names(plain, source)
+            absent = present.difference(names)
+            of_extensions = absent & await read_extension_tables(plain) if absent else set()
+        new = self._new(names)
+        for event, tables in (
+            ("tables appeared", new),
+            ("tables joined an extension", sorted(of_extensions)),
+        ):
+            if tables:
+                log.info(event, source=source.label, tables=", ".join(map(str, tables)))
+        if new or of_extensions:
+            self._appeared(source.label)
 
     def _new(self, names: list[RelationName]) -> list[RelationName]:
         """Return those of *names* that match a rule and are not mapped yet."""

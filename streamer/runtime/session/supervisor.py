@@ -234,6 +234,7 @@ class Supervisor:
         is_same_stream = former == dataclasses.replace(
             source,
             rules=former.rules,
+            exclude_tables=former.exclude_tables,
             max_retained_wal_bytes=former.max_retained_wal_bytes,
             on_max_retained_wal=former.on_max_retained_wal,
             priority=former.priority,

@@ -29,7 +29,12 @@ from streamer.mapping.rule_options import OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping, former_names, resolve
 from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.lag import lane_lag_seconds
-from streamer.source.catalog import SourceRelation, read_relation_names, read_relations
+from streamer.source.catalog import (
+    SourceRelation,
+    read_extension_tables,
+    read_relation_names,
+    read_relations,
+)
 from streamer.source.connection import Connection
 from streamer.source.server.source_clock import SourceClock
 from streamer.target.fencing_token import FencingToken
@@ -412,13 +417,15 @@ async def resolve_at(
     remaining tables are not disturbed. So are *stored_names*, whose rows the target has: the loss
     of a table has to show, see `on_table_dropped`.
     """
-    names = await read_relation_names(plain)
+    names = await read_relation_names(plain, source)
     missing = {
         name
         for name, rule in source.exact_names.items()
         if rule.on_table_dropped is OnTableDropped.STOP
     }
     if missing := missing.union(stored_names) - set(names):
+        # A table that joined an extension is not lost: patterns do not match the table any more.
+        missing -= await read_extension_tables(plain)
         names += missing - former_names(source, names, target_namespace)
     mappings = resolve(source, names, target_namespace)
     if not mappings:
