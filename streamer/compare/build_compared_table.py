@@ -228,7 +228,8 @@ def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
     only = "" if relation.is_partitioned else "only "
     table = f"{only}{quote_qualified(relation.name.namespace, relation.name.name)}"
     shown = [_shown(value.expression, value.target) for value in values]
-    conditions = [f"({e})" for e in (rule.filter, facts.where) if e is not None]
+    expressions = (rule.filter, rule.copy_where, facts.where)
+    conditions = [f"({e})" for e in expressions if e is not None]
     return _side(table, shown, conditions)
 
 
@@ -242,17 +243,18 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
         conditions.append(f"t.kvsz_end = {HISTORY_OPEN} and not t.kvsz_deleted")
     if (deleted_at := facts.mapping.rule.deleted_at) is not None:
         conditions.append(f"t.{quote_identifier(deleted_at)} is null")
-    if facts.where is not None:
-        conditions.append(_where_of_target(facts, values, facts.where))
+    for place, where in (("copy_where", facts.mapping.rule.copy_where), ("--where", facts.where)):
+        if where is not None:
+            conditions.append(_where_of_target(facts, values, where, place))
     return _side(table, shown, conditions)
 
 
-def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression) -> str:
-    """Return the operator's condition over the target's columns, by the names of the source's."""
+def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression, place: str) -> str:
+    """Return a condition over the target's columns, by the names of the source's."""
     target_names = {v.source: v.target.name for v in values if v.source is not None and v.is_same}
     if unknown := where.unknown(target_names):
         raise MappingError(
-            f'--where uses column "{unknown[0]}", which target table "{facts.target.name}" does not'
+            f'{place} uses column "{unknown[0]}", which target table "{facts.target.name}" does not'
             " hold unchanged",
             hint=f"use these: {', '.join(sorted(target_names))}",
         )

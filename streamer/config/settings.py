@@ -299,6 +299,14 @@ class TableSettings(Strict):
         "match.",
         examples=["region = 'EU'"],
     )
+    copy_where: str | None = Field(
+        default=None,
+        title="Rows of the copy",
+        description="SQL condition over the source's columns: a copy of the whole table reads only "
+        "rows that match. Later changes of all rows reach the target. The condition may use "
+        "only columns that the target has unchanged.",
+        examples=["created_at >= '2024-01-01'"],
+    )
     set: dict[str, str | HashSettings] = Field(
         default={},
         title="Computed columns",

@@ -334,7 +334,8 @@ class MappingBuilder:
             columns=columns,
             exclude=frozenset(table.exclude).difference(h.column for h in hashes),
             column_list=table.column_list,
-            filter=self._filter(table, place),
+            filter=self._condition(table.filter, (*place, "filter")),
+            copy_where=self._copy_where(table, place),
             set=expressions,
             hashes=hashes,
             on_error=table.on_error or self._on_error,
@@ -387,10 +388,21 @@ class MappingBuilder:
             written.add(name)
         return named
 
-    def _filter(self, table: TableSettings, place: Location) -> Expression | None:
-        if table.filter is None:
-            return None
-        return self._expression(table.filter, (*place, "filter"))
+    def _condition(self, text: str | None, place: Location) -> Expression | None:
+        return None if text is None else self._expression(text, place)
+
+    def _copy_where(self, table: TableSettings, place: Location) -> Expression | None:
+        """Return the condition, which comparisons evaluate at the target, too."""
+        condition = self._condition(table.copy_where, (*place, "copy_where"))
+        renamed = table.columns or {}
+        for name in sorted(condition.names if condition is not None else ()):
+            if name in table.exclude or renamed.get(name, name) in table.set:
+                raise self._error(
+                    (*place, "copy_where"),
+                    f'the target does not have column "{name}" unchanged',
+                    hint="use a column that is neither excluded nor in `set`",
+                )
+        return condition
 
     def _set(self, table: TableSettings, place: Location) -> tuple[tuple[str, Expression], ...]:
         renamed = table.columns or {}

@@ -45,6 +45,8 @@ class CopyOrder:
     """The target columns to copy, including its key; None for all."""
     snapshot: tuple[str, str] = ("", "")
     """The source's time at the snapshot, and its consistent point, for row metadata."""
+    copy_where: str | None = None
+    """A condition that limits a copy of all rows, or a chunk of that copy."""
 
     def includes(self, name: str) -> bool:
         """Return whether the copy writes a target column."""
@@ -89,9 +91,8 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
     rule = order.mapping.rule
     keys = {hashed.target: hashed.check for hashed in rule.hashes}
     hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
-    conditions = [] if rule.filter is None else [rule.filter.text]
-    if order.scope is not None:
-        conditions.append(order.scope)
+    filtered = None if rule.filter is None else rule.filter.text
+    conditions = [text for text in (filtered, order.copy_where, order.scope) if text is not None]
     return CopySource(
         relation_id=order.relation_id,
         attempt=order.attempt,

@@ -50,6 +50,7 @@ from streamer.copy.copy_snapshot import HeldSnapshot, TableSeen
 from streamer.copy.parts.ctid_ranges import CopyPart
 from streamer.copy.resync_scope import (
     check_conditions,
+    check_copy_where,
     source_condition,
     target_condition,
     unchanged_columns,
@@ -58,7 +59,7 @@ from streamer.copy.staging_tables import drop_stages, rest_triggers, stage_name,
 from streamer.copy.swap_rows import RowSwap, WriteMode
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.remedies import Remedy, run
-from streamer.mapping.expressions import ExpressionFacts
+from streamer.mapping.expressions import Expression, ExpressionFacts
 from streamer.mapping.rule_options import Initial, MetadataKind, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
@@ -98,11 +99,13 @@ class CopyWay:
     """How the rows of an attempt get into the target table.
 
     ``owns_rows``: after the copy, all rows of this source in the target are streamer's.
+    ``owned_rows``: the same before the copy.
     """
 
     attempt: int
     mode: WriteMode = WriteMode.DIRECT
     owns_rows: bool = True
+    owned_rows: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -192,6 +195,7 @@ class TableCopy:
             None if rows is None else source_condition(rows, self.mapped.mapping, self.names),
             self.only,
             (self.snapshot.source_time, str(self.consistent_point)),
+            copy_where=None if self.copy_where is None else self.copy_where.text,
         )
 
     @property
@@ -200,10 +204,25 @@ class TableCopy:
         return self.differences if self.scope.resync.scope is None else self.scope.resync.scope
 
     @property
+    def copy_where(self) -> Expression | None:
+        """The condition of the rule that limits a copy of all rows."""
+        return None if self.scope.resync.is_partial else self.mapped.mapping.rule.copy_where
+
+    @property
     def awaits_orphans(self) -> bool:
-        """Whether the copy still has to find target rows that match the scope."""
-        has_conditions = self.rows is not None and bool(self.rows.conditions)
-        return self.scope.is_to_point and has_conditions and not self.includes_orphans
+        """Whether the copy still has to find target rows that it lacks.
+
+        These are rows that match the scope. With `copy_where`, these are all rows of this source:
+        the stream may have brought rows outside the condition, which the copy has to refresh.
+        """
+        if self.includes_orphans:
+            return False
+        if self.copy_where is not None:
+            return self.way.owned_rows and self.way.mode in (
+                WriteMode.REPLACE,
+                WriteMode.DIFFERENCE,
+            )
+        return self.scope.is_to_point and self.rows is not None and bool(self.rows.conditions)
 
     @property
     def filled(self) -> tuple[str, ...] | None:
@@ -503,7 +522,8 @@ class Preparation:
             record = begun[copy.mapped.relation_id]
             copy.way = CopyWay(record.attempt)
             if need is Need.PART:
-                copy.way = replace(copy.way, mode=_choose_part_mode(copy, record.is_owner))
+                mode = _choose_part_mode(copy, record.is_owner)
+                copy.way = replace(copy.way, mode=mode, owned_rows=record.is_owner)
             elif need is Need.CHUNKS:
                 await self._clear_behind(target, copy, record)
         if need is Need.ROWS:
@@ -520,8 +540,9 @@ class Preparation:
             if record.is_filling:
                 await _clear(target, copy)
             else:
-                mode, owns_rows = _choose_mode(copy, record.is_owner), record.is_owner
-                copy.way = CopyWay(record.attempt, mode, owns_rows or _may_remove(copy))
+                mode, owned_rows = _choose_mode(copy, record.is_owner), record.is_owner
+                owns_rows = owned_rows or _may_remove(copy)
+                copy.way = CopyWay(record.attempt, mode, owns_rows, owned_rows)
         await fill_directly(
             target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
         )
@@ -559,14 +580,16 @@ def _border_columns(copy: TableCopy, chunks: ChunkedCopy) -> list[str] | None:
 
 
 async def _check_scope(source: Connection, copy: TableCopy) -> None:
-    """Check the conditions of a resync as the conditions of `filter` are checked. Raises
+    """Check the conditions of a copy as the conditions of `filter` are checked. Raises
     MappingError.
     """
     scope, mapping = copy.scope.resync.scope, copy.mapped.mapping
-    if scope is None:
-        return
-    for condition in check_conditions(scope, copy.unchanged, mapping):
-        await describe_condition(source, mapping, copy.relation, condition, "the condition")
+    if scope is not None:
+        for condition in check_conditions(scope, copy.unchanged, mapping):
+            await describe_condition(source, mapping, copy.relation, condition, "the condition")
+    if copy.copy_where is not None:
+        check_copy_where(copy.copy_where, copy.unchanged, mapping)
+        await describe_condition(source, mapping, copy.relation, copy.copy_where, "copy_where")
 
 
 def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
@@ -620,10 +643,13 @@ def swap_of(copy: TableCopy) -> RowSwap:
     is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
-    within = "true"
-    if copy.rows is not None:
-        conditions = check_conditions(copy.rows, copy.unchanged, copy.mapped.mapping)
-        within = target_condition(copy.rows, conditions, copy.unchanged)
+    within, rows = "true", copy.rows
+    if copy.copy_where is not None and copy.scope.is_to_point and not key:
+        # No key finds further rows at the source, so these rows stay as the stream wrote them.
+        rows = RowScope((copy.copy_where.text,))
+    if rows is not None:
+        conditions = check_conditions(rows, copy.unchanged, copy.mapped.mapping)
+        within = target_condition(rows, conditions, copy.unchanged)
         if not key and plan.identity is Identity.KEY:
             within = f"({within} or {_is_staged(copy, plan)})"
     return RowSwap(

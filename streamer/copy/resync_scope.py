@@ -107,6 +107,18 @@ def check_conditions(
     return conditions
 
 
+def check_copy_where(
+    condition: Expression, at_target: Mapping[str, str], mapping: RelationMapping
+) -> None:
+    """Refuse a `copy_where` that the target cannot evaluate. Raises MappingError."""
+    if unknown := condition.unknown(at_target):
+        raise MappingError(
+            f'copy_where of table "{mapping.source}" uses column "{unknown[0]}", which target '
+            f'table "{mapping.target}" does not hold unchanged',
+            hint=f"use these: {', '.join(sorted(at_target))}",
+        )
+
+
 def source_condition(scope: RowScope, mapping: RelationMapping, columns: Sequence[str]) -> str:
     """Return the condition for the scope's rows at the source. *columns*: the source's.
 

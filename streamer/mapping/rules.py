@@ -76,6 +76,8 @@ class TableRule:
     column_list: bool = False
     """Publications omit excluded columns."""
     filter: Expression | None = None
+    copy_where: Expression | None = None
+    """Copies of all rows read only rows that match; changes of the remaining rows arrive, too."""
     set: tuple[tuple[str, Expression], ...] = ()
     """Expressions by target column."""
     hashes: tuple[ColumnHash, ...] = ()
@@ -111,6 +113,11 @@ class TableRule:
         return dict(self.metadata)[MetadataKind.DELETED_AT]
 
     @property
+    def may_lack_rows(self) -> bool:
+        """Whether the target may lack rows that the source changes."""
+        return self.filter is not None or self.copy_where is not None
+
+    @property
     def keeps_history(self) -> bool:
         """Whether rows of the target record earlier changes, so that a copy cannot replace a
         change.
@@ -129,6 +136,12 @@ class TableRule:
         """The expressions with their places: ``filter``, ``set email``."""
         filters = () if self.filter is None else (("filter", self.filter),)
         return (*filters, *((f"set {name}", expression) for name, expression in self.set))
+
+    @property
+    def checked_expressions(self) -> tuple[tuple[str, Expression], ...]:
+        """`named_expressions`, and the condition that only copies and comparisons evaluate."""
+        conditions = () if self.copy_where is None else (("copy_where", self.copy_where),)
+        return (*self.named_expressions, *conditions)
 
     @property
     def expressions_fingerprint(self) -> str | None:

@@ -86,6 +86,17 @@ async def test_what_is_left_out_is_named_once_and_is_no_problem(checker: Checker
         assert len([f for f in seen if name in str(f)]) == (name != "bi.fast"), name
 
 
+async def test_a_condition_of_copies_is_checked_on_both_sides(checker: Checker) -> None:
+    both(checker, "create table t (id int primary key, v int, w text)")
+    checker.configure("t: {copy_where: 'none > 1'}")
+    await checker.finds(ERROR, "public.t: copy_where of table", 'column "none" does not exist')
+    checker.target.execute("alter table t alter v type bigint")
+    checker.configure("t: {copy_where: 'v > 1'}")
+    await checker.finds(ERROR, "public.t: copy_where", 'column "v"', "does not hold unchanged")
+    checker.configure("t: {copy_where: 'id > 1'}")
+    await checker.finds(INFO, "public.t: changes of rows outside `copy_where` may need w")
+
+
 async def test_a_partition_that_is_a_foreign_table_is_named(checker: Checker) -> None:
     checker.source.execute(
         "create foreign data wrapper w; create server s foreign data wrapper w;"

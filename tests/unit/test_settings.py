@@ -238,3 +238,17 @@ def test_a_variable_that_would_leave_out_tables_is_the_fault_of_its_database(
     assert eu.fault is not None
     assert "exclude_tables[1]: environment variable OLD_TABLES is not set" in eu.fault.problem
     assert us.fault is None
+
+
+@pytest.mark.parametrize(
+    "other", ["exclude: [v]", "set: {v: \"'x'\"}", "columns: {id: id, v: w}, set: {w: id}"]
+)
+def test_a_condition_of_copies_uses_columns_that_the_target_has(tmp_path: Path, other: str) -> None:
+    file = tmp_path / "config.yaml"
+    table = '{columns: {id: id, w: v}, copy_where: "w > 1"}'
+    file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {table}"))
+    static_mapping.load(file)
+    refused = f'{{{other}, copy_where: "v > 1"}}'
+    file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {refused}"))
+    with pytest.raises(MappingError, match=r'copy_where: the target does not have column "v"'):
+        static_mapping.load(file)

@@ -136,6 +136,11 @@ class ApplyPlan:
         return self.mapping.rule.filter
 
     @property
+    def may_lack_rows(self) -> bool:
+        """Whether an update of a missing row is no conflict."""
+        return self.mapping.rule.may_lack_rows
+
+    @property
     def has_expressions(self) -> bool:
         """Whether expressions filter or change rows."""
         return bool(self.mapping.rule.expressions)

@@ -103,10 +103,8 @@ class Statements(SetStatements):
         )
 
     def _record(self, kind: str, name: Callable[[PlanColumn], str]) -> str:
-        """Store a change of a missing row in `NOTED`. With a filter, a missing row is no
-        conflict.
-        """
-        if self.plan.filter is not None:
+        """Store a change of a missing row in `NOTED`, unless the rule makes missing rows normal."""
+        if self.plan.may_lack_rows:
             return ""
         return (
             f"if streamer_notes then insert into pg_temp.{NOTED} "
@@ -393,7 +391,7 @@ end loop;"""
         return f"if not ({self._same_key()}) then {self._clear()} end if;\n"
 
     def _write_missing(self, partial: bool) -> str:
-        """Write a whole row that the target unexpectedly lacks."""
+        """Write a whole row that the target lacks."""
         insert = self._record("update_missing", self.old) + self._write_new()
         if not partial:
             return insert

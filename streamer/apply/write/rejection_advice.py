@@ -18,9 +18,9 @@ from streamer.errors.error_classes import (
     UntranslatableTextError,
     ValueConversionError,
 )
-from streamer.errors.remedies import Remedy, Step, at_target, run
+from streamer.errors.remedies import Remedy, Step, at_source, at_target, run
 from streamer.mapping.sid_and_history_columns import SID
-from streamer.postgres.quoting import quote_columns, quote_identifier
+from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
 _OTHER_ATTRIBUTES: Final = "malformed record literal"
@@ -100,6 +100,11 @@ def _conflict(
             yield Remedy.of("leave one row of each key, and ", _run_at_target(index))
             yield resync
         case "update_missing":
+            if plan.mapping.rule.copy_where is not None:
+                relation = mapped.mapping.source
+                table = quote_qualified(relation.namespace, relation.name)
+                whole = at_source(f"alter table {table} replica identity full")
+                yield Remedy.of("let the source send whole rows: ", whole, ", and ", resync)
             yield resync
             yield _QUARANTINE
         case "not_null" if error.column is not None:

@@ -200,7 +200,7 @@ def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: boo
     rows = (marking_rows if plan.marks_in_filter else staged_keys)(sets, OP_DELETE, removed)
     # If rows outlive their deletes, a fold also removes keys that no row may have. Foreign keys of
     # the target may also have removed rows.
-    is_conflict = plan.filter is None and not plan.may_outlive
+    is_conflict = not plan.may_lack_rows and not plan.may_outlive
     return Change(
         sets,
         rows,
@@ -225,7 +225,7 @@ def _move(fold: Fold, sets: Statements) -> Change:
 
 
 def _update(fold: Fold, sets: Statements, whole: list[PendingRow]) -> Change:
-    is_conflict = fold.plan.filter is None  # with a filter, the row may pass only now
+    is_conflict = not fold.plan.may_lack_rows  # the row may pass a filter only now
     return Change(
         sets,
         whole_rows(sets, OP_UPDATED, whole),

@@ -43,7 +43,7 @@ from streamer.source.slot_and_publications.standbys import (
 from streamer.source.synchronous_commit import LISTED_SQL
 from streamer.source.tables.bytewise_columns import read_bytewise
 from streamer.source.tables.distant_keys import find_distant
-from streamer.source.tables.expression_check import describe_expressions
+from streamer.source.tables.expression_check import describe_condition, describe_expressions
 from streamer.source.tables.source_sequences import SourceSequence, read_sequences
 from streamer.source.tables.user_defined_types import read_types
 from streamer.source.timeline_branches import KnownPlace
@@ -368,13 +368,17 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     )
     facts.usable_namespaces = frozenset(row["name"] for row in rows)
     for mapping, relation in facts.mapped():
-        if mapping.rule.expressions:
+        rule = mapping.rule
+        if rule.checked_expressions:
             try:
                 described = await describe_expressions(plain, mapping, relation)
                 facts.expressions[mapping.source] = described
+                if rule.copy_where is not None:
+                    where = rule.copy_where
+                    await describe_condition(plain, mapping, relation, where, "copy_where")
             except MappingError as exc:
                 facts.expression_errors[mapping.source] = exc
-    with_expressions = [r.oid for mapping, r in facts.mapped() if mapping.rule.expressions]
+    with_expressions = [r.oid for mapping, r in facts.mapped() if mapping.rule.checked_expressions]
     rows = await fetch_all(plain, _LARGE_SQL, with_expressions)
     facts.with_large_values = frozenset(row["oid"] for row in rows)
     types: dict[RelationName, DefinedType] = {}

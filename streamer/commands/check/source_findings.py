@@ -433,7 +433,7 @@ def check_expressions(
                 "set `on_error: stop` for the table, if these values must not leave the source"
             ),
         )
-    if not mapping.rule.expressions or not relation.has_usable_identity:
+    if not mapping.rule.checked_expressions or not relation.has_usable_identity:
         return
     if relation.replica_identity == "f":
         return
@@ -443,13 +443,13 @@ def check_expressions(
         for column in relation.columns
         if column.may_be_toasted
         and column.name not in relation.key
-        # A row that enters a filter has to be complete; computed columns need only their inputs.
-        and (mapping.rule.filter is not None or column.name in used)
+        # A row that enters the target has to be complete; computed columns need only their inputs.
+        and (mapping.rule.may_lack_rows or column.name in used)
     ]
     if not large:
         return
     problem = (
-        f"`filter` or `set` may need {some_of(large)}, and an UPDATE does not send a value above "
+        f"{_needing(mapping)} may need {some_of(large)}, and an UPDATE does not send a value above "
         "2 kB that it leaves unchanged. Such an UPDATE stops the table"
     )
     if relation.oid in facts.with_large_values:
@@ -457,6 +457,11 @@ def check_expressions(
         yield warning(place, problem, fix)
     else:
         yield info(place, f"{problem}; the table has no such value so far")
+
+
+def _needing(mapping: RelationMapping) -> str:
+    is_of_copy = mapping.rule.copy_where is not None and not mapping.rule.expressions
+    return "changes of rows outside `copy_where`" if is_of_copy else "`filter` or `set`"
 
 
 _TEXT_TYPES: Final = ("text", "character", "name", '"char"')
@@ -475,7 +480,7 @@ def check_locales(
         for column in relation.columns
         if column.type.startswith(_TEXT_TYPES) and column.collation is None
     }
-    for place, expression in mapping.rule.named_expressions:
+    for place, expression in mapping.rule.checked_expressions:
         if expression.may_follow_locale and texts & expression.names:
             words = "write the collation into the expression, as in: name collate \"C\" < 'm'"
             yield warning(

@@ -38,6 +38,7 @@ from streamer.commands.check.table_pair import Pair, expected_relation, target_c
 from streamer.commands.check.target_facts import TargetFacts, TargetTable, written_sid
 from streamer.commands.check.type_conversion import type_risk
 from streamer.copy.copy_obstacles import OCCUPIED_WORDS, occupied_error
+from streamer.copy.resync_scope import check_copy_where, unchanged_columns
 from streamer.errors.error_classes import MappingError, TargetSchemaError
 from streamer.errors.remedies import Remedy, Sql
 from streamer.mapping.relation_names import RelationName
@@ -201,11 +202,25 @@ def check_table(
         yield error(pair.place, exc.message, fix)
     else:
         yield from check_key(pair, plan)
+        yield from check_condition(pair, relation)
     if not is_widened:
         yield from check_columns(pair, relation)
     yield from check_triggers(pair, table)
     yield from check_remaining_rows(pair)
     yield from check_occupied(pair, relation)
+
+
+def check_condition(pair: Pair, target: TargetRelation) -> Iterable[Finding]:
+    """Whether the target can evaluate `copy_where`, as copies and comparisons need."""
+    mapping = pair.mapping
+    if (condition := mapping.rule.copy_where) is None:
+        return
+    try:
+        check_copy_where(
+            condition, unchanged_columns(pair.relation.columns, mapping, target), mapping
+        )
+    except MappingError as exc:
+        yield error(pair.place, exc.message, in_words(exc.hint or ""))
 
 
 def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:

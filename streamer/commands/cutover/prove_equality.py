@@ -216,6 +216,6 @@ def uncountable(source: SourceMapping, mappings: list[RelationMapping]) -> list[
         f'rows of table "{mapping.source}" cannot be counted; use --compare changes'
         for mapping in mappings
         if mapping.type is not TableType.CLONE
-        or mapping.rule.filter is not None
+        or mapping.rule.may_lack_rows
         or source.sid is not None
     ]

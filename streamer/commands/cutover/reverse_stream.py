@@ -46,8 +46,8 @@ def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[st
         reason = None
         if mapping.type is not TableType.CLONE:
             reason = f"is of type {mapping.type.value}"
-        elif rule.filter is not None or rule.set or rule.hashes or rule.exclude or rule.metadata:
-            reason = "has a filter, computed or excluded columns, or row metadata"
+        elif rule.may_lack_rows or rule.set or rule.hashes or rule.exclude or rule.metadata:
+            reason = "has a filter, copy_where, computed or excluded columns, or row metadata"
         if reason is not None:
             problems.append(f'table "{mapping.source}" {reason}, so its rows cannot go back')
     return problems

@@ -1,0 +1,97 @@
+"""`copy_where`: copies read the rows of a condition, and the stream brings changes of all rows."""
+
+from typing import Any
+
+import pytest
+
+from streamer.compare.comparison import ComparisonScope, TableResult
+from tests.support.comparing import Compare
+from tests.support.shared import Shared, streams
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+ROWS = "create table t (id int primary key, v text); insert into t select g, 'v' from generate_series(1, 10) g"
+BAG = f"{ROWS}; alter table t drop constraint t_pkey, replica identity full"
+TABLES = {"clone": ROWS, "history": ROWS, "append": ROWS, "clone ": BAG}
+"""The types, with a key and without."""
+CHANGES = """
+update t set v = 'x' where id in (2, 7); delete from t where id = 3;
+update t set id = 50 where id = 1; insert into t values (0, 'new')
+"""
+AFTER = {0: "new", 2: "x", 6: "v", 7: "x", 8: "v", 9: "v", 10: "v", 50: "v"}
+
+
+def current(shared: Shared, kind: str) -> Any:
+    open_only = "where kvsz_end = '9999-01-01'" if kind == "history" else ""
+    return dict(shared.target.execute(f"select id, v from t {open_only}"))  # type: ignore[arg-type]
+
+
+async def result(shared: Shared, compare: Compare, **options: Any) -> TableResult:
+    (found,) = (await compare(shared, ComparisonScope(shared.tables), **options)).values()
+    return found
+
+
+@pytest.mark.parametrize(("kind", "ddl"), TABLES.items(), ids=["clone", "history", "append", "bag"])
+@streams('t: {type: <kind>, copy_where: "id > 5"}', source="<ddl>")
+async def test_changes_of_rows_that_no_copy_read_arrive_and_stay(
+    shared: Shared, kind: str, ddl: str, compare: Compare
+) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    assert sorted(current(shared, kind)) == [6, 7, 8, 9, 10]
+    source.execute(CHANGES)
+    await shared.caught_up()
+    assert current(shared, kind) == AFTER
+    (table,) = (await shared.status())["tables"]
+    assert (table["state"], table["error"]) == ("ready", None)
+    conflicts = "select count(*) from streamer.conflict c join streamer.relation r on r.id = relation_id where r.source = '{}'"
+    assert target.value(conflicts.format(shared.own("t"))) == 0
+    assert not (await result(shared, compare)).is_different
+
+    for mode in ("diff", "reload"):
+        # A resync corrects the rows that only the stream brought, and closes no version of them.
+        target.execute("update t set v = 'wrong' where id in (2, 7); delete from t where id = 8")
+        found = await result(shared, compare)
+        assert found.missing + found.different == 2
+        await shared.ask("resync", mode=mode)
+        await shared.caught_up()
+        is_left = kind == "append" or (ddl == BAG and mode == "diff")
+        expected = AFTER | ({2: "wrong"} if is_left else {})
+        if ddl == BAG and mode == "reload":  # without a key, these rows cannot be read again
+            expected = {id_: v for id_, v in AFTER.items() if id_ > 5}
+        assert current(shared, kind) == expected
+        assert not (await result(shared, compare)).is_different
+        if kind == "history":
+            assert target.value("select count(*) from t where kvsz_deleted") == 0
+        target.execute("delete from t where id = 8")
+        await result(shared, compare, repairs=True)
+        assert not (await result(shared, compare)).is_different
+        target.execute("update t set v = 'x' where id = 2")
+
+
+@pytest.mark.follows("apply.write.rejection_advice:_conflict")
+@streams(
+    't: {copy_where: "id > 1"}',
+    source="create table t (id int primary key, v int, big text);"
+    "alter table t alter big set storage external;"
+    "insert into t select g, 0, repeat('x', 10000) from generate_series(1, 2) g",
+)
+async def test_a_change_of_such_a_row_without_its_large_values_stops_the_table(
+    shared: Shared,
+) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("update t set v = 1; insert into t values (3, 3, 'x')")
+    await shared.table_state("t", "error")
+    error = str((await shared.table("t"))["error"])
+    assert "unchanged values" in error
+    assert "replica identity full, and run: streamer resync" in error
+    assert target.execute("select id, v from t") == [(2, 0)]
+    # The next change sends all values. The copy passes over the change without.
+    source.execute("alter table t replica identity full")
+    await shared.ask("resync")
+    await shared.caught_up()
+    source.execute("update t set v = 4 where id = 1")
+    await shared.caught_up()
+    facts = "select id, v, length(big) from t order by 1"
+    assert target.execute(facts) == source.execute(facts)
