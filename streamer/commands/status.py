@@ -36,7 +36,7 @@ from streamer.errors.error_classes import (
     TargetMovedError,
 )
 from streamer.errors.error_reports import ErrorReport, TableWait, error_fields, runbook_address
-from streamer.errors.remedies import Remedy, resync_source, run
+from streamer.errors.remedies import Remedy, resync_source, run, then_resync
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
@@ -501,7 +501,8 @@ async def _add_positions(
             visible_lsn = await read_visible_lsn(plain, slot) if slot is not None else None
             end = await read_flush_lsn(plain)
             retained = await read_retained(plain, source)
-            loss = None if record is None else _find_loss(source, slot, plain.info.dbname, books)
+            database = plain.info.dbname
+            loss = None if record is None else _find_loss(source, slot, database, books)
             status.role = "standby" if is_standby(plain) else "primary"
     except SourceError as exc:
         remedy = exc.remedy
@@ -526,8 +527,8 @@ async def _add_positions(
         warnings = {name: (stored or {}).get(name) for name in ("obstacle", "journal")}
         status.backlog = backlog.to_json() | warnings
     # A crashed process could not report the end. Only the lock shows whether the process runs.
-    is_read = slot is not None and slot.active_pid is not None
-    if status.process is None and not is_vacant and not is_read:
+    reader_pid = None if slot is None or slot.is_foreign(database) else slot.active_pid
+    if status.process is None and not is_vacant and reader_pid is None:
         _show_end(status, slot, loss)
     if slot is None:
         return
@@ -596,14 +597,13 @@ def _find_loss(
     try:
         require_position(slot, source.slot, database, acknowledged_lsn)
     except SourceError as exc:
-        if exc.remedy is None:
-            again = resync_source(
-                [relation.source for relation in synced],
-                *after_loss(relation.type for relation in synced),
-                database=source.database,
-                sid=source.sid,
-            )
-            exc.remedy = Remedy.of(again, "; then start: ", run("run"))
+        again = resync_source(
+            [relation.source for relation in synced],
+            *after_loss(relation.type for relation in synced),
+            database=source.database,
+            sid=source.sid,
+        )
+        exc.remedy = then_resync(exc.remedy, Remedy.of(again, "; then start: ", run("run")))
         return exc
     return None
 

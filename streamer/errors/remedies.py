@@ -133,6 +133,13 @@ def at_target(*statements: str) -> Sql:
     return Sql("target", statements)
 
 
+def then_resync(remedy: Remedy | None, resync: Remedy) -> Remedy:
+    """Return *remedy* and then *resync*. Without steps, *remedy* keeps the rows in sync."""
+    if remedy is None:
+        return resync
+    return Remedy.of(remedy, "; then ", resync) if remedy.steps else remedy
+
+
 def resync_source(
     tables: Iterable[object], *options: str, database: str, sid: str | None
 ) -> Remedy:

@@ -12,6 +12,7 @@ from streamer.commands.check import source_facts
 from streamer.commands.check.findings import Finding
 from streamer.commands.demo.embedded_servers import Server
 from streamer.config import static_mapping
+from streamer.errors.remedies import Remedy
 from streamer.source.slot_and_publications.slot import drop_slot_sql
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
 from streamer.target.connection import TargetAddress
@@ -29,7 +30,7 @@ from tests.support.checking import (
 )
 from tests.support.postgres import assert_same, database, running, versions
 from tests.support.remedies import Operator, remedy_of
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, Streamer
 
 
 @pytest.mark.follows("source.catalog:find_unready")
@@ -253,6 +254,7 @@ async def test_a_slot_of_somebody_else_stops_it_and_stays(
 async def mended(checker: Checker, stream: MakeStreamer, words: str) -> None:
     """Start, be refused with *words*, follow the remedy, and stream."""
     async with stream("items: {initial: none}") as streamer:
+        await streamer.source_state("error")  # before that, `status` tells its own remedy
         remedy = await remedy_of(streamer, None, words)
         slots = "select 1 from pg_replication_slots where slot_name = 'streamer_shop'"
         assert checker.source.execute(slots), "streamer leaves the slot alone"
@@ -299,6 +301,11 @@ async def test_a_slot_that_came_in_the_place_of_ours_costs_a_copy(
             checker.source.execute(drop_slot_sql("streamer_shop"))
             session.execute(sql.encode())
             checker.source.execute("insert into items select coalesce(max(id), 0) + 1 from items")
+            status = await Streamer(checker.path).status()
+            remedy = Remedy.from_json(status["remedy"])
+            assert words in status["error"]
+            assert remedy is not None
+            assert [step.action for step in remedy.commands] == ["resync", "run"]
             await mended(checker, stream, words)
 
 

@@ -28,7 +28,7 @@ from streamer.errors.error_classes import (
     SourceError,
 )
 from streamer.errors.error_reports import ErrorReport
-from streamer.errors.remedies import Remedy, resync_source
+from streamer.errors.remedies import Remedy, resync_source, then_resync
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.guards.missed_scripts import MissedScripts
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
@@ -207,8 +207,8 @@ class SlotCheck:
                 await self._end_former_reader(plain)
         except (SourceDivergedError, SlotMissingError, SlotInvalidatedError) as exc:
             if is_foreign:  # another program's slot: streamer neither uses nor drops the slot
-                if synced and exc.remedy is not None and exc.remedy.steps:
-                    exc.remedy = Remedy.of(exc.remedy, "; then ", self._resync_hint(synced))
+                if synced:
+                    exc.remedy = then_resync(exc.remedy, self._resync_hint(synced))
                 raise
             if not synced:
                 return await self._make_slot(plain)
