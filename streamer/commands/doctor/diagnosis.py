@@ -39,12 +39,13 @@ async def diagnose(
     settings: Settings, mapping: Mapping, state: MappingState | None = None
 ) -> Diagnosis:
     """Read all facts. Raises ConfigurationError; the remaining errors are part of the diagnosis."""
-    if state is None or state.problem is None:
-        require_sources(settings, mapping)
     address = TargetAddress.parse(settings.target.url)
     examination, status = await asyncio.gather(
         examine(settings, mapping), read_report(address, mapping, state)
     )
+    # The target names a mapping that was lost, which is a problem; a new mapping is empty, too.
+    if not status.problems:
+        require_sources(settings, mapping)
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
     problems = [*status.problems, *(p for source in status.sources for p in source.problems)]
     return Diagnosis(merged(problems, checked), status, examination)
