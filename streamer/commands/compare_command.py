@@ -110,9 +110,14 @@ async def _show_progress(comparison: Comparison, console: Console) -> None:
 
 
 async def compare(
-    settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
+    settings: Settings,
+    mapping: Mapping,
+    scope: ComparisonScope,
+    options: Options,
+    console: Console | None = None,
 ) -> list[TableResult]:
-    """Compare tables, in a process of this command.
+    """Compare tables, in a process of this command. *console*: a terminal that shows progress, by
+    default of the command.
 
     Raises MappingError, SourceError, TargetError, SparkJobError.
     """
@@ -126,7 +131,7 @@ async def compare(
             runner,
             options,
         )
-        async with _progress(comparison, progress_console()):
+        async with _progress(comparison, console or progress_console()):
             return await comparison.run(scope)
 
 

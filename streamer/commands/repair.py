@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from rich.console import Console
+
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.requests import make_request
 from streamer.commands.compare_command import compare
@@ -31,24 +33,34 @@ table.
 
 
 async def repair(
-    settings: Settings, mapping: Mapping, scope: ComparisonScope, options: Options
+    settings: Settings,
+    mapping: Mapping,
+    scope: ComparisonScope,
+    options: Options,
+    *,
+    actor: str | None = None,
+    console: Console | None = None,
 ) -> list[TableResult]:
     """Compare tables, repair the tables that differ, and compare the repaired tables again.
+
+    *actor*: the operator; by default the user of the command line. *console*: see `compare`.
 
     Return the results of the last comparison of each table. Raises ComparisonError if a repair ends
     with an error, and the errors of `compare`.
     """
     options = replace(options, keys_max=KEYS_MAX)
-    results = await compare(settings, mapping, scope, options)
+    results = await compare(settings, mapping, scope, options, console)
     different = [result for result in results if result.is_different]
     if not different:
         return results
-    await _repair_tables(TargetAddress.parse(settings.target.url), different, scope.where)
+    address = TargetAddress.parse(settings.target.url)
+    await _repair_tables(address, different, scope.where, actor or command_actor())
     again = await compare(
         settings,
         mapping,
         replace(scope, relation_ids=frozenset(result.relation_id for result in different)),
         options,
+        console,
     )
     results_again = {result.relation_id: result for result in again}
     for former in different:
@@ -70,7 +82,10 @@ def choose_resync(result: TableResult, where: Expression | None) -> Resync:
 
 
 async def _repair_tables(
-    address: TargetAddress, different: Sequence[TableResult], where: Expression | None
+    address: TargetAddress,
+    different: Sequence[TableResult],
+    where: Expression | None,
+    actor: str,
 ) -> None:
     """Request a resync of tables, and wait for the end of the requests."""
     bookkeeping = Bookkeeping(address, "streamer repair")
@@ -81,7 +96,7 @@ async def _repair_tables(
                 result.relation_id,
                 "resync",
                 choose_resync(result, where).to_json(),
-                actor=command_actor(),
+                actor=actor,
             )
             for result in different
         ]

@@ -48,7 +48,7 @@ class Span:
 def secret_spans(text: str) -> list[Span]:
     """Return the places of secret values in *text*, in order; references are not secret."""
     spans = _spans_of_uri(text) if _SCHEME.match(text) else _spans_of_words(text)
-    return [span for span in spans if not _REFERENCES.fullmatch(span.value_in(text))]
+    return [span for span in spans if not is_reference(span.value_in(text))]
 
 
 def _spans_of_uri(text: str) -> list[Span]:
@@ -118,6 +118,11 @@ def mask(text: str) -> str:
     return MASK if hidden else masked
 
 
+def is_reference(text: str) -> bool:
+    """Whether *text* consists of references to variables, and so is no secret."""
+    return _REFERENCES.fullmatch(text) is not None
+
+
 def has_mask(text: str) -> bool:
     """Whether *text* has a mask in place of a stored password."""
     return text == MASK or any(span.value_in(text) == MASK for span in secret_spans(text))
@@ -151,7 +156,7 @@ def fill_masks(text: str, stored: str) -> str:
 def with_password(text: str, password: str) -> str:
     """Return *text* with *password*, which replaces an existing password."""
     is_uri = _SCHEME.match(text) is not None
-    written = password if _REFERENCES.fullmatch(password) else _quoted(password, is_uri=is_uri)
+    written = password if is_reference(password) else _quoted(password, is_uri=is_uri)
     secrets = _spans_of_uri(text) if is_uri else _spans_of_words(text)
     spans = [span for span in secrets if span.parameter == "password"]
     if spans:
@@ -216,6 +221,6 @@ def check_url(text: str) -> None:
         raise ValueError("a NUL character cannot be part of it")
     if not text.strip():
         raise ValueError("empty")
-    if _REFERENCES.fullmatch(text.strip()):
+    if is_reference(text.strip()):
         return  # a variable may hold the whole url
     parse_conninfo(without_references(text).replace("$${", "${"))

@@ -412,7 +412,7 @@ async def test_a_repair_says_that_no_process_runs_and_the_next_start_makes_it(
         await streamer.stop()
         address = TargetAddress.parse(streamer.settings.target.url)
         with pytest.raises(ComparisonError) as refused:
-            await repair._repair_tables(address, compared, None)
+            await repair._repair_tables(address, compared, None, "alice")
         assert 'no process runs source "shop"' in str(refused.value)
         assert "start `streamer run`" in str(refused.value)
         streamer.start()

@@ -22,7 +22,7 @@ from streamer.admin.mapping.mapping_of_draft import groups_of
 from streamer.config.settings import SourceSettings, explain
 from streamer.config.yaml_file import Document, Location, format_location, parse_document
 from streamer.errors.error_classes import InvalidError, SettingsError
-from streamer.postgres.url_passwords import replace_secrets
+from streamer.postgres.url_passwords import is_reference, replace_secrets
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -47,18 +47,26 @@ class _Variables:
 
     def stand_in(self, url: str, label: str) -> str:
         """Return *url* with a variable for each password."""
+        return replace_secrets(url, lambda span: self._variable(label, span.parameter))
 
-        def name(parameter: str) -> str:
-            base = re.sub(r"[^A-Z0-9_]", "_", f"{label}_{parameter}".upper())
-            base = base if base[:1].isalpha() else f"_{base}"
-            chosen, number = base, 2
-            while chosen in self._taken:
-                chosen, number = f"{base}_{number}", number + 1
-            self._taken.add(chosen)
-            self.names.append(chosen)
-            return chosen
+    def hash_keys(self, written: Row) -> Row:
+        """Return the setting `hash_keys` with a variable for each key in the file."""
+        return {
+            name: entry | {"key": self._variable(f"hash_keys_{name}", "key")}
+            if isinstance(entry, dict) and not is_reference(str(entry.get("key") or ""))
+            else entry
+            for name, entry in written.items()
+        }
 
-        return replace_secrets(url, lambda span: f"${{{name(span.parameter)}}}")
+    def _variable(self, label: str, parameter: str) -> str:
+        base = re.sub(r"[^A-Z0-9_]", "_", f"{label}_{parameter}".upper())
+        base = base if base[:1].isalpha() else f"_{base}"
+        chosen, number = base, 2
+        while chosen in self._taken:
+            chosen, number = f"{base}_{number}", number + 1
+        self._taken.add(chosen)
+        self.names.append(chosen)
+        return f"${{{chosen}}}"
 
 
 HEADER: Final = """\
@@ -89,6 +97,8 @@ def export_mapping(
     document: Row = {k: v for k, v in base.items() if k not in _NOT_EXPORTED}
     if variables.target_url is not None:
         document["target"] = {**document["target"], "url": variables.target_url}
+    if isinstance(base.get("hash_keys"), dict):
+        document["hash_keys"] = variables.hash_keys(base["hash_keys"])
     if (schema := content["settings"].get("target_schema")) is not None:
         document["target"] = {**(document.get("target") or {}), "schema": schema}
     if (on_error := content["settings"].get("on_error")) is not None:

@@ -103,9 +103,17 @@ def _add_pages(router: APIRouter, frame: Frame) -> None:
     @router.get("/mapping")
     async def mapping(request: Request) -> Response:
         content = await frame.service.store.content()
+        file, failure = None, None
+        if frame.service.is_static:
+            try:
+                file = await frame.service.file_values()
+            except StreamerError as exc:  # the file has changed since the start
+                failure = exc
         return await frame.page(
             request,
             "mapping.html",
+            file=file,
+            failure=failure,
             groups=groups_of(content),
             unfinished=unfinished(content),
             settings=await frame.service.store.settings(),

@@ -23,11 +23,13 @@ from streamer.admin.mapping.admin_store import AdminStore, Query, open_store
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.mapping.applied_mapping import EMPTY, applied_mapping, keyring_of, show_static
 from streamer.admin.mapping.export_and_import import export_mapping, mask_passwords, read_import
+from streamer.admin.mapping.file_values import read_file_values
 from streamer.admin.mapping.keyring import Keyring
 from streamer.admin.mapping.mapping_of_draft import build_mapping, check_table, unfinished
 from streamer.admin.mapping.mapping_rows import Content, Row
 from streamer.admin.mapping.plan_of_change import Plan, make_plan
 from streamer.admin.service.discovered_tables import discovered
+from streamer.admin.service.repair_tables import Repairs
 from streamer.admin.service.server_reads import ALL, TARGET, ServerReads
 from streamer.admin.service.table_side_by_side import read_table_pair
 from streamer.admin.service.tenant_service import Tenants
@@ -128,6 +130,7 @@ class AdminService:
         self.reads = ServerReads()
         self._allowed = AllowedNames(settings.admin)
         self.tenants = Tenants(self)
+        self.repairs = Repairs(self)
 
     def labels(self) -> list[str]:
         """Return the labels of all mapped sources."""
@@ -140,21 +143,13 @@ class AdminService:
 
     async def close(self) -> None:
         await self.tenants.close()
+        await self.repairs.close()
         await self.store.close()
 
     # ---- rows ----------------------------------------------------------------------------------
 
-    def check_writable(self, *, acts: bool = False) -> None:
-        """Raise ReadOnlyError in static mode.
-
-        *acts*: the request acts on running tables, and changes no mapping.
-        """
-        if self.is_static and acts:
-            raise ReadOnlyError(
-                "without a mapping database, the page and the API only show the tables",
-                hint="`streamer --help` lists the commands for tables, changes in quarantine and "
-                "tenants",
-            )
+    def check_writable(self) -> None:
+        """Raise ReadOnlyError in static mode."""
         if self.is_static:
             raise ReadOnlyError(
                 "the mapping is in the configuration file",
@@ -344,6 +339,13 @@ class AdminService:
         users = [(row["name"], row["role"]) for row in await self.store.users()]
         return export_mapping(content, urls, await self._base(), users)
 
+    async def file_values(self) -> str:
+        """Return the values of the configuration file as YAML, without secrets.
+
+        Raises SettingsError.
+        """
+        return await in_admin_thread(read_file_values, self._config)
+
     async def import_text(
         self, path: Path, text: str, actor: str, *, excludes_missing: bool = False
     ) -> list[str]:
@@ -493,7 +495,6 @@ class AdminService:
         self, action: str, number: int, sid: str | None, actor: str, options: Row | None = None
     ) -> list[str]:
         """Request resync, pause or resume for the tables of a rule; return their names."""
-        self.check_writable()
         row = await self.store.get("table", number)
         content = await self.store.content()
         patterns = [
@@ -550,7 +551,6 @@ class AdminService:
         options: Row | None = None,
     ) -> None:
         """Request resync, pause or resume of a table of a source. Raises UnreadyError."""
-        self.check_writable()
         name = str(parse_name(table))
         if sid is None:
             self.source(database, sid)  # a group without sids has a single url
@@ -596,7 +596,6 @@ class AdminService:
         """Request *retry* or *drop*; return the tables and their numbers of changes. Raises
         InvalidError, UnreadyError.
         """
-        self.check_writable()
         if choice.table is None and not choice.ids:
             raise InvalidError("ids: name the changes, or their table")
         try:
