@@ -17,12 +17,13 @@ hot_tests := tests/unit/test_frame_reader.py tests/unit/test_fold.py tests/unit/
 	tests/property/test_fold.py tests/property/test_copydata.py
 build_tools := uv hatchling editables setuptools Cython
 
-.PHONY: help demo test image matrix torture fleet sanitize nightly check fix reference docs bench lock
+.PHONY: help demo test screens image matrix torture fleet sanitize nightly check fix reference docs bench lock
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       demonstrates streamer on this machine; ARGS='--seconds 60 --keep'"
 	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
+	@echo "make screens    takes pictures of every page, in build/screens"
 	@echo "make image      builds the wheel as the Dockerfile does, and runs the program from it"
 	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
 	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
@@ -41,6 +42,12 @@ demo: $(installed)
 
 test: $(installed)
 	@scripts/with_java.sh scripts/with_chromium.sh $(python) -m pytest $(processes) --ignore tests/image $(ARGS)
+
+# Every page in good and in bad state, light, dark and on a phone; the tests also measure that each fits.
+screens: $(installed)
+	@mkdir -p build/screens
+	@SCREENSHOTS=$(CURDIR)/build/screens scripts/with_java.sh scripts/with_chromium.sh \
+		$(python) -m pytest tests/browser --numprocesses 2 --dist worksteal $(ARGS)
 
 image: $(installed)
 	@$(python) -m pytest tests/image $(ARGS)
