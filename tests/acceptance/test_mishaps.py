@@ -21,7 +21,7 @@ import pytest
 
 from tests.support.clusters import CopiedServer
 from tests.support.forks import ForkedProcess
-from tests.support.mishap import OF_PROCESS, Site, eventually, make_admin_site, make_site
+from tests.support.mishap import BY_READER, Site, eventually, make_admin_site, make_site
 from tests.support.postgres import Database, running, versions
 from tests.support.process import caught_up, command
 from tests.support.proxy import Proxy
@@ -134,7 +134,7 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         target_proxy.leave()
         site.source.execute("insert into t values (2, 'meanwhile')")
         probe = "pg_isready -h 127.0.0.1 -p [0-9]+"
-        site.sees("unreachable", probe, in_views=OF_PROCESS, runbook="target-away")
+        site.sees("unreachable", probe, alike=BY_READER, runbook="target-away")
         assert "unreachable" in run_block(site.config, "target-away#1", code=3)
         target_proxy.heal()
         site.is_mended()
@@ -171,6 +171,13 @@ def test_05_locked_table(site: Site) -> None:
         assert f"pid {pid}" in run_block(site.config, "source-lags#1")
         site.target.execute(remedy)
         site.is_mended()
+        # The button on the page does the same.
+        with contextlib.closing(psycopg.connect(url)) as other:
+            other.execute("lock table t in access exclusive mode")
+            site.source.execute("insert into t values (3, 'waits')")
+            site.sees(f"pid {other.info.backend_pid}", "", in_views=("readyz", "page"))
+            site.press(f"End session {other.info.backend_pid}")
+            site.is_mended()
 
 
 def test_06_ddl_first_of_four_kinds(site: Site) -> None:
@@ -261,7 +268,7 @@ def test_09_password_rotated(site: Site, tmp_path: Path) -> None:
                 f"alter role {role} password 'second';"
                 f"select pg_terminate_backend(pid) from pg_stat_activity where usename = '{role}'"
             )
-            site.sees("password authentication failed", r"sources\[0\]", in_views=OF_PROCESS)
+            site.sees("password authentication failed", r"sources\[0\]", alike=BY_READER)
             site.config.write_text(site.config.read_text().replace(":first@", ":second@"))
             site.source.execute("insert into t values (2, 'meanwhile')")
             site.process.process.send_signal(signal.SIGHUP)
@@ -277,7 +284,9 @@ def test_10_killed(site: Site) -> None:
     with site.running():
         site.process.kill()
         site.source.execute("insert into t values (2, 'meanwhile')")
-        remedy = site.sees("stopped", "streamer run", in_views=("status",))
+        remedy = site.sees(
+            "stopped|no process reads", "streamer run", in_views=("status", "doctor")
+        )
         # The page and readiness end with the process: a probe gets no answer.
         assert site.get("/readyz") is None
         assert site.get("/") is None
@@ -313,7 +322,8 @@ def test_12_black_hole(site: Site, side: str) -> None:
             proxy.blackhole()
             site.source.execute("insert into t values (2, 'meanwhile')")
             cause, probe = "no answer|timed out|timeout", "pg_isready -h 127.0.0.1"
-            site.sees(cause, probe, in_views=OF_PROCESS)
+            # A session is dead after silence of 15 s and a probe without an answer.
+            site.sees(cause, probe, alike=BY_READER, seconds=45)
             proxy.heal()
             site.is_mended()
 
@@ -382,8 +392,8 @@ def test_15_wrong_token(
         site.is_mended()
 
 
-@pytest.mark.follows("admin.mapping.mapping_file:_file_problem")
 @pytest.mark.follows("mapping.lost_mapping:find_lost_mapping")
+@pytest.mark.follows("mapping.lost_mapping:save_mapping")
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
@@ -393,7 +403,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
     database, away = tmp_path / "mapping.sqlite", tmp_path / "away"
     with site.running():
         database.rename(away)
-        remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE, in_views=OF_PROCESS)
+        remedy = site.sees("was deleted|there is no .*mapping.sqlite", SAVE, alike=BY_READER)
         assert remedy == block("mapping-lost#1").strip()
         assert "was deleted" in shown(site, "/healthz")
         refused = command(site.config, "tables", "add", "shop", "other")
@@ -417,7 +427,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
     assert report.returncode == 4
     assert '"shop"' in json.loads(report.stdout)["mapping"]["error"]
     with site.running(until_ready=False):
-        site.sees("the target holds", "streamer import", in_views=OF_PROCESS)
+        site.sees("the target holds", "streamer import")
         assert "pg_drop_replication_slot" not in site.process.output
         run_block(site.config, "mapping-lost#2")
         site.is_mended()
@@ -429,7 +439,7 @@ def shown(site: Site, path: str) -> str:
     return "" if answer is None else answer.text
 
 
-@pytest.mark.follows("admin.mapping.mapping_file:_file_problem")
+@pytest.mark.follows("admin.mapping.mapping_file:_restore")
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) -> None:
@@ -440,7 +450,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         with database.open("r+b") as file:
             file.seek(4096)
             file.write(b"no page of a database " * 2000)
-        site.sees("is damaged|is malformed", SAVE, in_views=OF_PROCESS)
+        site.sees("is damaged|is malformed", SAVE, alike=BY_READER)
         metrics = site.get("/metrics")
         assert metrics is not None
         assert "streamer_mapping_error 1.0" in metrics.text
@@ -461,7 +471,7 @@ def test_17_mapping_corrupt(tmp_path: Path, source: Database, target: Database) 
         path.rename(tmp_path / f"broken-{path.name}")
     source.execute("insert into t values (3, 'not running')")
     with site.running(until_ready=False):
-        site.sees("the target holds", "streamer import", in_views=OF_PROCESS)
+        site.sees("the target holds", "streamer import")
         run_block(site.config, "mapping-lost#2")
         site.is_mended()
 

@@ -19,17 +19,30 @@ from tests.support.process import Process, caught_up, command, report
 from tests.support.streamer import write_config
 from tests.support.waiting import eventually, polls
 
-SEEN_SECONDS: Final = float(os.environ.get("TEST_SEEN_SECONDS", "60"))
-"""An idle machine needs 15; a machine that runs further tests may need more."""
+SEEN_SECONDS: Final = 15.0
+"""How long a cause may be missing from a view, on a machine without further work."""
 READY_SECONDS: Final = 90.0
 VIEWS: Final = ("readyz", "page", "status", "doctor")
 """By their cost."""
-OF_PROCESS: Final = VIEWS[:3]
-"""For a cause that each attempt to connect, or each reader of a file, names differently."""
+ALL_ALIKE: Final = (VIEWS,)
+BY_READER: Final = (("readyz", "page"), ("status", "doctor"))
+"""Views that are alike for a cause that each attempt to connect, or each reader of a file, names
+differently. The process reads for two views, and a command for itself.
+"""
 _FIGURES: Final = re.compile(r"\d[\d.,]*( (ms|s|min|h))?")
 """Figures that grow between two views."""
-_CODE: Final = re.compile("</?code>|`")
-"""The page sets code as code, where other views have backticks or no mark."""
+_CODE: Final = re.compile("</?code>")
+_MARKS: Final = re.compile(r"(<[^>]*>|[`;,:\s])+")
+"""The page sets code as code, and the parts of a problem below each other, where other views have
+punctuation.
+"""
+_FORM: Final = re.compile(r'<form method="post" action="([^"]+)">(.*?)</form>', re.DOTALL)
+_FIELD: Final = re.compile(r'name="([^"]+)" value="([^"]*)"')
+
+
+def seen_seconds(seconds: float = SEEN_SECONDS) -> float:
+    """Return *seconds* of an idle machine on this machine, with its present work."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Site:
@@ -101,17 +114,20 @@ class Site:
         remedy: str,
         *,
         in_views: tuple[str, ...] = VIEWS,
+        alike: tuple[tuple[str, ...], ...] = ALL_ALIKE,
         runbook: str | None = None,
+        seconds: float = SEEN_SECONDS,
     ) -> str:
         """Wait until every view shows *cause* and *remedy* (patterns), and links to *runbook*.
 
-        The views show the problem with the words of the status. Return the remedy's text.
+        The views of each group of *alike* have the same words. *seconds*: see `seen_seconds`.
+        Return the remedy's text.
         """
         patterns = [cause, remedy, *([] if runbook is None else [f"/help/runbooks/{runbook}"])]
         began = time.monotonic()
         shown: dict[str, str] = {}
         missing: list[str] = []
-        for _ in polls(SEEN_SECONDS, every=0.2):
+        for _ in polls(seen_seconds(seconds), every=0.2):
             shown.clear()
             for name in sorted(in_views, key=VIEWS.index):
                 shown[name] = self.view(name)
@@ -121,7 +137,9 @@ class Site:
             else:
                 match = re.search(remedy, shown[in_views[-1]])
                 assert match is not None
-                missing = list(self._differences(cause, shown))
+                missing = [
+                    text for group in alike for text in self._differences(cause, shown, group)
+                ]
                 if not missing:
                     print(f"seen after {time.monotonic() - began:.1f} s")  # noqa: T201
                     return match[0]
@@ -130,18 +148,44 @@ class Site:
             shown["page"] = shown["page"].partition("<main")[2]
         raise AssertionError(f"not shown:\n{missing_lines}\n{shown}\n{self.process.output}")
 
-    def _differences(self, cause: str, shown: dict[str, str]) -> Iterator[str]:
-        """Yield the words of the status about *cause* that another view lacks."""
+    def _differences(
+        self, cause: str, shown: dict[str, str], group: tuple[str, ...]
+    ) -> Iterator[str]:
+        """Yield the words about *cause* that a view of *group* lacks."""
+        views = [name for name in group if name in shown]
+        words = (
+            self._sentences("readyz" if "status" not in views else "status") if views[1:] else []
+        )
+        for sentence in words:
+            if re.search(cause, sentence):
+                for name in views:
+                    if _plain(sentence) not in _plain(shown[name]):
+                        yield f"{name}: {sentence}"
+
+    def _sentences(self, view: str) -> list[str]:
+        """Return the problems of a view, each with its remedy."""
+        if view == "readyz":
+            answer = self.get("/readyz")
+            entries = {} if answer is None else answer.json()
+            return [r["error"] for r in entries.get("reasons", []) + entries.get("problems", [])]
         status = self.status()
         problems = status["summary"]["problems"] if isinstance(status, dict) else []
-        for problem in problems:
-            if "doctor" in shown and re.search(cause, problem["problem"]):
-                for name, text in shown.items():
-                    for words in (problem["problem"], problem["remedy"] or ""):
-                        if _plain(words) not in _plain(text):
-                            yield f"{name}: {words}"
+        return ["; ".join(filter(None, (p["problem"], p["remedy"]))) for p in problems]
 
     # ---- mending -------------------------------------------------------------------------------
+
+    def press(self, label: str) -> None:
+        """Send the form of a button of the overview, as a browser would."""
+        page = self.get("/")
+        assert page is not None
+        forms = [
+            (to, form) for to, form in _FORM.findall(page.text) if f">{label}</button>" in form
+        ]
+        assert len(forms) == 1, page.text.partition("<main")[2]
+        ((to, form),) = forms
+        fields = {name: html.unescape(value) for name, value in _FIELD.findall(form)}
+        answer = httpx.post(f"{self.base}{to}", data=fields, timeout=30)
+        assert answer.status_code == 303, answer.text
 
     def run(self, line: str) -> str:
         """Run a command exactly as the program showed it, with this configuration."""
@@ -160,8 +204,8 @@ class Site:
 
 
 def _plain(text: str) -> str:
-    """Return a text without figures and backticks."""
-    return _FIGURES.sub("#", _CODE.sub("", text))
+    """Return a text without figures and marks."""
+    return _FIGURES.sub("#", _MARKS.sub(" ", text))
 
 
 def _strings(value: Any) -> Iterator[str]:
