@@ -35,11 +35,13 @@ WAITING_FOR_TABLES: Final = "wait tables"
 
 TEARDOWN: Final = "teardown"
 BUILD_INDEX: Final = "build index"
+END_SESSION: Final = "end session"
 PURGE: Final = "purge"
 EXECUTE: Final = "execute"
 CUTOVER: Final = "cutover"
 _OBJECTS: Final = dict.fromkeys((TEARDOWN, PURGE, EXECUTE, CUTOVER), "source") | {
-    BUILD_INDEX: "index"
+    BUILD_INDEX: "index",
+    END_SESSION: "session",
 }
 KEPT_DAYS: Final = 400
 """The age in days at which the audits of the target and of the mapping database drop a row."""

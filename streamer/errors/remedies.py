@@ -6,7 +6,7 @@ parse a sentence.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Self, final
+from typing import Any, Final, Literal, Self, final
 
 from streamer.errors.command_lines import command, need_resync
 
@@ -18,37 +18,44 @@ Side = Literal["source", "target"]
 class Command:
     """A command line to run beside streamer.
 
-    ``action``, ``table``: the parts of a streamer command about a table; the page has forms for
-    some commands.
+    ``action``, ``table``, ``options``: the parts of a streamer command about a table; the page has
+    buttons for some commands.
     """
 
     line: str
     action: str | None = None
     table: str | None = None
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.line
 
     def to_json(self) -> dict[str, Any]:
-        return {"command": self.line, "action": self.action, "table": self.table}
+        return {
+            "command": self.line,
+            "action": self.action,
+            "table": self.table,
+            "options": list(self.options),
+        }
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Sql:
     """Statements to run at a side. ``is_choice``: the statements end or remove an object that may
-    still be in use.
+    still be in use. ``pids``: the sessions that the statements end; the page has a button for them.
     """
 
     side: Side
     statements: tuple[str, ...]
     is_choice: bool = False
+    pids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return "; ".join(self.statements)
 
     def to_json(self) -> dict[str, Any]:
-        return {"at": self.side, "sql": list(self.statements)}
+        return {"at": self.side, "sql": list(self.statements), "pids": list(self.pids)}
 
 
 Step = Command | Sql
@@ -109,8 +116,9 @@ def _part(stored: Any) -> str | Step:
     if isinstance(stored, str):
         return stored
     if "sql" in stored:
-        return Sql(stored["at"], tuple(stored["sql"]))
-    return Command(stored["command"], stored.get("action"), stored.get("table"))
+        return Sql(stored["at"], tuple(stored["sql"]), pids=tuple(stored.get("pids", ())))
+    options = tuple(stored.get("options", ()))
+    return Command(stored["command"], stored.get("action"), stored.get("table"), options)
 
 
 def run(
@@ -122,7 +130,7 @@ def run(
 ) -> Command:
     """Return the command of streamer for *action*: see `streamer.errors.command_lines.command`."""
     line = command(action, table, *options, database=database, sid=sid)
-    return Command(line, action, table)
+    return Command(line, action, table, options)
 
 
 def at_source(*statements: str, is_choice: bool = False) -> Sql:
@@ -140,9 +148,19 @@ def then_resync(remedy: Remedy | None, resync: Remedy) -> Remedy:
     return Remedy.of(remedy, "; then ", resync) if remedy.steps else remedy
 
 
+def end_blocking_sessions(pids: Iterable[int]) -> Sql:
+    """Return the SQL that ends sessions at the target, which block a session of streamer."""
+    pids = tuple(pids)
+    return Sql("target", tuple(f"select pg_terminate_backend({pid})" for pid in pids), pids=pids)
+
+
+EVERY_TABLE: Final = "*.*"
+"""The pattern of a command about all tables of a source."""
+
+
 def resync_source(
     tables: Iterable[object], *options: str, database: str, sid: str | None
 ) -> Remedy:
     """Return the remedy of an error that loses changes of *tables*, all of one source."""
-    again = run("resync", "*.*", *options, database=database, sid=sid)
+    again = run("resync", EVERY_TABLE, *options, database=database, sid=sid)
     return Remedy.of(f"{need_resync(tables)}; run: ", again)

@@ -7,12 +7,9 @@ from typing import Any, Final
 
 from streamer.errors.error_classes import StoreError
 from streamer.errors.error_reports import ErrorReport, error_fields
-from streamer.errors.remedies import Remedy, run
+from streamer.errors.remedies import Command, Remedy, run
 
 _NAMES_MAX: Final = 5
-_SAVE_FIRST: Final = (
-    "if streamer run still runs, save its mapping first: streamer export > backup.yaml; then "
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,11 @@ class MappingProblem:
         return error_fields(self.report) | {"hint": self.hint}
 
 
+def save_mapping() -> Command:
+    """Return the command that saves the mapping of a running process."""
+    return Command("streamer export > backup.yaml")
+
+
 def find_lost_mapping(
     mapped: int, labels: Sequence[str], missing: Path | None = None
 ) -> MappingProblem | None:
@@ -47,7 +49,10 @@ def find_lost_mapping(
     names = ", ".join(f'"{label}"' for label in sorted(labels)[:_NAMES_MAX])
     more = f" and {len(labels) - _NAMES_MAX} more" if len(labels) > _NAMES_MAX else ""
     state = "the mapping is empty" if missing is None else f"there is no {missing}"
-    first = "" if missing is None else _SAVE_FIRST
+    first = None
+    if missing is not None:
+        words = "if streamer run still runs, save its mapping first: "
+        first = Remedy.of(words, save_mapping(), "; then ")
     return MappingProblem(
         f"{state}, but the target holds the progress of {names}{more}; "
         "streamer keeps progress and slots, and streams no table",

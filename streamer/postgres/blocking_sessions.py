@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamer.errors.error_reports import TableWait
-from streamer.errors.remedies import Remedy, at_target
+from streamer.errors.remedies import Remedy, end_blocking_sessions
 
 _AGE: Final = """', {} ' || pg_catalog.floor(extract(epoch from
     pg_catalog.clock_timestamp() - {}))::text || ' s old'"""
@@ -43,6 +43,19 @@ _IS_OURS: Final = """coalesce(a.usename = current_user
 """Whether session a is of streamer: such a session ends its work by itself."""
 
 
+END_BLOCKING_SQL: Final = f"""
+select pg_catalog.pg_terminate_backend(a.pid) as is_ended from pg_catalog.pg_stat_activity a
+where a.pid = $1::int8 and not {_IS_OURS} and exists (
+    select from pg_catalog.pg_stat_activity w
+    where w.datname = pg_catalog.current_database() and w.usename = current_user
+      and pg_catalog.starts_with(w.application_name, 'streamer ')
+      and a.pid = any(pg_catalog.pg_blocking_pids(w.pid)))
+"""  # noqa: S608
+"""Ends a session by its pid if the session blocks a session of streamer now. A request may name any
+pid, and a pid may have a new owner.
+"""
+
+
 def blockers_sql(waiters: str) -> str:
     """Return the query for the sessions that block *waiters*. Pure.
 
@@ -74,8 +87,8 @@ class Blockers:
 
     def wait_for(self, target: object) -> TableWait:
         """Return the wait for the sessions' locks on the table *target* of the target."""
-        sql = at_target(*(f"select pg_terminate_backend({pid})" for pid in self.pids))
-        remedy = Remedy.of("wait until it ends, or run at the target: ", sql) if self.pids else None
+        words = "wait until it ends, or run at the target: "
+        remedy = Remedy.of(words, end_blocking_sessions(self.pids)) if self.pids else None
         text = f'a lock on target table "{target}": {self.sessions}'
         return TableWait(text, remedy, is_turn=self.are_ours)
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC
 from typing import Any, Final, final
 
-from streamer.control.resync_options import SKIP_CHANGES
 from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError
 from streamer.errors.error_reports import ErrorReport, runbook_address
-from streamer.errors.remedies import Remedy, Sql, at_target, run
+from streamer.errors.remedies import Command, Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
 from streamer.report.problem_facts import ReportedSource, ReportedTable, ReportedTarget
 from streamer.util.quantities import format_bytes, format_latency
@@ -112,15 +111,6 @@ BLOCKING: Final = frozenset(
 """Kinds of problems that make `/readyz` fail: a source does not stream, or a table is not ready."""
 
 
-class Action(enum.StrEnum):
-    """The buttons of the page for a problem of a table."""
-
-    RESUME = "resume"
-    RESYNC = "resync"
-    SKIP_DELETES = "skip"
-    RETRY = "retry"
-
-
 @final
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -148,7 +138,10 @@ class Subject:
 @final
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem. ``state``: the label of the subject; ``runbook``: the address of the page."""
+    """A problem. ``state``: the label of the subject; ``runbook``: the address of the page.
+
+    ``choices``: commands that an operator may also run, once the remedy has removed the cause.
+    """
 
     kind: ProblemKind
     subject: Subject
@@ -158,7 +151,13 @@ class Problem:
     runbook: str
     state: str = ""
     code: str | None = None
-    actions: tuple[Action, ...] = ()
+    choices: tuple[Command, ...] = ()
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """The commands of the remedy, and then the choices."""
+        commands = () if self.remedy is None else self.remedy.commands
+        return tuple(dict.fromkeys((*commands, *self.choices)))
 
     @property
     def sentence(self) -> str:
@@ -211,11 +210,11 @@ def _problem(
     error: ErrorReport | None = None,
     code: str | None = None,
     state: str = "",
-    actions: tuple[Action, ...] = (),
+    choices: tuple[Command, ...] = (),
 ) -> Problem:
     code = code if error is None else error.code or None
     runbook = runbook_address(code) or PAGE_OF[kind]
-    return Problem(kind, subject, severity, text, remedy, runbook, state, code, actions)
+    return Problem(kind, subject, severity, text, remedy, runbook, state, code, choices)
 
 
 def of_target(target: ReportedTarget) -> Iterator[Problem]:
@@ -355,13 +354,6 @@ def _lag_text(source: ReportedSource) -> str | None:
     return None
 
 
-def _accepts_gap(remedy: Remedy | None) -> bool:
-    """Whether a command of the remedy accepts a gap in the history, for which the page has no
-    button.
-    """
-    return remedy is not None and any(SKIP_CHANGES in command.line for command in remedy.commands)
-
-
 class _TableRules:
     """The rules about a table."""
 
@@ -383,13 +375,13 @@ class _TableRules:
         severity: Severity,
         text: str,
         remedy: Remedy | None = None,
-        *actions: Action,
+        *choices: Command,
         error: ErrorReport | None = None,
         code: str | None = None,
     ) -> Problem:
         return _problem(
             kind, self._subject, severity, text, remedy,
-            error=error, code=code, state=self._table.state, actions=actions,
+            error=error, code=code, state=self._table.state, choices=choices,
         )  # fmt: skip
 
     def _state_problems(self) -> Iterator[Problem]:
@@ -399,23 +391,16 @@ class _TableRules:
         elif table.is_over_delete_limit and error is not None:
             remedy = error.remedy or Remedy.of("apply it with: ", self._resume)
             yield self._new(
-                ProblemKind.MASS_DELETE, Severity.ERROR, error.message, remedy,
-                Action.RESUME, Action.SKIP_DELETES, error=error,
-            )  # fmt: skip
+                ProblemKind.MASS_DELETE, Severity.ERROR, error.message, remedy, error=error
+            )
         elif error is not None:
-            actions = (Action.RESYNC,) if error.remedy and error.remedy.has("resync") else ()
             yield self._new(
-                ProblemKind.DELAYED,
-                Severity.WARNING,
-                error.message,
-                error.remedy,
-                *actions,
-                error=error,
+                ProblemKind.DELAYED, Severity.WARNING, error.message, error.remedy, error=error
             )
         if table.state == "paused" and not table.is_over_delete_limit:
             remedy = Remedy.of("resume it with: ", self._resume)
             text = "is paused, and its changes wait"
-            yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy, Action.RESUME)
+            yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy)
         if wait is not None and not wait.is_turn:
             text = f"waits for {wait.text}"
             yield self._new(ProblemKind.WAIT, Severity.WARNING, text, wait.remedy)
@@ -434,9 +419,9 @@ class _TableRules:
         error = self._table.error
         stored = None if error is None else error.remedy
         remedy = stored
-        actions: tuple[Action, ...] = (Action.RESUME, Action.RESYNC)
+        choices: tuple[Command, ...] = (self._resume, self._resync)
         if self._table.needs_resync or (stored is not None and stored.has("resync")):
-            actions = () if _accepts_gap(stored) else (Action.RESYNC,)
+            choices = ()
             if stored is None or not stored.has("resync"):
                 remedy = Remedy.of(stored, "; " if stored else "", "run: ", self._resync)
         elif stored is None or not stored.steps:
@@ -444,7 +429,7 @@ class _TableRules:
             then = "; streamer then continues within seconds, or at once with: "
             remedy = Remedy.of(words, then, self._resume)
         text = "the table stopped" if error is None else error.message
-        return self._new(ProblemKind.TABLE, Severity.ERROR, text, remedy, *actions, error=error)
+        return self._new(ProblemKind.TABLE, Severity.ERROR, text, remedy, *choices, error=error)
 
     def _of_rows(self) -> Iterator[Problem]:
         table = self._table
@@ -459,7 +444,7 @@ class _TableRules:
                 run("quarantine retry", table.name, **self._ids),
             )
             text = f"{changes} in quarantine, so the target lacks {lacking}"
-            yield self._new(ProblemKind.QUARANTINE, Severity.ERROR, text, remedy, Action.RETRY)
+            yield self._new(ProblemKind.QUARANTINE, Severity.ERROR, text, remedy)
         if table.differing_rows:
             count = table.differing_rows
             rows = "1 row differs" if count == 1 else f"{count:,} rows differ"

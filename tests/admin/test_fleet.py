@@ -240,12 +240,7 @@ async def _look_at_history(admin: Admin, client: httpx.AsyncClient) -> None:
     assert (await client.get("/api/sources/history?database=nothing")).status_code == 404
 
 
-async def test_static_mode_and_faulty_patterns_ask_no_source(open_admin: OpenAdmin) -> None:
-    sources = "sources: [{database: shop, urls: [{url: host=h}], tables: {t: }}]"
-    async with open_admin("", sources=sources) as admin, admin.client(None) as client:
-        body = {"sources": [{"database": "shop"}]}
-        assert (await client.post("/api/sources/pause", json=body)).status_code == 409
-        assert 'name="pick"' not in (await client.get("/?view=wall")).text
+async def test_faulty_patterns_ask_no_source(open_admin: OpenAdmin) -> None:
     async with open_admin("") as admin:
         with pytest.raises(InvalidError):
             await act_on_many_sources.act_on_sources(

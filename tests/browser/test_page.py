@@ -1,8 +1,10 @@
 """The page in a real browser, on a real process: an operator's work."""
 
+import contextlib
 import re
 
 import httpx
+import psycopg
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
@@ -185,7 +187,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     assert has_stayed(page)
     look(page, "in-error")
     attention.get_by_role("link").first.click()
-    expect(page.get_by_role("heading", name="Why it stopped")).to_be_visible()
+    expect(page.get_by_role("region", name="Needs attention")).to_contain_text("add column")
     expect(page.get_by_text("missing in the target")).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="has no column").first).to_be_visible()
     look(page, "table-in-error")
@@ -357,7 +359,9 @@ def test_hostile_names_and_values_are_text(
     assert "49" not in page.get_by_role("main").inner_text().replace(HOSTILE, "")
 
 
-def test_static_mode_only_shows(sites: Sites, source: Database, target: Database) -> None:
+def test_static_mode_acts_on_tables_and_edits_no_mapping(
+    sites: Sites, source: Database, target: Database
+) -> None:
     for db in (source, target):
         db.execute("create table t (id int primary key)")
     source.parameters = f"password={PASSWORD}"
@@ -366,7 +370,7 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     )
     page = site.page()
     page.goto("/")
-    expect(page.get_by_text("read-only")).to_be_visible()
+    expect(page.get_by_text("read-only")).to_have_count(0)
     row = row_of(page, "public.t")
     expect(row).to_contain_text("ready")
     expect(page.locator("#connection")).to_have_text("live")
@@ -385,8 +389,29 @@ def test_static_mode_only_shows(sites: Sites, source: Database, target: Database
     expect(row).to_contain_text("error")
     row.get_by_role("link").click()
     expect(page.get_by_text("missing in the target")).to_be_visible()
-    expect(page.get_by_role("button", name="Resume")).to_have_count(0)
-    for path in ("/", "/mapping", "/tables/1", "/urls/1", "/databases/1", "/export"):
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("Resume requested")).to_be_visible()
+    target.execute("alter table t add v text")
+    expect(page.locator(".head .state")).to_have_text("ready")
+    # A session holds a lock: the page names the session, and its button ends the session.
+    with contextlib.closing(psycopg.connect(target.url)) as holder:
+        holder.execute("lock table t in access exclusive mode")
+        source.execute("insert into t values (2, 'two')")
+        end = page.get_by_role("button", name=f"End session {holder.info.backend_pid}")
+        expect(end).to_be_visible()
+        look(page, "locked")
+        end.click()
+        expect(page.get_by_text(f"Session {holder.info.backend_pid} ends")).to_be_visible()
+        eventually(lambda: target.value("select count(*) = 2 from t"))
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator(".head .state")).to_have_text("paused")
+    look(page, "paused")
+    page.goto("/mapping")
+    yaml = page.locator("pre[data-copy]")
+    expect(yaml).to_contain_text("database: shop")
+    expect(yaml).to_contain_text("password=***")
+    look(page, "static-mapping")
+    for path in ("/mapping", "/tables/1", "/urls/1", "/databases/1", "/export"):
         assert texts_on(page, path, "form button:enabled") == [], path
         assert PASSWORD not in page.request.get(path).text()
 
@@ -441,6 +466,13 @@ def test_a_source_and_the_target_go_away_and_the_page_says_so(
     page = site.page()
     page.goto("/")
     expect(row_of(page, "public.t")).to_contain_text("ready")
+    mapping = sites.directory / "mapping.sqlite"
+    away = mapping.rename(sites.directory / "away")
+    reloaded(page, "was deleted")
+    look(page, "mapping-lost")
+    away.rename(mapping)
+    eventually(lambda: "was deleted" not in page.request.get("/").text())
+    page.goto("/")
     stay(page)
     target.server.execute(
         f"alter database {target.name} allow_connections false;"

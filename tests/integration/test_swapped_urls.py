@@ -57,7 +57,8 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             }
             assert {str(each.remedy) for each in problems} == {"correct the url"}
             items = problems_for_operator([status.to_json() for status in report.sources])
-            assert [item["steps"] + item["actions"] for item in items] == [[], []]
+            assert [item["buttons"] for item in items] == [[], []]
+            assert not any(part["lines"] for item in items for part in item["remedy"])
             assert {reason["error"] for reason in streamer.engine.readiness()} == {
                 f"{text}; correct the url" for text in told
             }

@@ -20,7 +20,9 @@ from tests.support.process import Process, command
 from tests.support.streamer import Streamer
 
 ROOT: Final = Path(__file__).parents[2]
-MAKERS: Final = {"run", "at_source", "at_target", "Command", "resync_source"}
+MAKERS: Final = {
+    *("run", "at_source", "at_target", "Command", "resync_source", "end_blocking_sessions")
+}
 """The names of `streamer.errors.remedies` that make steps."""
 
 

@@ -34,6 +34,7 @@ from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.errors.remedies import Command, Remedy, Sql, at_source, at_target, run
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping
+from streamer.postgres.blocking_sessions import Blockers
 from streamer.postgres.conninfo import reach_hint
 from streamer.report.problem_facts import (
     LackingDefinition,
@@ -339,9 +340,11 @@ async def test_a_fact_is_the_same_problem_in_every_view(name: str) -> None:
     items = problems_for_operator([row])
     assert [item["what"] for item in items] == ([problem.sentence] if is_shown else [])
     if is_shown:
-        assert [step["line"].replace(";\n", "; ").rstrip(";") for step in items[0]["steps"]] == [
+        to_paste = [part["lines"] for part in items[0]["remedy"] if part["lines"]]
+        assert [text.replace(";\n", "; ").rstrip(";") for text in to_paste] == [
             str(step) for step in fact.remedy
         ]
+        assert "; ".join(filter(None, (items[0]["headline"], items[0]["details"]))) == problem.text
         assert items[0]["kind"] == ("bad" if fact.severity is Severity.ERROR else "warning")
     (line,) = fleet_overview.fleet_overview_of([row]).lines
     assert line.row["problem_count"] == int(is_shown)
@@ -404,10 +407,8 @@ def test_a_target_whose_commits_wait_for_a_standby_is_not_fine() -> None:
     assert late.text.endswith("the workers wait for the standby")
     assert [late.text] == [problem.text for problem in shown.sources[0].problems]
     (item,) = problems_for_operator([], target.to_json())
-    assert (item["what"], item["steps"]) == (
-        first.sentence,
-        [{"at": "target", "line": "select 1;"}],
-    )
+    assert item["what"] == first.sentence
+    assert item["remedy"][-1] == {"text": "", "lines": "select 1;", "at": "target"}
     summary = next(line.plain for line in render_lines(shown)[1:])
     assert summary.endswith("2 need attention: target wait, shop:eu")
 
@@ -419,7 +420,7 @@ def _url() -> Any:
 def test_the_page_offers_no_copy_because_of_a_name() -> None:
     row = FACTS['a table named "resync"'].status().to_json()
     (item,) = problems_for_operator([row])
-    assert [action["do"] for action in item["actions"]] == ["resume", "resync"]
+    assert [button["do"] for button in item["buttons"]] == ["resume", "resync"]
     assert item["command"] is None  # the table continues after the SQL
 
 
@@ -431,8 +432,56 @@ def test_a_table_whose_changes_are_lost_gets_a_copy_and_no_resume() -> None:
         replace(in_error(StreamerError("gone")), table={"state": "error", "needs_resync": True}),
     ):
         (item,) = problems_for_operator([fact.status().to_json()])
-        assert [action["do"] for action in item["actions"]] == ["resync"]
+        assert [button["do"] for button in item["buttons"]] == ["resync"]
         assert item["command"] == str(again)
+
+
+def buttons_of(fact: Fact) -> list[tuple[str, str, dict[str, str]]]:
+    """Return the buttons of a fact: address, label and fields, without the place."""
+    (item,) = problems_for_operator([fact.status().to_json()])
+    return [
+        (button["to"], button["label"], button["fields"] | {"database": "", "sid": ""})
+        for button in item["buttons"]
+    ]
+
+
+PLACE = {"database": "", "sid": "", "name": TABLE}
+SOURCE = {"database": "", "sid": "", "pick": "shop:eu"}
+
+
+@pytest.mark.parametrize(
+    ("fact", "buttons"),
+    [
+        ("a paused table", [("/table/act", "Resume", PLACE)]),
+        ("changes in quarantine", [("/table/quarantine", "Retry all", PLACE | {"which": "all"})]),
+        ("rows that differ", [("/table/act", "Repair", PLACE)]),
+    ],
+)
+def test_a_button_sends_the_command_of_the_remedy(
+    fact: str, buttons: list[tuple[str, str, dict[str, str]]]
+) -> None:
+    assert buttons_of(FACTS[fact]) == buttons
+
+
+def test_options_of_a_command_decide_about_its_button() -> None:
+    """A command that accepts a loss has no button."""
+    for step, buttons in (
+        (command("resync", "--mode", "diff"), [("/table/act", "Resync", PLACE | {"mode": "diff"})]),
+        (command("resync", "--skip-changes"), []),
+        (
+            command("resync", table="*.*"),
+            [("/sources/act", "Resync all tables", SOURCE | {"state": "", "mode": "reload"})],
+        ),
+        (command("resync", "--skip-changes", table="*.*"), []),
+    ):
+        lost = StreamerError("changes are lost", hint=Remedy.of("run: ", step))
+        assert buttons_of(in_error(lost, step)) == buttons, step
+
+
+def test_a_session_that_holds_a_lock_has_a_button_with_its_pid() -> None:
+    wait = Blockers("pid 7 (psql)", (7,)).wait_for(TABLE)
+    fact = replace(FACTS["a paused table"], table={"wait": wait})
+    assert buttons_of(fact) == [("/session/end", "End session 7", PLACE | {"pid": "7"})]
 
 
 def test_a_problem_is_logged_once_and_its_end_too() -> None:

@@ -14,9 +14,9 @@ from streamer.admin.service.access import (
     SAFE_METHODS,
     Access,
     UserIdentity,
-    acts_on_tables,
-    changes_mapping,
     check_origin,
+    edits_mapping,
+    has_effect,
     needed_role,
 )
 from streamer.admin.service.admin_service import AdminService
@@ -65,7 +65,7 @@ class Gate:
         has_login = self._access.has_login(request)
         most = BODY_BYTES_MAX if has_login else BODY_BYTES_MAX_WITHOUT_LOGIN
         announced = request.headers.get("content-length", "")
-        if request.method not in SAFE_METHODS and changes_mapping(path):
+        if request.method not in SAFE_METHODS and has_effect(path):
             send = _with_forgetting(send, self._service)
         await self._app(scope, _bounded(receive, most, announced), send)
 
@@ -75,8 +75,8 @@ class Gate:
                 check_origin(request)
             return None
         identity = self._access.authorize(request, request.method, needed_role(path))
-        if request.method not in SAFE_METHODS and changes_mapping(path):
-            self._service.check_writable(acts=acts_on_tables(path))
+        if request.method not in SAFE_METHODS and edits_mapping(path):
+            self._service.check_writable()
         return identity
 
 

@@ -1,24 +1,44 @@
 """Problems that need an operator, as the page shows them. Pure.
 
-`streamer.report.problems` has the rules.
+A problem has three parts: a headline, details, and the remedy with lines to copy and buttons.
+`streamer.report.problems` has the rules, and a button sends a step of the remedy.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from streamer.admin.live.effects_of_target import causes_of, remaining_problems
 from streamer.admin.live.status_view import address, table_address
-from streamer.errors.remedies import Sql, Step
-from streamer.report.problems import Action, Problem, ProblemKind, Severity, Subject
+from streamer.errors.remedies import EVERY_TABLE, Command, Sql, Step
+from streamer.report.problems import Problem, ProblemKind, Severity, Subject
 
 Row = dict[str, Any]
 
-_FORMS: Final = {
-    Action.RESUME: ("/table/act", "Resume"),
-    Action.RESYNC: ("/table/act", "Resync"),
-    Action.SKIP_DELETES: ("/table/act", "Resume without its deletes"),
-    Action.RETRY: ("/table/quarantine", "Retry all"),
+
+@dataclass(frozen=True, slots=True)
+class _Button:
+    """A form of the page. ``fields``: its fields, besides the table."""
+
+    to: str
+    action: str
+    label: str
+    fields: dict[str, str] = field(default_factory=dict)
+
+
+_TABLE: Final = "/table/act"
+_BUTTONS: Final = {
+    ("resume", ()): _Button(_TABLE, "resume", "Resume"),
+    ("resume", ("--skip-deletes",)): _Button(_TABLE, "skip", "Resume without its deletes"),
+    ("resync", ()): _Button(_TABLE, "resync", "Resync"),
+    ("resync", ("--mode", "diff")): _Button(_TABLE, "resync", "Resync", {"mode": "diff"}),
+    ("repair", ()): _Button(_TABLE, "repair", "Repair"),
+    ("quarantine retry", ()): _Button("/table/quarantine", "retry", "Retry all", {"which": "all"}),
 }
+"""The buttons by command and options. A command that accepts a loss has no button."""
+_RESYNC_SOURCE: Final = _Button(
+    "/sources/act", "resync", "Resync all tables", {"state": "", "mode": "reload"}
+)
 
 
 def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
@@ -30,41 +50,71 @@ def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> 
     return [shown(problem) for problem in problems]
 
 
+def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
+    """Return the problems that need an operator, of a table and of its source."""
+    tables = [table for table in source["tables"] if table["source"] == name]
+    return problems_for_operator([source | {"tables": tables, "sequences": []}], target)
+
+
 def shown(problem: Problem) -> Row:
-    """Return a problem with lines to paste and buttons."""
-    subject = problem.subject
-    steps = [] if problem.remedy is None else [_step(step) for step in problem.remedy.steps]
-    fields = {"database": subject.database, "sid": subject.sid, "name": subject.table}
-    if problem.kind is ProblemKind.QUARANTINE:
-        fields["which"] = "all"
+    """Return a problem with lines to copy and buttons."""
+    headline, _, details = problem.text.partition("; ")
     return {
-        "place": "Target" if problem.kind is ProblemKind.TARGET else str(subject),
+        "place": _place(problem),
         "what": problem.sentence,
-        "text": problem.text,
-        "remedy": [] if problem.remedy is None else [_part(part) for part in problem.remedy.parts],
-        "address": _page(subject),
+        "headline": headline,
+        "details": details,
+        "remedy": [] if problem.remedy is None else list(map(_part, problem.remedy.parts)),
+        "address": _page(problem.subject),
         "kind": "bad" if problem.severity is Severity.ERROR else "warning",
         "runbook": problem.runbook,
-        "command": next((step["line"] for step in steps if step["at"] is None), None),
-        "steps": steps,
-        "actions": [_action(action) for action in problem.actions],
-        "fields": {name: value for name, value in fields.items() if value is not None},
+        "command": _first_command(problem),
+        "buttons": list(_buttons(problem)),
     }
 
 
+def _place(problem: Problem) -> str:
+    if problem.kind is ProblemKind.TARGET:
+        return "Target"
+    name = problem.subject.other
+    return name[:1].upper() + name[1:] or str(problem.subject)
+
+
 def _part(part: str | Step) -> Row:
-    return {"text": str(part), "is_code": not isinstance(part, str)}
+    """Return a text; or lines to copy, and the side that the lines are for."""
+    if isinstance(part, Sql):
+        lines = "\n".join(f"{sql};" for sql in part.statements)
+        return {"text": "", "lines": lines, "at": part.side}
+    if isinstance(part, Command):
+        return {"text": "", "lines": part.line, "at": None}
+    return {"text": part, "lines": "", "at": None}
 
 
-def _step(step: Step) -> Row:
-    if isinstance(step, Sql):
-        return {"at": step.side, "line": "\n".join(f"{sql};" for sql in step.statements)}
-    return {"at": None, "line": step.line}
+def _first_command(problem: Problem) -> str | None:
+    commands = () if problem.remedy is None else problem.remedy.commands
+    return next((command.line for command in commands), None)
 
 
-def _action(action: Action) -> Row:
-    to, label = _FORMS[action]
-    return {"to": to, "do": action.value, "label": label}
+def _buttons(problem: Problem) -> Iterable[Row]:
+    subject = problem.subject
+    place = {"database": subject.database, "sid": subject.sid}
+    for command in problem.commands:
+        button = _BUTTONS.get((command.action or "", command.options))
+        if button is None or subject.database is None:
+            continue
+        if command.table == EVERY_TABLE:
+            yield _form(_RESYNC_SOURCE, {"pick": subject.source})
+        else:
+            yield _form(button, place | {"name": command.table})
+    for sql in () if problem.remedy is None else problem.remedy.sql:
+        for pid in sql.pids:
+            end = _Button("/session/end", "end", f"End session {pid}", {"pid": str(pid)})
+            yield _form(end, place | {"name": subject.table})
+
+
+def _form(button: _Button, fields: Row) -> Row:
+    named = {name: value for name, value in (fields | button.fields).items() if value is not None}
+    return {"to": button.to, "do": button.action, "label": button.label, "fields": named}
 
 
 def _page(subject: Subject) -> str | None:

@@ -22,7 +22,7 @@ import structlog
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.mapping.api_models import COLUMNS, row_settings
 from streamer.admin.mapping.keyring import Keyring
-from streamer.admin.mapping.mapping_file import DAMAGED_HINT, MappingFile, is_damage
+from streamer.admin.mapping.mapping_file import MappingFile, damage_remedy, is_damage
 from streamer.admin.mapping.mapping_rows import (
     COLUMN_NAMES,
     TABLES,
@@ -79,9 +79,8 @@ def _translating(path: Path | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, OSError) as exc:
-        hint = "check that it is a writable SQLite file, and that its disk has room"
-        if is_damage(exc):
-            hint = DAMAGED_HINT
+        room = "check that it is a writable SQLite file, and that its disk has room"
+        hint = damage_remedy() if is_damage(exc) else room
         raise StoreError(f"mapping database {path}: {exc}", hint=hint) from exc
 
 

@@ -12,7 +12,7 @@ from streamer.admin.mapping.admin_store import AdminStore, open_store
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.mapping.export_and_import import DraftRows
 from streamer.admin.mapping.keyring import Keyring
-from streamer.admin.mapping.mapping_file import DAMAGED_HINT, find_damage
+from streamer.admin.mapping.mapping_file import damage_remedy, find_damage
 from streamer.admin.mapping.mapping_of_draft import build_mapping
 from streamer.admin.mapping.mapping_rows import Content
 from streamer.config.settings import Settings
@@ -74,8 +74,8 @@ async def read_applied(settings: Settings) -> tuple[Mapping, MappingProblem | No
     damage = await in_admin_thread(lambda: find_damage(path) if path.exists() else None)
     if damage is None:
         return mapping, None
-    remedy = Remedy.of(DAMAGED_HINT)
-    return mapping, MappingProblem(f"mapping database {path} is damaged ({damage})", remedy)
+    text = f"mapping database {path} is damaged ({damage})"
+    return mapping, MappingProblem(text, damage_remedy())
 
 
 async def show_static(store: AdminStore, settings: Settings, mapping: Mapping) -> None:

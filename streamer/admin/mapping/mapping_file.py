@@ -15,20 +15,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from streamer.errors.remedies import Command, Remedy
-from streamer.mapping.lost_mapping import MappingProblem
+from streamer.errors.remedies import Remedy, run
+from streamer.mapping.lost_mapping import MappingProblem, save_mapping
 
 _BUSY_SECONDS: Final = 1.0
-DAMAGED_HINT: Final = (
-    "if streamer run still runs, save its mapping: streamer export > backup.yaml, and stop it. "
-    "Then move the file with its -wal and -shm away, start streamer run, and run: "
-    "streamer import backup.yaml, then streamer apply. Or restore a backup of the file with its "
-    ".key. Progress and slots stay"
-)
-_RESTORE: Final = (
-    "stop it, move the file with its -wal and -shm away, start streamer run, and run: "
-    "streamer import backup.yaml, then streamer apply"
-)
 
 FileIdentity = tuple[int, int]
 """Device and inode of a file."""
@@ -51,14 +41,17 @@ class MappingFile:
         """
         fate = _find_other_file(self.path, self._identity)
         if fate is not None:
-            return _file_problem(self.path, fate, "then put the file back, or " + _RESTORE)
+            return _file_problem(
+                self.path, fate, Remedy.of("then put the file back, or stop it, ", _restore())
+            )
         if is_thorough and self.damage is None:
             written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
             if written != self._examined:
                 self.damage = find_damage(self.path)
                 self._examined = written
         if self.damage is not None:
-            advice = f"then {_RESTORE}; or restore a backup of the file with its .key and restart"
+            instead = "; or restore a backup of the file with its .key and restart"
+            advice = Remedy.of("then stop it, ", _restore(), instead)
             return _file_problem(self.path, f"is damaged ({self.damage})", advice)
         return None
 
@@ -95,15 +88,31 @@ def _primary_code(error: BaseException | None) -> int:
     return 0 if code is None else code & 0xFF
 
 
-def _file_problem(path: Path, state: str, advice: str) -> MappingProblem:
+def damage_remedy() -> Remedy:
+    """Return the remedy of a damaged file, for commands."""
+    return Remedy.of(
+        "if streamer run still runs, save its mapping: ",
+        save_mapping(),
+        ", and stop it. Then ",
+        _restore(),
+        ". Or restore a backup of the file with its .key. Progress and slots stay",
+    )
+
+
+def _restore() -> Remedy:
+    return Remedy.of(
+        "move the file with its -wal and -shm away, start streamer run, and run: ",
+        run("import", "backup.yaml"),
+        ", then ",
+        run("apply"),
+    )
+
+
+def _file_problem(path: Path, state: str, advice: Remedy) -> MappingProblem:
     return MappingProblem(
         f"mapping database {path} {state} while this process runs; streaming continues, and "
         "streamer refuses changes to the mapping",
-        Remedy.of(
-            "save the mapping of this process: ",
-            Command("streamer export > backup.yaml"),
-            f"; {advice}",
-        ),
+        Remedy.of("save the mapping of this process: ", save_mapping(), "; ", advice),
     )
 
 

@@ -19,6 +19,7 @@ from starlette.datastructures import FormData
 
 from streamer.admin.api.error_answers import status_of
 from streamer.admin.live.events import Events
+from streamer.admin.live.problem_view import shown
 from streamer.admin.mapping import api_models
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.page.render_templates import render
@@ -26,8 +27,7 @@ from streamer.admin.service.access import (
     SAFE_METHODS,
     Access,
     UserIdentity,
-    acts_on_tables,
-    changes_mapping,
+    edits_mapping,
     needed_role,
 )
 from streamer.admin.service.admin_service import AdminService
@@ -40,6 +40,7 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.error_reports import runbook_address
 from streamer.observability.logs import redact
+from streamer.report.problems import of_mapping
 
 Row = dict[str, Any]
 
@@ -69,7 +70,7 @@ class Frame:
         """Answer with a page."""
         identity: UserIdentity = request.state.identity
         draft = await self.service.draft()
-        may_change = identity.role is Role.ADMIN and not self.service.is_static
+        may_act = identity.role is Role.ADMIN
         note = self._notes.get(request.query_params.get("note", ""))
         # A long page takes a moment, and the event loop also streams.
         text = await in_admin_thread(
@@ -80,13 +81,18 @@ class Frame:
             csrf=self.access.csrf_of(identity),
             is_open=self.access.is_open,
             is_static=self.service.is_static,
-            may_change=may_change,
+            may_act=may_act,
+            may_change=may_act and not self.service.is_static,
             draft=draft,
             note=note,
-            mapping_problem=self.service.problem,
+            mapping_problem=self._mapping_problem(),
             **values,
         )
         return html(text, status)
+
+    def _mapping_problem(self) -> Row | None:
+        problem = self.service.problem
+        return None if problem is None else shown(of_mapping(problem.report))
 
     def note(self, text: str, kind: str = "good") -> str:
         """Store a note for the page after a redirect; return its name."""
@@ -212,8 +218,8 @@ async def _authenticate(frame: Frame, request: Request) -> None:
         return
     csrf = form_text(await request.form(max_files=0), "csrf")
     frame.access.authorize_form(request, identity, needed_role(request.url.path), csrf)
-    if changes_mapping(request.url.path):
-        frame.service.check_writable(acts=acts_on_tables(request.url.path))
+    if edits_mapping(request.url.path):
+        frame.service.check_writable()
 
 
 def _to_login(request: Request) -> Response:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import FormData
 
 from streamer.admin.live import status_view
+from streamer.admin.live.problem_view import problems_of_table
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping import api_models
 from streamer.admin.page.overview_page import find_source
@@ -17,6 +18,7 @@ from streamer.admin.page.page_frame import (
     row_number,
 )
 from streamer.admin.service.access import actor_of
+from streamer.admin.service.end_session import end_session
 from streamer.commands.quarantined_rows import Choice
 from streamer.control.resync_options import Mode, Resync
 from streamer.copy.resync_scope import read_names
@@ -27,7 +29,6 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.mapping.relation_names import parse_name
-from streamer.report.problems import PAGE_OF, ProblemKind
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {
@@ -35,6 +36,7 @@ _DONE: Final = {
     "resume": "Resume requested",
     "skip": "Resume requested, without the deletes of the transaction",
     "resync": "Copy requested; the other tables keep streaming",
+    "repair": "Repair begun: streamer compares, copies the rows that differ, and compares again",
 }
 
 
@@ -58,12 +60,15 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         rows = (await frame.service.store.content())["tables"]
         databases = (await frame.service.store.content())["databases"]
         ids = {row["id"] for row in databases if row["name"] == source["database"]}
+        key = (source["database"], source["sid"], name)
         return await frame.page(
             request,
             "table.html",
             source=shown,
             table=entry,
-            runbook=entry.get("runbook") or PAGE_OF[ProblemKind.TABLE],
+            attention=problems_of_table(source, name, frame.events.target),
+            is_repairing=frame.service.repairs.is_running(key),
+            repair_failure=frame.service.repairs.failure(key),
             errors=frame.events.errors(shown["label"], name),
             rule=status_view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),
@@ -85,9 +90,20 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             options = _resync(form).to_json()
         if action == "skip":
             action, options = "resume", {"skip_deletes": True}
-        await frame.service.act_on(action, database, sid, name, actor_of(request), options)
+        if action == "repair":
+            frame.service.repairs.start((database, sid, name), actor_of(request))
+        else:
+            await frame.service.act_on(action, database, sid, name, actor_of(request), options)
         status.forget()
         return frame.redirect(_address(database, sid, name), done)
+
+    @router.post("/session/end")
+    async def end(request: Request) -> Response:
+        form = await request.form()
+        pid = row_number(form_text(form, "pid"), "pid")
+        await end_session(frame.service, pid, actor_of(request))
+        status.forget()
+        return frame.redirect(_address(*_which(form)), f"Session {pid} ends")
 
     @router.post("/table/quarantine")
     async def quarantine(request: Request) -> Response:

@@ -92,20 +92,21 @@ def needed_role(path: str) -> Role:
     return Role.VIEWER if path in _OF_A_SESSION else Role.ADMIN
 
 
-def changes_mapping(path: str) -> bool:
-    """Whether an unsafe request to *path* changes the mapping or acts on running tables.
-
-    Static mode refuses such requests, and serves the remaining paths.
-    """
+def has_effect(path: str) -> bool:
+    """Whether an unsafe request to *path* edits the mapping or acts on running tables."""
     return path not in _OF_A_SESSION and path not in _ONLY_READING
 
 
-_ACTS: Final = ("/resync", "/pause", "/resume", "/retry", "/drop", "/purge", "/act", "/quarantine")
+_ACTS: Final = (
+    *("/resync", "/pause", "/resume", "/retry", "/drop", "/purge"),
+    *("/act", "/quarantine", "/session/end"),
+)
+"""The ends of paths whose requests act on running tables, through the bookkeeping in the target."""
 
 
-def acts_on_tables(path: str) -> bool:
-    """Whether an unsafe request to *path* acts on running tables."""
-    return path.endswith(_ACTS)
+def edits_mapping(path: str) -> bool:
+    """Whether an unsafe request to *path* edits the mapping, which static mode refuses."""
+    return has_effect(path) and not path.endswith(_ACTS)
 
 
 class Throttle:

@@ -24,9 +24,8 @@ async def act_on_sources(
 ) -> list[SourceOutcome]:
     """Request *action* from sources; return the outcome of each.
 
-    Raises InvalidError for a faulty pattern, ReadOnlyError in static mode, and TargetError.
+    Raises InvalidError for a faulty pattern, and TargetError.
     """
-    service.check_writable()
     address = TargetAddress.parse(service.settings.target.url)
     try:
         return await request_each(

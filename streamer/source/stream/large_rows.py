@@ -12,7 +12,7 @@ import psycopg
 
 from streamer.control.resync_options import after_loss
 from streamer.errors.error_classes import SourceError, SourceLimitError
-from streamer.errors.remedies import Remedy, run
+from streamer.errors.remedies import EVERY_TABLE, Remedy, run
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.source.connection import Connection, connection
@@ -46,7 +46,7 @@ async def name_large_row(
     options = after_loss(mapping.type for mapping in tables)
     error.remedy = Remedy.of(
         "make the row smaller there or exclude its column, then run: ",
-        run("resync", "*.*", *options, database=source.database, sid=source.sid),
+        run("resync", EVERY_TABLE, *options, database=source.database, sid=source.sid),
         "; in binary transport a bytea takes half the space",
     )
     largest: tuple[int, str] | None = None

@@ -1,0 +1,29 @@
+"""Ends a session at the target that blocks streamer, for the page."""
+
+from streamer.admin.service.admin_service import AdminService
+from streamer.bookkeeping.bookkeeping_schema import installed
+from streamer.bookkeeping.requests import END_SESSION, acting
+from streamer.errors.error_classes import TargetRejectedError, UnreadyError
+from streamer.postgres.blocking_sessions import END_BLOCKING_SQL
+from streamer.target.connection import TargetAddress
+
+
+async def end_session(service: AdminService, pid: int, actor: str) -> None:
+    """End session *pid* at the target if the session blocks a session of streamer.
+
+    Raises UnreadyError for other sessions, and TargetError.
+    """
+    address = TargetAddress.parse(service.settings.target.url)
+    async with (
+        installed(address, "streamer page") as bookkeeping,
+        acting(bookkeeping, actor, END_SESSION, f"pid {pid}"),
+    ):
+        try:
+            async with bookkeeping.connection() as target:
+                rows = await target.fetch(END_BLOCKING_SQL, pid)
+        except TargetRejectedError as exc:
+            hint = "have an administrator run the SQL beside the button"
+            raise UnreadyError(exc.message, hint=hint) from exc
+        if not rows:
+            hint = "reload the page: the session may have ended"
+            raise UnreadyError(f"session {pid} blocks no session of streamer", hint=hint)

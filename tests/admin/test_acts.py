@@ -1,0 +1,97 @@
+"""The acts of the page on tables need no mapping database: the target stores the requests."""
+
+import contextlib
+
+import httpx
+import psycopg
+import pytest
+
+from tests.admin.test_page import USERS, log_in
+from tests.support.admin import Admin, OpenAdmin
+from tests.support.postgres import Database, assert_same
+from tests.support.streamer import MakeStreamer
+
+FORM = {"database": "shop", "name": "public.t"}
+
+
+async def press(client: httpx.AsyncClient, to: str, **fields: str) -> httpx.Response:
+    return await client.post(to, data=FORM | fields)
+
+
+def sources(source: Database) -> str:
+    return f'sources: [{{database: shop, urls: [{{url: "{source.url}"}}], tables: {{t: }}}}]'
+
+
+@pytest.mark.usefixtures("without_spark")
+async def test_a_file_as_mapping_refuses_no_act_on_a_table(
+    open_admin: OpenAdmin, stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key, v text)")
+    async with (
+        stream("t: {initial: none}") as streamer,
+        open_admin(target=target.url, sources=sources(source), is_alone=False) as admin,
+        admin.client() as client,
+    ):
+        await streamer.caught_up()
+        for action, state in (("pause", "paused"), ("resume", "ready")):
+            assert (await press(client, "/table/act", action=action)).status_code == 303
+            await streamer.table_state("public.t", state)
+        assert (await press(client, "/settings", on_error="stop")).status_code == 409
+
+        # A repair compares, copies the rows that differ, and compares again.
+        source.execute("insert into t values (1, 'one'), (2, 'two')")
+        await streamer.caught_up()
+        target.execute("update t set v = 'wrong' where id = 2")
+        assert (await press(client, "/table/act", action="repair")).status_code == 303
+        await streamer.eventually(lambda: is_repaired(admin))
+        assert_same(source, target, "t")
+
+        # A session that blocks no session of streamer stays, and the session with the lock ends.
+        with (
+            contextlib.closing(psycopg.connect(target.url)) as other,
+            contextlib.closing(psycopg.connect(target.url)) as holder,
+        ):
+            holder.execute("lock table t in access exclusive mode")
+            source.execute("insert into t values (3, 'three')")
+            await streamer.eventually(lambda: is_ended(client, holder.info.backend_pid))
+            refused = await press(client, "/session/end", pid=str(other.info.backend_pid))
+            assert refused.status_code == 409
+            assert "blocks no session of streamer" in refused.text
+            other.execute("select 1")
+            await streamer.caught_up()
+        assert_same(source, target, "t")
+
+
+async def is_repaired(admin: Admin) -> bool:
+    key = ("shop", None, "public.t")
+    assert admin.service.repairs.failure(key) is None
+    return not admin.service.repairs.is_running(key)
+
+
+async def is_ended(client: httpx.AsyncClient, pid: int) -> bool:
+    """Press the button of a session, which has an effect once streamer waits for the session."""
+    return (await press(client, "/session/end", pid=str(pid))).status_code == 303
+
+
+async def test_acts_need_the_role_admin_and_a_form_of_the_session(
+    open_admin: OpenAdmin, source: Database
+) -> None:
+    acts = (
+        ("/table/act", {"action": "pause"}),
+        ("/table/act", {"action": "repair"}),
+        ("/table/quarantine", {"action": "drop", "which": "all"}),
+        ("/sources/act", {"action": "resync", "pick": "shop"}),
+        ("/session/end", {"pid": "1"}),
+    )
+    async with open_admin(USERS, sources=sources(source)) as admin:
+        for name in ("victor", "alice"):
+            async with admin.client(None) as client:
+                csrf = await log_in(client, name)
+                form = FORM | {"csrf": csrf if name == "victor" else "wrong"}
+                for path, fields in acts:
+                    assert (await client.post(path, data=form | fields)).status_code == 403, path
+                for path in ("/", "/table?database=shop&name=public.t", "/quarantine"):
+                    page = (await client.get(path)).text
+                    has_forms = 'action="/session' in page or 'action="/table' in page
+                    assert not (has_forms and name == "victor"), path
