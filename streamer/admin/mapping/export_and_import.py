@@ -108,14 +108,7 @@ def export_mapping(
         for group in groups
         if group.is_complete
     ]
-    text = yaml.dump(
-        document,
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        width=100,
-        default_flow_style=False,
-    )
+    text = write_yaml(document)
     comment = _users_comment(users) if users else ""
     return HEADER + comment + text, variables.names
 
@@ -158,6 +151,18 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(
     type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "")
 )
+
+
+def write_yaml(document: Row) -> str:
+    """Return *document* in the form that an operator would write."""
+    return yaml.dump(
+        document,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=100,
+        default_flow_style=False,
+    )
 
 
 def _strings(value: Any) -> Iterable[str]:

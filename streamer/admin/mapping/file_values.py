@@ -4,9 +4,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
+from streamer.admin.mapping.export_and_import import write_yaml
 from streamer.config import static_mapping
 from streamer.config.yaml_file import parse_document, read_text
 from streamer.postgres.secret import Secret
@@ -17,8 +17,7 @@ def read_file_values(path: Path) -> str:
     """Return the YAML. References to variables stay as written. Raises SettingsError."""
     written = parse_document(path, read_text(path), replace=False).values
     _, settings = static_mapping.read(path)
-    shown = _without_secrets("", written, settings)
-    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100)
+    return write_yaml(_without_secrets("", written, settings))
 
 
 def _without_secrets(name: str, written: Any, loaded: Any) -> Any:
