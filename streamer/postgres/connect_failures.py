@@ -86,8 +86,17 @@ def connect_hint(text: str) -> str | None:
     return "; ".join(hints) or None
 
 
+_CLOSED: Final = "server closed the connection unexpectedly"
+"""libpq's message. asyncpg shows the error of the socket, or names a call of its own."""
+_ASYNCPG_CLOSED: Final = frozenset(
+    {"unexpected connection_lost() call", "connection was closed in the middle of operation"}
+)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of a driver's message: later lines are context that may show values."""
+    if isinstance(error, ConnectionResetError | BrokenPipeError) or str(error) in _ASYNCPG_CLOSED:
+        return _CLOSED
     if isinstance(error, TimeoutError) and not str(error):
         return "timed out"
     if isinstance(error, OSError) and error.strerror:

@@ -86,3 +86,15 @@ def test_the_hint_for_the_target_is_about_the_cause(raised: Exception, hint: str
 )
 def test_a_probe_leaves_to_the_environment_what_the_url_leaves_out(url: str, command: str) -> None:
     assert probe_command(url) == command
+
+
+def test_a_server_that_closes_a_connection_has_one_message() -> None:
+    for error in (
+        ConnectionResetError(104, "Connection reset by peer"),
+        BrokenPipeError(32, "Broken pipe"),
+        asyncpg.InternalClientError("unexpected connection_lost() call"),
+        asyncpg.InterfaceError("connection was closed in the middle of operation"),
+    ):
+        translated = target_connection.translate(error)
+        assert isinstance(translated, TargetConnectionError)
+        assert translated.message == "target: server closed the connection unexpectedly"
