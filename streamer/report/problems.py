@@ -296,7 +296,8 @@ def _state_problems(source: ReportedSource) -> Iterator[Problem]:
         )
     if source.own is not None:
         own_state, own_error = source.own
-        text = f"this process is {own_state}: {own_error.message}"
+        condition = "in error" if own_state == "error" else own_state
+        text = f"this process is {condition}: {own_error.message}"
         yield _problem(
             ProblemKind.PROCESS, subject, Severity.WARNING, text, own_error.remedy,
             error=own_error, state=own_state,

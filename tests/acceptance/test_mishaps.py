@@ -134,7 +134,7 @@ def test_03_target_down(site: Site, target_proxy: Proxy) -> None:
         target_proxy.leave()
         site.source.execute("insert into t values (2, 'meanwhile')")
         probe = "pg_isready -h 127.0.0.1 -p [0-9]+"
-        site.sees("unreachable", probe, alike=BY_READER, runbook="target-away")
+        site.sees("server closed the connection", probe, runbook="target-away")
         assert "unreachable" in run_block(site.config, "target-away#1", code=3)
         target_proxy.heal()
         site.is_mended()

@@ -153,14 +153,13 @@ class Site:
     ) -> Iterator[str]:
         """Yield the words about *cause* that a view of *group* lacks."""
         views = [name for name in group if name in shown]
-        words = (
-            self._sentences("readyz" if "status" not in views else "status") if views[1:] else []
-        )
-        for sentence in words:
-            if re.search(cause, sentence):
-                for name in views:
-                    if _plain(sentence) not in _plain(shown[name]):
-                        yield f"{name}: {sentence}"
+        reader = "readyz" if "status" not in views else "status"
+        sentences = self._sentences(reader) if views[1:] else []
+        # The page folds further problems with the same cause.
+        for sentence in [text for text in sentences if re.search(cause, text)][:1]:
+            for name in views:
+                if _plain(sentence) not in _plain(shown[name]):
+                    yield f"{name}: {sentence}"
 
     def _sentences(self, view: str) -> list[str]:
         """Return the problems of a view, each with its remedy."""

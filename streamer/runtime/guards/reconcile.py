@@ -605,9 +605,10 @@ def _membership(
 def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
     """Return the case of a table that lacks changes because of *error*."""
     is_gone = isinstance(error, TableGoneError)
-    first = error.remedy or ("create and publish the table" if is_gone else "publish the table")
-    again = _resync_command(mapping, source)
-    remedy = Remedy.of(first, "; changes may be missing, so then run: ", again)
+    # A resync publishes the table, or names the SQL that an owner has to run first.
+    first = error.remedy or ("create and publish the table" if is_gone else None)
+    then = "; changes may be missing, so then" if first else "changes may be missing, so"
+    remedy = Remedy.of(first, f"{then} run: ", _resync_command(mapping, source))
     report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
     return Case(Fate.STOP, error=report)
 
