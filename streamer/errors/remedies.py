@@ -70,13 +70,15 @@ class Remedy:
 
     @classmethod
     def of(cls, *parts: "str | Step | Remedy | None") -> Self:
-        """Join *parts*; a remedy among the parts contributes its parts."""
+        """Join *parts*; a remedy among the parts contributes its parts, and texts become one."""
         flat: list[str | Step] = []
         for part in parts:
-            if isinstance(part, Remedy):
-                flat += part.parts
-            elif part is not None and part != "":
-                flat.append(part)
+            for piece in part.parts if isinstance(part, Remedy) else (part,):
+                last = flat[-1] if flat else None
+                if isinstance(piece, str) and isinstance(last, str):
+                    flat[-1] = last + piece
+                elif piece is not None and piece != "":
+                    flat.append(piece)
         return cls(tuple(flat))
 
     @classmethod

@@ -59,8 +59,10 @@ def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
 def shown(problem: Problem) -> Row:
     """Return a problem with lines to copy and buttons."""
     headline, _, details = problem.text.partition("; ")
+    place = _place(problem)
     return {
-        "place": _place(problem),
+        "place": place,
+        "names_place": headline.lower().startswith(place.lower()),
         "what": problem.sentence,
         "headline": headline,
         "details": details,
