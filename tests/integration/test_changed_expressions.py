@@ -6,7 +6,7 @@ import pytest
 
 from streamer.commands.table_requests import request
 from streamer.target.connection import TargetAddress
-from tests.integration.test_backfill import DDL, FILL, equal, writing
+from tests.integration.test_backfill import TABLE, equal, writing
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
@@ -37,7 +37,7 @@ async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     for table in ("t", "h", "a"):
-        source.execute(f"{DDL.format(table)}; {FILL.format(table)}")
+        source.execute(TABLE.replace(" t ", f" {table} "))
     source.execute("create table bag (a int, b text); insert into bag values (1, 'x'), (1, 'x')")
     source.execute("alter table bag replica identity full")
     kinds = {"t": "", "h": "type: history, ", "a": "type: append, ", "bag": ""}
@@ -129,7 +129,7 @@ async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
 async def test_each_tenant_gets_the_columns_of_its_own_set(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    source.execute(TABLE)
     target.execute(
         "create table t (sid text, id int, v text, secret text, primary key (sid, id));"
         "insert into t select 'us', g, 'theirs', 'theirs' from generate_series(1, 50) g"
@@ -152,7 +152,7 @@ async def test_each_tenant_gets_the_columns_of_its_own_set(
 async def test_a_column_that_cannot_be_brought_is_tried_again_by_resume_and_a_pause_wins(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    source.execute(TABLE)
     async with stream("t: {}") as streamer:
         await streamer.caught_up()
         address = TargetAddress.parse(streamer.settings.target.url)
@@ -211,7 +211,7 @@ async def test_a_column_that_cannot_be_brought_is_tried_again_by_resume_and_a_pa
 async def test_rows_in_quarantine_make_a_changed_set_copy_the_table(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    source.execute(TABLE)
     rule = "t: {{on_error: quarantine, set: {{v: '{}'}}}}"
     target.execute("create table t (id int primary key, v int, secret text)")
     async with stream(
@@ -239,7 +239,7 @@ async def test_rows_in_quarantine_make_a_changed_set_copy_the_table(
 async def test_a_table_that_an_expression_has_stopped_goes_on_with_another(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    source.execute(f"{DDL.format('t')}; {FILL.format('t')}")
+    source.execute(TABLE)
     async with stream("t: {set: {secret: '(100 / id)::text'}}") as streamer:
         await streamer.caught_up()
         source.execute(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from streamer.compare import readings, unit_reader
+from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.compare.readings import SOURCE, RangeReader
 from tests.support.comparing import Compare
-from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer
+from tests.support.shared import Shared, streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +54,19 @@ CHANGES = (
 )
 
 
+RULE = "kinds: {initial: none}"
+KINDS = f"{TYPES} {DDL} {ROWS}"
+CHANGED = "; ".join(
+    f"update kinds set {change} where id = {number}" for number, change in enumerate(CHANGES, 1)
+)
+
+
+async def result_of(shared: Shared, compare: Compare, table: str = "kinds") -> TableResult:
+    """Compare the only table of a test."""
+    await shared.caught_up()
+    return (await compare(shared, ComparisonScope(shared.tables)))[shared.own(table)]
+
+
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tables of which a comparison has fetched rows: their digests differed."""
@@ -68,57 +81,43 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@streams(RULE, source=KINDS, target=f"create type other as enum ('x'); {KINDS}")
 async def test_equal_rows_of_every_kind_of_type_have_equal_digests(
-    source: Database, target: Database, stream: MakeStreamer, compare: Compare, fetched: list[str]
+    shared: Shared, compare: Compare, fetched: list[str]
 ) -> None:
     """Types that users create have different OIDs on both sides."""
-    target.execute("create type other as enum ('x')")
-    for side in (source, target):
-        side.execute(f"{TYPES} {DDL} {ROWS}")
-    async with stream("kinds: {initial: none}") as streamer:
-        await streamer.caught_up()
-        results = await compare(streamer)
-    assert results["kinds"].is_equal
+    assert (await result_of(shared, compare)).is_equal
     assert fetched == []
 
 
+@streams(RULE, source=KINDS, target=KINDS + CHANGED)
 async def test_a_changed_value_of_any_type_is_a_difference(
-    source: Database, target: Database, stream: MakeStreamer, compare: Compare
+    shared: Shared, compare: Compare
 ) -> None:
-    for side in (source, target):
-        side.execute(f"{TYPES} {DDL} {ROWS}")
-    for number, change in enumerate(CHANGES, 1):
-        target.execute(f"update kinds set {change} where id = {number}")
-    async with stream("kinds: {initial: none}") as streamer:
-        await streamer.caught_up()
-        result = (await compare(streamer))["kinds"]
+    result = await result_of(shared, compare)
     assert (result.missing, result.extra, result.different) == (0, 0, len(CHANGES))
 
 
+@streams(
+    "f: {initial: none}",
+    both="create table f (id int primary key, v float8)",
+    source="insert into f values (1, float8 'infinity' - float8 'infinity')",
+    target="insert into f values (1, 'nan')",
+)
 async def test_values_with_several_binary_forms_are_no_difference(
-    source: Database, target: Database, stream: MakeStreamer, compare: Compare, fetched: list[str]
+    shared: Shared, compare: Compare, fetched: list[str]
 ) -> None:
-    for side, value in ((source, "float8 'infinity' - float8 'infinity'"), (target, "'nan'")):
-        side.execute(
-            f"create table f (id int primary key, v float8); insert into f values (1, {value})"
-        )
-    forms = [side.value("select float8send(v)::text from f") for side in (source, target)]
-    async with stream("f: {initial: none}") as streamer:
-        await streamer.caught_up()
-        results = await compare(streamer)
-    assert results["f"].is_equal
+    forms = [
+        side.value("select float8send(v)::text from f") for side in (shared.source, shared.target)
+    ]
+    assert (await result_of(shared, compare, "f")).is_equal
     assert bool(fetched) == (forms[0] != forms[1])
 
 
+@streams(RULE, both=KINDS)
 async def test_both_sides_of_a_range_are_read_at_the_same_time(
-    source: Database,
-    target: Database,
-    stream: MakeStreamer,
-    compare: Compare,
-    monkeypatch: pytest.MonkeyPatch,
+    shared: Shared, compare: Compare, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for side in (source, target):
-        side.execute(f"{TYPES} {DDL} {ROWS}")
     is_target_read = threading.Event()
     add_up: Callable[..., Any] = RangeReader._add_up
 
@@ -130,7 +129,4 @@ async def test_both_sides_of_a_range_are_read_at_the_same_time(
         return sums
 
     monkeypatch.setattr(RangeReader, "_add_up", in_order)
-    async with stream("kinds: {initial: none}") as streamer:
-        await streamer.caught_up()
-        results = await compare(streamer)
-    assert results["kinds"].is_equal
+    assert (await result_of(shared, compare)).is_equal

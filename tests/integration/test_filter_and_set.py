@@ -386,31 +386,31 @@ PROBLEMS = {
 }
 
 
-async def test_what_does_not_fit_stops_that_table_with_its_reason(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table other (id int primary key)")
-    for n in range(len(PROBLEMS)):
-        source.execute(
-            f"create table t{n} (id int primary key, v int, name text,"
-            " doubled int generated always as (v * 2) stored);"
-            f" insert into t{n} values (1, 1, 'a')"
-        )
-    async with stream("other:") as streamer:
-        await streamer.caught_up()
-        rules = "\n".join(f"t{n}: {{{rule}}}" for n, rule in enumerate(PROBLEMS))
-        write_config(streamer.path, source, target, f"{rules}\nother:")
-        await streamer.apply()
-        for n, (rule, problem) in enumerate(PROBLEMS.items()):
-            await streamer.table_state(f"public.t{n}", "error")
-            assert problem in (await streamer.table(f"public.t{n}"))["error"], rule
-        source.execute("insert into other values (1)")
-        await streamer.table_state("public.other", "ready")
+@streams(
+    "other:",
+    source="create table other (id int primary key);"
+    + ";".join(
+        f"create table t{n} (id int primary key, v int, name text,"
+        " doubled int generated always as (v * 2) stored);"
+        f" insert into t{n} values (1, 1, 'a')"
+        for n in range(len(PROBLEMS))
+    ),
+)
+async def test_what_does_not_fit_stops_that_table_with_its_reason(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    rules = "\n".join(f"t{n}: {{{rule}}}" for n, rule in enumerate(PROBLEMS))
+    await shared.change(f"{rules}\nother:")
+    for n, (rule, problem) in enumerate(PROBLEMS.items()):
+        await shared.table_state(f"t{n}", "error")
+        assert problem in (await shared.table(f"t{n}"))["error"], rule
+    source.execute("insert into other values (1)")
+    await shared.table_state("other", "ready")
 
-        async def has_arrived() -> bool:
-            return target.value("select count(*) from other") == 1
+    async def has_arrived() -> bool:
+        return target.value("select count(*) from other") == 1
 
-        await streamer.eventually(has_arrived)
+    await shared.eventually(has_arrived)
 
 
 @streams(

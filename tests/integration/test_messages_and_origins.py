@@ -7,6 +7,7 @@ import pytest
 
 from streamer.bookkeeping.positions import AcknowledgedPositions
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 from tests.support.waiting import until
 
@@ -40,25 +41,22 @@ async def test_messages_and_empty_transactions(
         assert_same(source, target, "t")
 
 
-async def test_a_quiet_publication_does_not_hold_wal(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
-    async with stream("t: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into unpublished select generate_series(1, 100000)")
-        end = source.value("select pg_current_wal_flush_lsn()")
+@streams("t: {initial: none}", both=DDL)
+async def test_a_quiet_publication_does_not_hold_wal(shared: Shared) -> None:
+    source = shared.source
+    await shared.caught_up()
+    source.execute("insert into unpublished select generate_series(1, 100000)")
+    end = source.value("select pg_current_wal_flush_lsn()")
 
-        async def is_acknowledged() -> bool:
-            return bool(
-                source.value(
-                    f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots"
-                    f" where database = '{source.name}'"
-                )
+    async def is_acknowledged() -> bool:
+        return bool(
+            source.value(
+                f"select confirmed_flush_lsn >= '{end}' from pg_replication_slots"
+                f" where database = '{source.name}'"
             )
+        )
 
-        await streamer.eventually(is_acknowledged)
+    await shared.eventually(is_acknowledged)
 
 
 async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
@@ -91,26 +89,22 @@ async def test_source_and_target_on_one_server_do_not_keep_each_other_busy(
         assert len(stored) <= 4
 
 
-@pytest.mark.parametrize("forwards", [False, True])
-async def test_changes_that_carry_an_origin(
-    source: Database, target: Database, stream: MakeStreamer, forwards: bool
-) -> None:
-    for db in (source, target):
-        db.execute(DDL)
+@pytest.mark.parametrize("group", [None, "forward_origins: true"])
+@streams("t: {initial: none}", both=DDL, group="<group>")
+async def test_changes_that_carry_an_origin(shared: Shared, group: str | None) -> None:
+    source, target = shared.source, shared.target
     origin = f"from_elsewhere_{source.name}"
     source.execute(f"select pg_replication_origin_create('{origin}')")
     try:
-        group = "forward_origins: true" if forwards else ""
-        async with stream("t: {initial: none}", group=group) as streamer:
-            await streamer.caught_up()
-            source.execute("insert into t values (1, 'from here')")
-            source.execute(
-                f"select pg_replication_origin_session_setup('{origin}');"
-                "begin; insert into t values (2, 'from there'); commit"
-            )
-            source.execute("insert into t values (3, 'from here')")
-            await streamer.caught_up()
-            expected = [(1,), (2,), (3,)] if forwards else [(1,), (3,)]
-            assert target.execute("select id from t order by 1") == expected
+        await shared.caught_up()
+        source.execute("insert into t values (1, 'from here')")
+        source.execute(
+            f"select pg_replication_origin_session_setup('{origin}');"
+            "begin; insert into t values (2, 'from there'); commit"
+        )
+        source.execute("insert into t values (3, 'from here')")
+        await shared.caught_up()
+        expected = [(1,), (3,)] if group is None else [(1,), (2,), (3,)]
+        assert target.execute("select id from t order by 1") == expected
     finally:
         source.execute(f"select pg_replication_origin_drop('{origin}')")

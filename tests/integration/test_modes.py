@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.postgres import Database, assert_same, contents
 from tests.support.shared import Shared, streams
-from tests.support.streamer import MakeStreamer, write_config
+from tests.support.streamer import MakeStreamer
 
 DDL = "create table t (id int primary key, name text, big text); alter table t alter big set storage external"
 HISTORY = (
@@ -240,27 +240,24 @@ async def test_generated_and_identity_columns_on_either_side(shared: Shared) -> 
     assert contents(source, "g", "id, a, twice") == contents(target, "g", "id, a, twice")
 
 
-async def test_a_generated_column_follows_renamed_columns(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute(
-        """create table r (id int primary key, a text, b text, both_ text generated always as
-        (upper(a) || b) stored, "C" int, d int generated always as ("C" * 2) stored)"""
-    )
+@streams(
     # The names change places, which a rename word by word must not confuse.
-    rule = "r: {initial: none, columns: {id: id, a: b, b: a, both_: both, C: c, d: D}}"
-    async with stream(rule) as streamer:
-        await streamer.caught_up()
-        source.execute("""insert into r (id, a, b, "C") values (1, 'x', 'y', 4)""")
-        await streamer.caught_up()
-        found = target.execute('select id, b, a, "both", c, "D" from r')
-        assert found == source.execute("select * from r") == [(1, "x", "y", "Xy", 4, 8)]
-        write_config(streamer.path, source, target, "r: {initial: none, target: r2, exclude: [b]}")
-        await streamer.apply()
-        await streamer.table_state("public.r", "error")
-        error = (await streamer.table("public.r"))["error"]
-        assert 'column "both_" of source table "public.r" is generated from "b"' in error
-        assert 'exclude "both_"' in error
+    "r: {initial: none, columns: {id: id, a: b, b: a, both_: both, C: c, d: D}}",
+    source="""create table r (id int primary key, a text, b text, both_ text generated always as
+        (upper(a) || b) stored, "C" int, d int generated always as ("C" * 2) stored)""",
+)
+async def test_a_generated_column_follows_renamed_columns(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("""insert into r (id, a, b, "C") values (1, 'x', 'y', 4)""")
+    await shared.caught_up()
+    found = target.execute('select id, b, a, "both", c, "D" from r')
+    assert found == source.execute("select * from r") == [(1, "x", "y", "Xy", 4, 8)]
+    await shared.change("r: {initial: none, target: r2, exclude: [b]}")
+    await shared.table_state("r", "error")
+    error = (await shared.table("r"))["error"]
+    assert f'column "both_" of source table "{shared.own("r")}" is generated from "b"' in error
+    assert 'exclude "both_"' in error
 
 
 @streams(

@@ -131,40 +131,40 @@ async def test_a_stopped_process_resyncs_without_a_loss(
         assert versions(target) == list(range(10))
 
 
-async def test_a_column_that_joins_a_column_list_costs_no_version(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    source.execute("create table t (id int primary key, v int, secret int)")
-    source.execute("insert into t values (1, 0), (2, 0)")
-    rule = "t: {type: history, column_list: true, exclude: [secret], on_column_added: add}"
+@streams(
+    "t: {type: history, column_list: true, exclude: [secret], on_column_added: add}",
+    source="create table t (id int primary key, v int, secret int);"
+    "insert into t values (1, 0), (2, 0)",
+)
+async def test_a_column_that_joins_a_column_list_costs_no_version(shared: Shared) -> None:
+    source, target = shared.source, shared.target
 
     async def is_copied() -> bool:
-        return (await streamer.table("public.t"))["state"] in ("init", "copying")
+        return (await shared.table("t"))["state"] in ("init", "copying")
 
-    async with stream(rule) as streamer:
-        await streamer.caught_up()
-        with held_back(target):
-            count_up(source, 1, 9)
-            source.execute("alter table t add column w int default 7")
-            count_up(source, 10, 12)
-            await streamer.eventually(is_copied)
-        count_up(source, 13, 15)
+    await shared.caught_up()
+    with held_back(target):
+        count_up(source, 1, 9)
+        source.execute("alter table t add column w int default 7")
+        count_up(source, 10, 12)
+        await shared.eventually(is_copied)
+    count_up(source, 13, 15)
 
-        async def is_filled() -> bool:
-            return bool(target.value("select bool_and(w = 7) from t where kvsz_end > '9000-01-01'"))
+    async def is_filled() -> bool:
+        return bool(target.value("select bool_and(w = 7) from t where kvsz_end > '9000-01-01'"))
 
-        async def has_column() -> bool:
-            return "w" in [
-                name
-                for (name,) in target.execute(
-                    "select attname from pg_attribute where attrelid = 't'::regclass"
-                )
-            ]
+    async def has_column() -> bool:
+        return "w" in [
+            name
+            for (name,) in target.execute(
+                "select attname from pg_attribute where attrelid = 't'::regclass"
+            )
+        ]
 
-        await streamer.eventually(has_column)
-        await streamer.eventually(is_filled)
-        await streamer.caught_up()
-        assert versions(target) == list(range(16))
+    await shared.eventually(has_column)
+    await shared.eventually(is_filled)
+    await shared.caught_up()
+    assert versions(target) == list(range(16))
 
 
 async def test_a_copy_is_requested_once_while_its_publication_waits_for_a_lock(

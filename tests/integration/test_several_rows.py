@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 from tests.support.waiting import until
 
@@ -14,6 +15,10 @@ CHANGES = {
     "moved": "update moved set id = 9 where id = 1",
     "once": "update once set v = 'new' where id = 1",
 }
+EMPTIED = """
+create table emptied (id int primary key, grp int not null,
+                      twice int generated always as (id * 2) stored)
+"""
 # The key gets a part that the stream omits. From 18 on, the source refuses that.
 GENERATED = (
     "begin; alter table emptied drop constraint emptied_pkey, add primary key (grp, twice);"
@@ -27,59 +32,58 @@ def counts(streamer: Streamer) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("on_error", ["stop", "quarantine"])
+@streams(
+    "\n".join(
+        f"{name}: {{initial: none, on_error: <on_error>"
+        + (", type: append}" if name == "once" else "}")
+        for name in (*CHANGES, "emptied")
+    ),
+    both=EMPTIED,
+    source=";".join(f"create table {name} (id int primary key, v text)" for name in CHANGES),
+    target=";".join(f"create table {name} (id int, v text)" for name in CHANGES),
+)
 async def test_more_rows_than_were_asked_for_are_a_conflict_before_the_commit(
-    source: Database, target: Database, stream: MakeStreamer, on_error: str
+    shared: Shared, on_error: str
 ) -> None:
+    source, target = shared.source, shared.target
     changes = dict(CHANGES)
     if int(str(source.value("show server_version_num"))) < 180000:
         changes["emptied"] = GENERATED
+    await shared.caught_up()
     for name in CHANGES:
-        source.execute(f"create table {name} (id int primary key, v text)")
-        target.execute(f"create table {name} (id int, v text)")
-    emptied = "id int primary key, grp int not null, twice int generated always as (id * 2) stored"
-    source.execute(f"create table emptied ({emptied})")
-    target.execute(f"create table emptied ({emptied})")
-    rules = "\n".join(
-        f"{name}: {{initial: none, on_error: {on_error}"
-        + (", type: append}" if name == "once" else "}")
-        for name in changes
-    )
-    async with stream(rules) as streamer:
-        await streamer.caught_up()
-        for name in CHANGES:
-            source.execute(f"insert into {name} select g, 'old' from generate_series(1, 3) g")
-        source.execute("insert into emptied (id, grp) select g, 1 from generate_series(1, 3) g")
-        await streamer.caught_up()
-        for name in CHANGES:
-            target.execute(f"insert into {name} values (1, 'another')")
-        target.execute("delete from mixed where id = 2")
-        before = {name: target.execute(f"select * from {name} order by 1, 2") for name in changes}
-        for statement in changes.values():
-            source.execute(statement)
-        for name in changes:
-            if on_error == "stop":
-                await streamer.table_state(f"public.{name}", "error", 40)
-                error = (await streamer.table(f"public.{name}"))["error"]
-                assert "several rows" in error
-                assert f'create unique index on "public"."{name}"' in error
-                assert target.execute(f"select * from {name} order by 1, 2") == before[name]
-        if on_error == "quarantine":
-            await streamer.caught_up(40)
-            held = target.execute(
-                "select r.source from streamer.quarantine q join streamer.relation r"
-                " on r.id = q.relation_id where q.error like '%several rows%' order by 1"
-            )
-            assert held == [(f"public.{name}",) for name in sorted(changes)]
-        assert all(value >= 0 for value in counts(streamer).values())
+        source.execute(f"insert into {name} select g, 'old' from generate_series(1, 3) g")
+    source.execute("insert into emptied (id, grp) select g, 1 from generate_series(1, 3) g")
+    await shared.caught_up()
+    for name in CHANGES:
+        target.execute(f"insert into {name} values (1, 'another')")
+    target.execute("delete from mixed where id = 2")
+    before = {name: target.execute(f"select * from {name} order by 1, 2") for name in changes}
+    for statement in changes.values():
+        source.execute(statement)
+    for name in changes:
         if on_error == "stop":
-            target.execute("truncate removed, changed, mixed, moved, once")
-            for name in CHANGES:
-                target.execute(f"insert into {name} values (1, 'old'), (2, 'old'), (3, 'old')")
-                target.execute(f"create unique index on {name} (id)")
-            target.execute("delete from emptied where id <> 2")
-            await streamer.caught_up(40)
-            for name in CHANGES:
-                assert_same(source, target, name)
+            await shared.table_state(name, "error", 40)
+            error = (await shared.table(name))["error"]
+            assert "several rows" in error
+            assert f'create unique index on "{source.schema}"."{name}"' in error
+            assert target.execute(f"select * from {name} order by 1, 2") == before[name]
+    if on_error == "quarantine":
+        await shared.caught_up(40)
+        held = target.execute(
+            "select r.source from streamer.quarantine q join streamer.relation r"
+            " on r.id = q.relation_id where q.error like '%several rows%' order by 1"
+        )
+        assert held == [(shared.own(name),) for name in sorted(changes)]
+    assert all(value >= 0 for value in counts(shared).values())
+    if on_error == "stop":
+        target.execute("truncate removed, changed, mixed, moved, once")
+        for name in CHANGES:
+            target.execute(f"insert into {name} values (1, 'old'), (2, 'old'), (3, 'old')")
+            target.execute(f"create unique index on {name} (id)")
+        target.execute("delete from emptied where id <> 2")
+        await shared.caught_up(40)
+        for name in CHANGES:
+            assert_same(source, target, name)
 
 
 HELD = """
@@ -88,25 +92,26 @@ insert into t values (1, 'another'); delete from t where id = 2
 """
 
 
-async def test_rows_that_come_while_streamer_waits_count_for_no_other(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+@streams(
+    "t: {initial: none}",
+    source="create table t (id int primary key, v text)",
+    target="create table t (id int, v text)",
+)
+async def test_rows_that_come_while_streamer_waits_count_for_no_other(shared: Shared) -> None:
     """The statement touches the right number of rows, and an earlier statement saw no key twice."""
-    source.execute("create table t (id int primary key, v text)")
-    target.execute("create table t (id int, v text)")
-    async with stream("t: {initial: none}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (1, 'old'), (2, 'old')")
-        await streamer.caught_up()
-        with target.connect() as user:
-            user.execute(HELD)
-            source.execute("update t set v = 'new'")
-            waits = "select exists (select from pg_locks where not granted)"
-            await until(lambda: target.value(waits), "streamer waits for the table")
-            user.execute("commit")
-        await streamer.table_state("public.t", "error", 40)
-        assert "several rows" in (await streamer.table("public.t"))["error"]
-        assert target.execute("select v from t order by v") == [("another",), ("old",)]
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (1, 'old'), (2, 'old')")
+    await shared.caught_up()
+    with target.connect() as user:
+        user.execute(HELD)
+        source.execute("update t set v = 'new'")
+        waits = "select exists (select from pg_locks where not granted)"
+        await until(lambda: target.value(waits), "streamer waits for the table")
+        user.execute("commit")
+    await shared.table_state("t", "error", 40)
+    assert "several rows" in (await shared.table("t"))["error"]
+    assert target.execute("select v from t order by v") == [("another",), ("old",)]
 
 
 OUTLIVES = {

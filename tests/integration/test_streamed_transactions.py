@@ -8,7 +8,8 @@ import psycopg
 import pytest
 
 from tests.support.postgres import Database, assert_same
-from tests.support.streamer import MakeStreamer, Streamer, write_config
+from tests.support.shared import Shared, streams
+from tests.support.streamer import Streamer, write_config
 from tests.support.waiting import until
 
 TABLES = """
@@ -28,15 +29,18 @@ create table hist (id int not null, v text, kvsz_start timestamptz not null, kvs
 """
 
 
-@pytest.fixture(autouse=True)
-def tables(source: Database, target: Database) -> None:
-    source.execute(DDL + "create table hist (id int primary key, v text)")
-    target.execute(DDL + HISTORY)
-    # The walsender streams early: otherwise it keeps 64 MB in memory.
-    immediate = "debug_logical_replication_streaming%3Dimmediate"
-    is_new = int(str(source.value("show server_version_num"))) >= 160000
-    setting = immediate if is_new else "logical_decoding_work_mem%3D64kB"
-    source.parameters = f"options=-c%20{setting}"
+# The walsender streams early: otherwise it keeps 64 MB in memory.
+EARLY = """
+do $$ begin
+    execute format('alter database %I set %s', current_database(),
+        case when current_setting('server_version_num')::int >= 160000
+        then 'debug_logical_replication_streaming = immediate'
+        else 'logical_decoding_work_mem = 64' end);
+end $$
+"""
+SOURCE = f"{EARLY}; {DDL} create table hist (id int primary key, v text)"
+TARGET = DDL + HISTORY
+SHARED = streams(TABLES, source=SOURCE, target=TARGET)
 
 
 def spooled(streamer: Streamer) -> list[Path]:
@@ -47,134 +51,135 @@ def spooled(streamer: Streamer) -> list[Path]:
 def open_sessions(
     source: Database, count: int
 ) -> Iterator[list[psycopg.Connection[tuple[object, ...]]]]:
-    connections = [psycopg.connect(source.server.url(source.name)) for _ in range(count)]
+    connections = [source.connect() for _ in range(count)]
     try:
+        for connection in connections:
+            connection.autocommit = False
         yield connections
     finally:
         for connection in connections:
             connection.close()
 
 
-async def test_interleaved_transactions_committed_rolled_back_and_killed(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        with open_sessions(source, 3) as (commits, rolls_back, is_killed):
-            for n in range(20):
-                commits.execute("insert into t values (%s, repeat('c', 1900))", (n,))
-                rolls_back.execute("insert into t values (%s, 'r')", (100 + n,))
-                is_killed.execute("insert into t values (%s, 'k')", (200 + n,))
-                commits.execute("insert into hist values (%s, 'h')", (n,))
-            # Small transactions do not wait behind large ones.
-            source.execute("insert into small values (1, 'at once')")
-
-            async def small_is_there() -> bool:
-                return bool(target.execute("select 1 from small"))
-
-            await streamer.eventually(small_is_there)
-            is_streamed = streamer.mapping.sources[0].streaming
-            if is_streamed and "immediate" in source.parameters:
-                assert spooled(streamer)
-            assert not target.execute("select 1 from t")
-            rolls_back.rollback()
-            source.execute(f"select pg_terminate_backend({is_killed.info.backend_pid})")
-            commits.execute("update t set v = v || '!' where id < 5")
-            commits.execute("delete from t where id = 19")
-            commits.commit()
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert target.value("select count(*) from hist") == 20
-
-        async def spool_is_empty() -> bool:
-            return not spooled(streamer)
-
-        await streamer.eventually(spool_is_empty)
-
-
-async def test_subtransaction_aborts_take_exactly_their_part(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            """
-            begin;
-            insert into t select g, 'kept' from generate_series(1, 50) g;
-            savepoint a;
-              update t set v = 'a';
-              savepoint b;
-                delete from t where id <= 25;
-                insert into whole select g, 'b' from generate_series(1, 20) g;
-              release b;
-              savepoint c;
-                insert into t select g, 'c' from generate_series(1001, 1050) g;
-              rollback to c;
-              insert into t values (2001, 'after c');
-            rollback to a;
-            insert into t values (3001, 'after a');
-            savepoint d;
-              update t set v = 'd' where id = 1;
-              truncate small;
-            release d;
-            commit
-            """
-        )
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-        assert_same(source, target, "whole")
-        assert target.value("select v from t where id = 1") == "d"
-
-
-async def test_ddl_inside(source: Database, target: Database, stream: MakeStreamer) -> None:
-    target.execute("alter table t add column extra int")
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            """
-            begin;
-            insert into t values (1, 'old');
-            alter table t add column extra int;
-            insert into t values (2, 'new', 2);
-            savepoint a;
-            alter table t rename column v to w;
-            insert into t values (3, 'gone', 3);
-            rollback to a;
-            insert into t values (4, 'last', 4);
-            commit
-            """
-        )
-        await streamer.caught_up()
-        assert_same(source, target, "t")
-
-
-async def test_prepared_transactions_appear_once_at_commit(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "begin; insert into t select g, 'p' from generate_series(1, 30) g;"
-            " prepare transaction 'one'"
-        )
-        source.execute("begin; insert into t values (99, 'p'); prepare transaction 'two'")
-        source.execute("insert into small values (1, 'other')")
+@SHARED
+async def test_interleaved_transactions_committed_rolled_back_and_killed(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    with open_sessions(source, 3) as (commits, rolls_back, is_killed):
+        for n in range(20):
+            commits.execute("insert into t values (%s, repeat('c', 1900))", (n,))
+            rolls_back.execute("insert into t values (%s, 'r')", (100 + n,))
+            is_killed.execute("insert into t values (%s, 'k')", (200 + n,))
+            commits.execute("insert into hist values (%s, 'h')", (n,))
+        # Small transactions do not wait behind large ones.
+        source.execute("insert into small values (1, 'at once')")
 
         async def small_is_there() -> bool:
             return bool(target.execute("select 1 from small"))
 
-        # The source sent both earlier transactions before this transaction.
-        await streamer.eventually(small_is_there)
+        await shared.eventually(small_is_there)
+        is_immediate = int(str(source.value("show server_version_num"))) >= 160000
+        if is_immediate and shared.mapping.sources[0].streaming:
+            assert spooled(shared)
         assert not target.execute("select 1 from t")
-        source.execute("commit prepared 'one'")
-        source.execute("rollback prepared 'two'")
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+        rolls_back.rollback()
+        source.execute(f"select pg_terminate_backend({is_killed.info.backend_pid})")
+        commits.execute("update t set v = v || '!' where id < 5")
+        commits.execute("delete from t where id = 19")
+        commits.commit()
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert target.value("select count(*) from hist") == 20
+
+    async def spool_is_empty() -> bool:
+        return not spooled(shared)
+
+    await shared.eventually(spool_is_empty)
+
+
+@SHARED
+async def test_subtransaction_aborts_take_exactly_their_part(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(
+        """
+        begin;
+        insert into t select g, 'kept' from generate_series(1, 50) g;
+        savepoint a;
+          update t set v = 'a';
+          savepoint b;
+            delete from t where id <= 25;
+            insert into whole select g, 'b' from generate_series(1, 20) g;
+          release b;
+          savepoint c;
+            insert into t select g, 'c' from generate_series(1001, 1050) g;
+          rollback to c;
+          insert into t values (2001, 'after c');
+        rollback to a;
+        insert into t values (3001, 'after a');
+        savepoint d;
+          update t set v = 'd' where id = 1;
+          truncate small;
+        release d;
+        commit
+        """
+    )
+    await shared.caught_up()
+    assert_same(source, target, "t")
+    assert_same(source, target, "whole")
+    assert target.value("select v from t where id = 1") == "d"
+
+
+@streams(TABLES, source=SOURCE, target=f"{TARGET}; alter table t add column extra int")
+async def test_ddl_inside(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(
+        """
+        begin;
+        insert into t values (1, 'old');
+        alter table t add column extra int;
+        insert into t values (2, 'new', 2);
+        savepoint a;
+        alter table t rename column v to w;
+        insert into t values (3, 'gone', 3);
+        rollback to a;
+        insert into t values (4, 'last', 4);
+        commit
+        """
+    )
+    await shared.caught_up()
+    assert_same(source, target, "t")
+
+
+@SHARED
+async def test_prepared_transactions_appear_once_at_commit(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute(
+        "begin; insert into t select g, 'p' from generate_series(1, 30) g;"
+        " prepare transaction 'one'"
+    )
+    source.execute("begin; insert into t values (99, 'p'); prepare transaction 'two'")
+    source.execute("insert into small values (1, 'other')")
+
+    async def small_is_there() -> bool:
+        return bool(target.execute("select 1 from small"))
+
+    # The source sent both earlier transactions before this transaction.
+    await shared.eventually(small_is_there)
+    assert not target.execute("select 1 from t")
+    source.execute("commit prepared 'one'")
+    source.execute("rollback prepared 'two'")
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 async def test_a_transaction_that_is_open_over_a_kill(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
+    source.execute(SOURCE)
+    target.execute(TARGET)
     path = tmp_path / "config.yaml"
     write_config(path, source, target, TABLES, group="streaming: true")
     with open_sessions(source, 1) as (session,):
@@ -204,26 +209,25 @@ async def test_a_transaction_that_is_open_over_a_kill(
 
 
 @pytest.mark.parametrize("mode", ["set", "ordered"])
-async def test_larger_than_memory(
-    source: Database, target: Database, stream: MakeStreamer, mode: str
-) -> None:
+@SHARED
+async def test_larger_than_memory(shared: Shared, mode: str) -> None:
     """Transactions larger than a worker's memory limit are written in pieces, still at once."""
-    async with stream(TABLES) as streamer:
-        await streamer.caught_up()
-        body = "repeat('x', 1000)"
-        table = "t" if mode == "set" else "whole"
-        source.execute(
-            f"begin; insert into {table} select g, {body} from generate_series(1, 40000) g;"
-            f" update {table} set {'v' if mode == 'set' else 'b'} = 'short'"
-            f" where {'id' if mode == 'set' else 'a'} % 100 = 0; commit"
-        )
-        seen: set[object] = set()
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    body = "repeat('x', 1000)"
+    table = "t" if mode == "set" else "whole"
+    source.execute(
+        f"begin; insert into {table} select g, {body} from generate_series(1, 40000) g;"
+        f" update {table} set {'v' if mode == 'set' else 'b'} = 'short'"
+        f" where {'id' if mode == 'set' else 'a'} % 100 = 0; commit"
+    )
+    seen: set[object] = set()
 
-        async def is_there() -> bool:
-            seen.add(target.value(f"select count(*) from {table}"))
-            return 40000 in seen
+    async def is_there() -> bool:
+        seen.add(target.value(f"select count(*) from {table}"))
+        return 40000 in seen
 
-        await streamer.eventually(is_there, 180)
-        await streamer.caught_up()
-        assert seen <= {0, 40000}
-        assert_same(source, target, table)
+    await shared.eventually(is_there, 180)
+    await shared.caught_up()
+    assert seen <= {0, 40000}
+    assert_same(source, target, table)

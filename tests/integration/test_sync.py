@@ -327,19 +327,19 @@ async def holds(db: Database, table: str, count: int) -> bool:
     return len(contents(db, table)) == count
 
 
-async def test_a_declared_table_is_copied_when_it_is_asked_for(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
-    for db in (source, target):
-        db.execute("create table t (id int primary key, v text); insert into t values (1, 'a')")
-    target.execute("insert into t values (7, 'not from here')")
-    async with stream("{t: {initial: none}}") as streamer:
-        await streamer.caught_up()
-        source.execute("insert into t values (2, 'b')")
-        await streamer.caught_up()
-        await streamer.ask("resync")  # the consent to lose row 7
-        await streamer.caught_up()
-        assert_same(source, target, "t")
+@streams(
+    "t: {initial: none}",
+    both="create table t (id int primary key, v text); insert into t values (1, 'a')",
+    target="insert into t values (7, 'not from here')",
+)
+async def test_a_declared_table_is_copied_when_it_is_asked_for(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    source.execute("insert into t values (2, 'b')")
+    await shared.caught_up()
+    await shared.ask("resync")  # the consent to lose row 7
+    await shared.caught_up()
+    assert_same(source, target, "t")
 
 
 @pytest.mark.parametrize("kind", ["real", "bigint"])

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from tests.support.postgres import Database, assert_same
+from tests.support.postgres import assert_same
 from tests.support.shared import Shared, streams
-from tests.support.streamer import MakeStreamer
 
 DDL = """
 create table a (id serial primary key, v text);
@@ -68,39 +67,35 @@ async def test_several_tables(shared: Shared, ddl: str, settings: str) -> None:
         assert_same(source, target, table)
 
 
-async def test_partitions_and_versions(
-    source: Database, target: Database, stream: MakeStreamer
-) -> None:
+@streams(
+    "p: {initial: none}\nh: {initial: none, type: history}",
+    source="""
+    create table p (id int primary key, v text) partition by range (id);
+    create table p1 partition of p for values from (0) to (100);
+    create table p2 partition of p for values from (100) to (200);
+    create table h (id int primary key, v text)
+    """,
+    settings="workers: 8",
+)
+async def test_partitions_and_versions(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
     source.execute(
-        """
-        create table p (id int primary key, v text) partition by range (id);
-        create table p1 partition of p for values from (0) to (100);
-        create table p2 partition of p for values from (100) to (200);
-        create table h (id int primary key, v text)
-        """
+        "insert into p values (1, 'a'), (101, 'b'); insert into h values (1, 'a'), (2, 'a')"
     )
-    async with stream("p: {initial: none}\nh: {initial: none, type: history}") as streamer:
-        await streamer.caught_up()
-        source.execute(
-            "insert into p values (1, 'a'), (101, 'b'); insert into h values (1, 'a'), (2, 'a')"
-        )
-        source.execute(
-            "truncate p, h; insert into p values (102, 'c'); insert into h values (2, 'b')"
-        )
-        await streamer.caught_up()
-        assert_same(source, target, "p")
-        versions = "select id, v, kvsz_deleted, kvsz_end > '9000-01-01' from h order by kvsz_id"
-        assert target.execute(versions) == [
-            (1, "a", True, False),
-            (2, "a", True, False),
-            (2, "b", False, True),
-        ]
-        # PostgreSQL sends no message about a single partition, and all else stays equal.
-        source.execute(
-            "insert into p values (3, 'd'); truncate p1; insert into p values (103, 'e')"
-        )
-        await streamer.caught_up()
-        assert target.execute("select id from p order by 1") == [(3,), (102,), (103,)]
-        source.execute("truncate p")
-        await streamer.caught_up()
-        assert_same(source, target, "p")
+    source.execute("truncate p, h; insert into p values (102, 'c'); insert into h values (2, 'b')")
+    await shared.caught_up()
+    assert_same(source, target, "p")
+    versions = "select id, v, kvsz_deleted, kvsz_end > '9000-01-01' from h order by kvsz_id"
+    assert target.execute(versions) == [
+        (1, "a", True, False),
+        (2, "a", True, False),
+        (2, "b", False, True),
+    ]
+    # PostgreSQL sends no message about a single partition, and all else stays equal.
+    source.execute("insert into p values (3, 'd'); truncate p1; insert into p values (103, 'e')")
+    await shared.caught_up()
+    assert target.execute("select id from p order by 1") == [(3,), (102,), (103,)]
+    source.execute("truncate p")
+    await shared.caught_up()
+    assert_same(source, target, "p")

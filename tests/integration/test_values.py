@@ -170,26 +170,33 @@ HOSTILE = [
 ]
 
 
-async def test_hostile_names(source: Database, target: Database, stream: MakeStreamer) -> None:
-    def quoted(name: str) -> str:
-        return '"' + name.replace('"', '""') + '"'
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
-    def key(name: str) -> str:
-        table = quoted(name) if "." in name or '"' in name else name
-        return "'" + table.replace("'", "''") + "'"
 
-    columns = ", ".join(f"{quoted(name)} text" for name in HOSTILE if name != "sid")
+def key_of(name: str) -> str:
+    table = quoted(name) if "." in name or '"' in name else name
+    return "'" + table.replace("'", "''") + "'"
+
+
+COLUMNS = ", ".join(f"{quoted(name)} text" for name in HOSTILE if name != "sid")
+
+
+@streams(
+    "\n".join(f"{key_of(name)}: {{initial: none}}" for name in HOSTILE),
+    source=";".join(
+        f"create table {quoted(name)} (id int primary key, {COLUMNS})" for name in HOSTILE
+    ),
+)
+async def test_hostile_names(shared: Shared) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
     for name in HOSTILE:
-        source.execute(f"create table {quoted(name)} (id int primary key, {columns})")
-    mapping = "\n".join(f"{key(name)}: {{initial: none}}" for name in HOSTILE)
-    async with stream(mapping) as streamer:
-        await streamer.caught_up()
-        for name in HOSTILE:
-            source.execute(
-                f"insert into {quoted(name)} (id, \"$1\") values (1, 'a'), (2, '%s {{}}');"
-                f"update {quoted(name)} set \"it's\" = 'b' where id = 1;"
-                f"update {quoted(name)} set id = 3 where id = 2; delete from {quoted(name)} where id = 1"
-            )
-        await streamer.caught_up()
-        for name in HOSTILE:
-            assert contents(source, quoted(name)) == contents(target, quoted(name))
+        source.execute(
+            f"insert into {quoted(name)} (id, \"$1\") values (1, 'a'), (2, '%s {{}}');"
+            f"update {quoted(name)} set \"it's\" = 'b' where id = 1;"
+            f"update {quoted(name)} set id = 3 where id = 2; delete from {quoted(name)} where id = 1"
+        )
+    await shared.caught_up()
+    for name in HOSTILE:
+        assert contents(source, quoted(name)) == contents(target, quoted(name))

@@ -51,7 +51,9 @@ def numbers(transactions: list[LaneTransaction]) -> list[int]:
     return [lane_transaction.transaction.xid for lane_transaction in transactions]
 
 
-def test_shares_that_come_back_are_taken_in_commit_order_until_they_are_applied(lane: Lane) -> None:
+def test_transactions_that_come_back_are_taken_in_commit_order_until_they_are_applied(
+    lane: Lane,
+) -> None:
     for number in range(1, 6):
         lane.dispatch(lane_transaction(number))
     lane.give_back([lane_transaction(3), lane_transaction(4), lane_transaction(5)])  # queued
@@ -80,7 +82,7 @@ def test_shares_that_come_back_are_taken_in_commit_order_until_they_are_applied(
     assert not lane.is_held
 
 
-def test_shares_that_come_back_wait_on_disk(lane: Lane, tmp_path: Path) -> None:
+def test_transactions_that_come_back_wait_on_disk(lane: Lane, tmp_path: Path) -> None:
     """As many lanes as there are may be held for days."""
     tracemalloc.start()
     try:
