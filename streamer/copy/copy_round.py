@@ -253,7 +253,9 @@ class Round:
         await self._lock(exported)  # at once, before the application rewrites the tables again
         await self._reports.show_wait(relations, None)
         failpoint("sync.slot_created")
-        snapshot = await HeldSnapshot.take_over(context.source, context.server, exported)
+        snapshot = await HeldSnapshot.take_over(
+            context.sources, context.source, context.server, exported
+        )
         sessions.push_async_callback(snapshot.close)
         if context.check_timeline is not None:
             await context.check_timeline()  # the snapshot may be behind a fork
@@ -286,6 +288,7 @@ class Round:
         await planner.plan(copies)
         if self._unfinished:
             await self._run_job(snapshot)
+        await snapshot.release()
 
     async def _run_job(self, snapshot: HeldSnapshot) -> None:
         """Copy the parts with Spark; finish each complete relation."""
@@ -298,7 +301,7 @@ class Round:
                 return
             if not remaining:
                 if not any(copy.awaits_orphans for copy in self._unfinished):
-                    await snapshot.close()  # all further work is at the target
+                    await snapshot.release()  # all further work is at the target
                 await self._finishing.wait(POLL_SECONDS)
                 continue
             if remaining == submitted:

@@ -13,6 +13,7 @@ application's DDL waits for the parts in progress, not for the copy.
 
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
@@ -33,11 +34,11 @@ from streamer.source.connection import (
     first_line,
     translating,
 )
+from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.timeline import check_same_server_by_query
 from streamer.source.server.wait_limits import set_lock_timeout
 from streamer.source.slot_and_publications.slot import ExportedSnapshot
 from streamer.source.tables.rewritten_tables import STORAGE_SQL, Storage
-from streamer.util.lsn import Lsn
 
 APPLICATION_NAME: Final = "streamer snapshot"
 LOCK_NOT_AVAILABLE: Final = "55P03"
@@ -66,40 +67,44 @@ class HeldSnapshot:
     """A snapshot that tasks import, for as long as this object is open."""
 
     def __init__(
-        self, plain: Connection, snapshot_name: str, consistent_point: Lsn, source_time: str
+        self,
+        plain: Connection,
+        snapshot_name: str,
+        exported: ExportedSnapshot,
+        session: AsyncExitStack,
     ) -> None:
+        """*session*: returns *plain* to its pool."""
         self.plain = plain
         self.snapshot_name = snapshot_name
-        self.consistent_point = consistent_point
-        self.source_time = source_time
+        self.consistent_point = exported.consistent_point
+        self.source_time = exported.source_time
         self.taken_at = time.monotonic()
+        self._session = session
+        self._is_held = True
 
     @classmethod
     async def take_over(
-        cls, source: SourceMapping, server: SourceServer, exported: ExportedSnapshot
+        cls,
+        sources: IdleConnections,
+        source: SourceMapping,
+        server: SourceServer,
+        exported: ExportedSnapshot,
     ) -> Self:
         """Hold the snapshot that a slot has exported, and drop a temporary slot.
 
-        Raises SnapshotExpiredError, SourceConnectionError.
+        The session is that of *sources* which has just read the tables, so it has their catalogs in
+        its caches. Raises SnapshotExpiredError, SourceConnectionError.
         """
-        plain = await open_copy_session(source, server, APPLICATION_NAME)
-        try:
-            with translating(source.label):
-                await plain.execute("begin isolation level repeatable read read only")
-                await import_snapshot(plain, exported.snapshot_name)
-                row = await fetch_one(
-                    plain,
-                    "select pg_catalog.pg_export_snapshot() as name",
-                )
+        async with AsyncExitStack() as session:
+            plain = await session.enter_async_context(sources.connection(source))
+            await check_same_server_by_query(plain, server)
+            await set_lock_timeout(plain)
+            await plain.execute("begin isolation level repeatable read read only")
+            await import_snapshot(plain, exported.snapshot_name)
+            await plain.execute(f"set local application_name = '{APPLICATION_NAME}'".encode())
+            row = await fetch_one(plain, "select pg_catalog.pg_export_snapshot() as name")
             await exported.close()
-        except BaseException:
-            await plain.close()
-            raise
-        return cls(plain, row["name"], exported.consistent_point, exported.source_time)
-
-    @property
-    def is_alive(self) -> bool:
-        return not self.plain.closed and not self.plain.broken
+            return cls(plain, row["name"], exported, session.pop_all())
 
     async def check(self) -> None:
         """Raise SourceConnectionError if the session, and so the snapshot, is lost."""
@@ -110,8 +115,20 @@ class HeldSnapshot:
                 "the connection that holds the snapshot of the copy was lost"
             ) from exc
 
+    async def release(self) -> None:
+        """End the snapshot after the last read, and leave the session to the next task."""
+        if self._is_held:
+            with suppress(psycopg.Error):  # the pool closes a lost connection
+                await self.plain.rollback()
+            self._is_held = False
+            await self._session.aclose()
+
     async def close(self) -> None:
-        await self.plain.close()
+        """End a snapshot and its session at once, without an answer of the source."""
+        if self._is_held:
+            self._is_held = False
+            await self.plain.close()
+            await self._session.aclose()
 
 
 async def import_snapshot(plain: Connection, name: str) -> None:
