@@ -68,9 +68,19 @@ def _template(binaries: Path) -> Path:
         if not (directory / name).exists():
             server = Server(directory / f"{name}-new", binaries)
             server.create()
+            _remove_maps(server.data)
             server.directory.rename(directory / name)
     atexit.register(_leave, directory)
     return directory / name / "data"
+
+
+def _remove_maps(data: Path) -> None:
+    """Remove the maps of free space and of visible pages, a quarter of the files that each CREATE
+    DATABASE copies. The server makes a map when the server needs the map.
+    """
+    for kind in ("fsm", "vm"):
+        for file in (data / "base").rglob(f"*_{kind}"):
+            file.unlink()
 
 
 @contextlib.contextmanager
