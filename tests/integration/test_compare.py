@@ -666,7 +666,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
         "create table scattered (id uuid primary key, v text)"
     )
     rows = (
-        "insert into narrow select generate_series(1, 300000);"
+        "insert into narrow select generate_series(1, 60000);"
         "insert into heap select g, repeat('v', 100) from generate_series(1, 3000) g;"
         "insert into scattered select md5(g::text)::uuid, 'v' from generate_series(1, 3000) g;"
         "analyze narrow, heap, scattered"
@@ -677,6 +677,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
         "delete from heap where n = 2000; update scattered set v = 'w' where id = md5('7')::uuid"
     )
     monkeypatch.setattr(distant_keys, "INDEXED_BYTES_MAX", 0)
+    monkeypatch.setattr(cut_ranges, "RANGE_ROWS", 10_000)
     monkeypatch.setattr(cut_ranges, "PAGES_BYTES", 65_536)
     monkeypatch.setattr(cut_ranges, "LISTED_BYTES", 65_536)
     monkeypatch.setattr(tables_module, "TID_RANGES_MIN", version)
@@ -706,7 +707,7 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
         await streamer.caught_up()
         found = await compare(streamer, jobs=4)
     assert {n: (r.rows_source, r.missing, r.different) for n, r in found.items()} == {
-        "narrow": (300_000, 0, 0),
+        "narrow": (60_000, 0, 0),
         "heap": (3000, 1, 0),
         "scattered": (3000, 0, 1),
     }
@@ -720,9 +721,9 @@ async def test_ranges_are_of_rows_and_other_tables_are_read_page_by_page(
     keys = [
         int(u.range.upper[0]) for u in cut if u.range.upper and tables[u.relation_id].is_ordered
     ]
-    sizes = [high - low for low, high in itertools.pairwise([0, *sorted(keys), 300_000])]
+    sizes = [high - low for low, high in itertools.pairwise([0, *sorted(keys), 60_000])]
     assert len(sizes) == 6
-    assert 25_000 < min(sizes) <= max(sizes) < 100_000
+    assert 5_000 < min(sizes) <= max(sizes) < 20_000
     for name in ("public.heap", "public.scattered"):
         assert len({pages for table, pages in read if table == name}) > 2
     if version == 99_00_00:
