@@ -27,9 +27,9 @@ _LOCK_SECONDS_OF_A_LOOK: Final = 0.2
 def _pause(looked: float, least: float) -> float:
     """Return how long to wait after a check that took *looked* seconds, at least *least* seconds.
 
-    A check may connect to both servers, so a test spends a fifth of its time on checks at most.
+    A check may connect to both servers, so a test spends a tenth of its time on checks at most.
     """
-    return max(least, min(POLL_SECONDS_MAX, 4 * looked))
+    return max(least, min(POLL_SECONDS_MAX, 9 * looked))
 
 
 def polls(seconds: float = DEADLINE_SECONDS, every: float = POLL_SECONDS) -> Iterator[None]:
