@@ -32,9 +32,11 @@ from streamer.source.connection import Connection, names_several_hosts, translat
 from streamer.source.server.primary_of_standby import connection_to_primary
 from streamer.source.stream.emit_heartbeat import emit_heartbeat, heartbeat_obstacle
 from streamer.util.lsn import NOTHING, Lsn
+from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
 
+_OFF: Final = "heartbeats are off"
 PRIMARY_RETRY_SECONDS: Final = 5.0
 
 
@@ -62,7 +64,6 @@ class Heartbeat:
         self._source = source
         interval = source.heartbeat_interval
         self._interval = services.heartbeat_interval if interval is None else interval
-        self._logged = services.without_heartbeat
         self._by_server = services.heartbeats
         self._target = services.target
         self.confirmed_at: float | None = None
@@ -119,14 +120,11 @@ class Heartbeat:
             wait = beats.began_at + self._interval - time.monotonic()
             if wait <= 0 and self._sent_at is None:
                 await self._beat(plain, beats)
-                self._logged.discard(self._source.label)
+                end_notice(_OFF, self._source.label)
             await asyncio.sleep(wait if wait > 0 else self._interval)
 
     def _log_off(self, obstacle: str) -> None:
-        if self._source.label in self._logged:
-            return
-        self._logged.add(self._source.label)
-        log.warning("heartbeats are off", source=self._source.label, reason=obstacle)
+        give_notice(log.warning, _OFF, self._source.label, reason=obstacle)
 
     async def _beat(self, plain: Connection, beats: ServerBeats) -> None:
         beats.began_at = began = time.monotonic()

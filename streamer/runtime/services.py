@@ -63,8 +63,6 @@ class Services:
     """Seconds between two checks for new tables; 0 for none."""
     tables_appeared: Callable[[str], None] = lambda _: None
     """Called with the label of a source that has new tables under its patterns."""
-    without_heartbeat: set[str] = field(default_factory=set)
-    """Labels of sources whose lack of heartbeats is logged already."""
     heartbeats: "dict[Place, ServerBeats]" = field(default_factory=dict)
     """The heartbeats of each source server."""
     pace: CheckPace = field(default_factory=CheckPace)

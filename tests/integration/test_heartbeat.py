@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from streamer.commands.check.check import check
 from streamer.commands.table_requests import request
@@ -150,13 +151,14 @@ async def test_who_may_not_execute_it_streams_without_heartbeats(
         f"grant create on database {source.name} to {role}; alter table t owner to {role}"
     )
     source.url_user = role
-    async with stream(TABLE, settings=FAST) as s:
-        await s.caught_up()
-        source.execute("insert into t values (1)")
-        await s.caught_up()
-        assert heartbeat(s) is None
-        assert s.engine._services is not None
-        assert s.engine._services.without_heartbeat == {"shop"}  # so the log has a single line
+    with capture_logs() as logs:
+        async with stream(TABLE, settings=FAST) as s:
+            await s.caught_up()
+            source.execute("insert into t values (1)")
+            await s.caught_up()
+            assert heartbeat(s) is None
+    (line,) = [line for line in logs if line["event"] == "heartbeats are off"]
+    assert line["source"] == "shop"
     (finding,) = [f for f in (await check(s.settings, s.mapping)).findings if "emit" in str(f)]
     assert finding.severity is Severity.INFO
     assert finding.fix is not None

@@ -27,7 +27,7 @@ class Beating:
 
     def __init__(self) -> None:
         self.target = TargetHealth()
-        services: Any = mock.Mock(heartbeat_interval=0, without_heartbeat=set(), target=self.target)
+        services: Any = mock.Mock(heartbeat_interval=0, target=self.target)
         self.heartbeat = Heartbeat(SOURCE, services)
         self.tracker = ProgressTracker(Lsn(1))
         self.server = ServerBeats()
@@ -103,9 +103,7 @@ class Fleet:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
-        self.services: Any = mock.Mock(
-            without_heartbeat=set(), heartbeats={}, target=TargetHealth(), heartbeat_interval=0
-        )
+        self.services: Any = mock.Mock(heartbeats={}, target=TargetHealth(), heartbeat_interval=0)
 
     async def beat(self, servers: list[str], *, stalled: frozenset[int] = frozenset()) -> list[str]:
         """Run a heartbeat for each of *servers*; return the servers that got a message."""

@@ -55,6 +55,7 @@ from streamer.source.stream.replication_stream import ChangeStream, ReplicationS
 from streamer.source.timeline_branches import Branch, common_end, is_continued
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
+from streamer.util.repeated_notices import give_notice
 
 log = structlog.get_logger()
 
@@ -147,11 +148,8 @@ class SlotCheck:
         if stored_timeline is None:
             return record
         if not self._branch.has_ends:
-            log.warning(
-                "no timeline history file from the server; comparing timeline numbers only",
-                source=self._source.label,
-                timeline=timeline,
-            )
+            event = "no timeline history file from the server; comparing timeline numbers only"
+            give_notice(log.warning, event, self._source.label, timeline=timeline)
         stored_branch = Branch.parse(stored_timeline, record.timeline_history or "")
         fork_lsn = common_end(stored_branch, self._branch)
         if fork_lsn == EVERYTHING:

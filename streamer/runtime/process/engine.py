@@ -51,6 +51,7 @@ from streamer.target.connection import TargetAddress
 from streamer.util.backoff import Backoff
 from streamer.util.containment import EnduringTasks
 from streamer.util.lsn import EVERYTHING, Lsn
+from streamer.util.repeated_notices import gather_notices
 
 if TYPE_CHECKING:
     from streamer.runtime.session.supervisor import Supervisor
@@ -152,6 +153,7 @@ class Engine:
     async def run(self) -> None:
         """Run to the end. Raises StreamerError if the process must end; ExceptionGroup: defects."""
         _raise_file_limit()
+        notices = gather_notices()
         async with contextlib.AsyncExitStack() as parts:
             services = await parts.enter_async_context(
                 opened_services(
@@ -167,6 +169,8 @@ class Engine:
                 )
             )
             tasks = await parts.enter_async_context(EnduringTasks())
+            parts.callback(notices.flush)
+            tasks.start("notices", notices.run)
             tasks.start("checking the target", self._target_monitor.run)
             self._health.report(tasks, services.bookkeeping)
             await parts.enter_async_context(self._guards.running(self._mapping.now.sources))

@@ -20,6 +20,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.schema_changes.create_tables import published_relation
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.target.catalog import read_relations
+from streamer.util.repeated_notices import give_notice
 
 log = structlog.get_logger()
 
@@ -82,7 +83,8 @@ async def choose_transport(
         chosen = await _find_obstacles(source, server, bookkeeping, present, relations)
     if chosen.obstacle is not None:
         say = log.warning if source.transport is Transport.BINARY else log.info
-        say("text transport instead of binary", source=source.label, because=chosen.obstacle)
+        event = "text transport instead of binary"
+        give_notice(say, event, source.label, because=chosen.obstacle)
     return chosen
 
 

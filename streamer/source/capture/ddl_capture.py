@@ -50,6 +50,7 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.server.primary_of_standby import writable
+from streamer.util.repeated_notices import give_notice
 
 log = structlog.get_logger()
 
@@ -148,17 +149,19 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
         await plain.execute(f"delete from {quote_identifier(schema_of(source))}.{PLACE}".encode())
         return capture.token
     if capture.is_taken:
-        log.warning(
+        give_notice(
+            log.warning,
             "changes of definitions are not captured: another program has a schema of this name",
-            source=source.label,
+            source.label,
             schema=schema_of(source),
         )
         return None
     if not capture.may_create:
-        log.warning(
+        give_notice(
+            log.warning,
             "changes of definitions are not captured as configured: only a superuser may create "
             "event triggers, and streamer check prints the statements",
-            source=source.label,
+            source.label,
         )
         return capture.token
     try:
@@ -166,9 +169,10 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
             for statement in create_sql(source, plain.info.user, plain.info.server_version):
                 await plain.execute(statement.encode())
     except psycopg.Error as exc:
-        log.warning(
+        give_notice(
+            log.warning,
             "changes of definitions are not captured as configured",
-            source=source.label,
+            source.label,
             error=first_line(exc),
         )
         return capture.token
@@ -197,9 +201,10 @@ async def publish_messages(plain: Connection, source: SourceMapping) -> None:
     try:
         await plain.execute(sql.encode())
     except psycopg.Error as exc:
-        log.warning(
+        give_notice(
+            log.warning,
             "changes of definitions are not captured: their table is not published",
-            source=source.label,
+            source.label,
             error=first_line(exc),
             remedy=sql,
         )

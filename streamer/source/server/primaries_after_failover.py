@@ -28,6 +28,7 @@ from streamer.source.connection import (
 from streamer.source.reached_server import PLACE_SQL, place_of
 from streamer.source.server.timeline import read_branch
 from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_continued
+from streamer.util.repeated_notices import give_notice
 
 log = structlog.get_logger()
 
@@ -101,9 +102,10 @@ async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Prima
     if chosen is not None:
         put_host_first(source, chosen.host)
     if len(primaries) > 1:
-        log.warning(
+        give_notice(
+            log.warning,
             "several hosts of the url accept writes",
-            source=source.label,
+            source.label,
             hosts=", ".join(map(str, primaries)),
             chosen=str(chosen),
         )

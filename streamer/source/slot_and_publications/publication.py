@@ -32,6 +32,7 @@ from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.replica_identity import RelationIdentity
 from streamer.source.server.primary_of_standby import primary_hint, writable
 from streamer.source.slot_and_publications.column_lists import NO_LISTS, ColumnLists
+from streamer.util.repeated_notices import give_notice
 
 log = structlog.get_logger()
 
@@ -560,11 +561,8 @@ async def ensure_publications(
                 raise _contention(source, exc) from exc  # a session has just dropped the table
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
-            log.info(
-                "row filter not published, filtering at the target",
-                source=source.label,
-                reason=first_line(exc),
-            )
+            event = "row filter not published, filtering at the target"
+            give_notice(log.info, event, source.label, reason=first_line(exc))
         else:
             return {}
     return await _ensure_needed(connection, source, membership, existing, version)
@@ -589,9 +587,10 @@ async def _ensure_needed(
             raise _rejected(source, exc, changes.needed) from exc
         return {}
     if not changes.needed and changes.surplus:
-        log.warning(
+        give_notice(
+            log.warning,
             "publications have tables that the mapping lacks, and the role may not remove them",
-            source=source.label,
+            source.label,
             remedy="; ".join(changes.surplus),
         )
     errors = {}

@@ -1,0 +1,80 @@
+"""Notices that many sources give at each start: the log has each once, with all its sources.
+
+A notice is a line about a lasting condition of a source, such as missing privileges. Sixty sources
+of a server would give the notice sixty times, and again after each lost connection. While an engine
+runs, a notice waits a moment for further sources, and is not repeated for a source.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Final
+
+GATHER_SECONDS: Final = 2.0
+"""How long a notice waits for further sources."""
+
+Write = Callable[..., Any]
+"""A method of a logger, which takes an event and fields."""
+
+
+class RepeatedNotices:
+    """The notices of an engine. The owner runs `run`, and calls `flush` at the end."""
+
+    def __init__(self) -> None:
+        self._known: set[tuple[str, frozenset[tuple[str, Any]], str]] = set()
+        self._waiting: dict[tuple[str, frozenset[tuple[str, Any]]], tuple[Write, list[str]]] = {}
+        self._arrived = asyncio.Event()
+
+    def add(self, write: Write, event: str, source: str, facts: dict[str, Any]) -> None:
+        """Log a notice soon, unless known."""
+        notice = event, frozenset(facts.items())
+        if (*notice, source) not in self._known:
+            self._known.add((*notice, source))
+            self._waiting.setdefault(notice, (write, []))[1].append(source)
+            self._arrived.set()
+
+    def forget(self, event: str, source: str) -> None:
+        """Allow *event* of *source* again, because the condition has ended."""
+        self._known = {known for known in self._known if (known[0], known[2]) != (event, source)}
+
+    async def run(self) -> None:
+        """Log notices until cancelled."""
+        while True:
+            await self._arrived.wait()
+            await asyncio.sleep(GATHER_SECONDS)
+            self.flush()
+
+    def flush(self) -> None:
+        """Log the notices that wait."""
+        self._arrived.clear()
+        waiting, self._waiting = self._waiting, {}
+        for (event, facts), (write, sources) in waiting.items():
+            subject = {"source": sources[0]} if len(sources) == 1 else {"sources": sources}
+            write(event, **subject, **dict(sorted(facts)))
+
+
+_notices: ContextVar[RepeatedNotices | None] = ContextVar("notices", default=None)
+
+
+def gather_notices() -> RepeatedNotices:
+    """Gather the notices of this task, and of the tasks that it starts."""
+    notices = RepeatedNotices()
+    _notices.set(notices)
+    return notices
+
+
+def give_notice(write: Write, event: str, source: str, **facts: Any) -> None:
+    """Log *event* by *write*, once for all sources with equal *facts*. Without an engine, log at
+    once.
+    """
+    notices = _notices.get()
+    if notices is None:
+        write(event, source=source, **facts)
+    else:
+        notices.add(write, event, source, facts)
+
+
+def end_notice(event: str, source: str) -> None:
+    """Allow *event* of *source* again, because the condition has ended."""
+    if (notices := _notices.get()) is not None:
+        notices.forget(event, source)
