@@ -63,6 +63,8 @@ _SEE: Final = {
     "sync.allow_insecure_spark": "../guides/spark-cluster.md",
     "http.listen": "http-api.md",
     "admin.token": "http-api.md#authentication",
+    "notify.webhook": "../guides/notifications.md",
+    "opentelemetry.endpoint": "../guides/opentelemetry.md",
     "spool.directory": "../runbooks/target-away.md",
     "mapping_database": "../guides/mapping-database-and-page.md",
     "sources[].max_retained_wal": "../runbooks/source-disk-fills.md",
@@ -117,6 +119,8 @@ def plain(value: Any) -> Any:
     """Return *value* as a value of YAML."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
+    if isinstance(value, list):
+        return [plain(item) for item in value]
     return value.value if isinstance(value, enum.Enum) else value
 
 
@@ -243,7 +247,8 @@ def _lines(model: type[BaseModel], prefix: str, indent: str, *skip: str) -> Iter
         if key in skip:
             continue
         yield comment(prefix + key, field, indent)
-        yield f"{indent}{key}: {example_value(field)}"
+        # YAML 1.1 reads a plain `on` as true.
+        yield f"{indent}{written(key)}: {example_value(field)}"
         for _, item in models_in(field.annotation) if prefix + key not in _WHOLE else ():
             examples = [f"{n}: {example_value(f)}" for n, f in item.model_fields.items()]
             yield from (f"{indent}# {'- ' if e is examples[0] else '  '}{e}" for e in examples)

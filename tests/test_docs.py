@@ -98,7 +98,7 @@ def test_reference_lists_exactly_the_tables_of_the_bookkeeping() -> None:
 
 def test_example_names_every_setting() -> None:
     text = EXAMPLE.read_text(encoding="utf-8")
-    words = set(re.findall(r"(?:^[\s#-]*|[{,] ?)(\w+):(?=\s|$)", text, re.MULTILINE))
+    words = set(re.findall(r"(?:^[\s#-]*|[{,] ?)'?(\w+)'?:(?=\s|$)", text, re.MULTILINE))
 
     assert {name.rpartition(".")[2] for name in SETTINGS} - words == set()
 

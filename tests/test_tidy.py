@@ -198,7 +198,8 @@ LAYERS = [
     {"postgres"},
     {"decode", "mapping"},
     {"control", "schema"},
-    {"source", "target", "config", "observability", "report"},
+    {"report"},
+    {"source", "target", "config", "observability"},
     {"bookkeeping"},
     {"apply"},
     {"schema_changes"},
@@ -263,6 +264,8 @@ DRIVERS = {
         *("source", "copy", "compare", "commands"),
         *("postgres.conninfo", "postgres.binary_values"),
     },
+    # An extra of the distribution, which a process imports only if a setting asks for it.
+    "opentelemetry": {"observability.opentelemetry_export"},
     "aiosqlite": {"admin.mapping.mapping_rows", "admin.mapping.admin_store"},
 }
 PARSERS = {"postgres.conninfo": {"psycopg"}, "postgres.binary_values": {"psycopg"}}
@@ -421,6 +424,7 @@ TABLES = {
     "mapping": {"bookkeeping.replicas"},
     "migration": {"bookkeeping.bookkeeping_schema"},
     "minute": {"bookkeeping.minutes"},
+    "notification": {"bookkeeping.notified_problems"},
     "purge": {"bookkeeping.purges"},
     "quarantine": {"bookkeeping.quarantined_changes"},
     "relation": {

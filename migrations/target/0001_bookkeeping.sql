@@ -102,6 +102,17 @@ create table streamer.minute (
     primary key (at, source_id)
 );
 
+-- The problems that the receiver of `notify` knows. A row goes once the receiver knows the end.
+create table streamer.notification (
+    kind text not null,
+    -- The place of the problem: database, sid, table, sequence, or the target or mapping.
+    subject jsonb not null,
+    severity text not null,
+    code text,
+    since timestamptz not null,
+    primary key (kind, subject)
+);
+
 create table streamer.relation (
     id bigint generated always as identity primary key,
     source_id bigint not null references streamer.source on delete cascade,

@@ -6,6 +6,7 @@ part, it holds a lock on the part's row. The attempt number is above 0, and 0 fo
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, Final
 
 from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Executor
@@ -21,6 +22,8 @@ class PartRecord:
     bytes_copied: int | None
     kind: Annotated[str | None, Codec("p.failure")]
     error: str | None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
 
 
 PARTS: Final = BookkeepingTable("sync_partition", "p", PartRecord)

@@ -185,9 +185,9 @@ def run(
     On SIGTERM or SIGINT, streamer stops reading, commits the changes it has, reports them to the
     sources and exits within 10 seconds. On a second signal it exits at once.
 
-    On SIGHUP, streamer reads the configuration again and applies changes to `sources`; unchanged
-    tables and sources continue. If the file has an error, streamer rejects the whole file. A
-    change of any setting outside `sources` needs a restart.
+    On SIGHUP, streamer reads the configuration again and applies changes to `sources` and
+    `notify`; unchanged tables and sources continue. If the file has an error, streamer rejects the
+    whole file. A change of any further setting needs a restart.
     """
     # Ignore the signal until the handlers exist: streamer has not read the configuration yet.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

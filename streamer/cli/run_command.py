@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from streamer.runtime.process.engine import Engine
 
 log = structlog.get_logger()
+
+_ADOPTED: Final = ("sources", "notify")
+"""Settings that `run` adopts as a whole, without a restart."""
 
 
 def select_sources(mapping: Mapping, only: list[str], *, may_miss: bool = False) -> Mapping:
@@ -247,6 +250,7 @@ async def _reload(
             static_mapping.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != current.mapping_database:
             raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
+        engine.adopt(settings)
         await admin.reload(settings, mapping)
         await engine.renew_passwords(settings.target.url)
     except ConfigurationError as exc:
@@ -260,7 +264,7 @@ async def _reload(
     restart_settings = [
         name
         for name in type(settings).model_fields
-        if name != "sources" and _differs(name, current, settings)
+        if name not in _ADOPTED and _differs(name, current, settings)
     ]
     if restart_settings:
         log.warning("these settings need a restart", settings=", ".join(restart_settings))

@@ -26,6 +26,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from streamer.config.connection_settings import ConnectionSettings, SecretText, Strict
 from streamer.config.hash_keys import HashKeySettings, HashSettings
+from streamer.config.notify_section import NotifySection
+from streamer.config.opentelemetry_section import OpenTelemetrySection
 from streamer.config.size_setting import Size
 from streamer.config.sync_section import SyncSection
 from streamer.config.yaml_file import Document, Location, format_location
@@ -608,9 +610,19 @@ class Settings(BaseSettings):
         description="Maximum number of rows per second that a verification reads from a "
         "source, unless `sync.rows_per_second` is lower.",
     )
+    statistics_interval: float = Field(
+        default=60,
+        ge=0,
+        le=86400,
+        description="Seconds between two lines of statistics in the log for each source: changes, "
+        "transactions, lag, retained WAL, and the time that the target takes. A source without "
+        "changes has no line. 0 switches the lines off.",
+    )
     sync: SyncSection = SyncSection()
     http: HttpSettings = HttpSettings()
     admin: AdminSettings = AdminSettings()
+    notify: NotifySection = NotifySection()
+    opentelemetry: OpenTelemetrySection = OpenTelemetrySection()
     spool: SpoolSettings = SpoolSettings()
     mapping_database: Path | None = Field(
         default=None,

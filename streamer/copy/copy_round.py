@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from streamer.apply.lanes.lane import MappedRelation
-from streamer.bookkeeping.copied_parts import read_ended_parts
+from streamer.bookkeeping.copied_parts import PartRecord, read_ended_parts
 from streamer.control.table_state import TableState
 from streamer.copy.copy_context import CopyContext
 from streamer.copy.copy_queue import CopyQueue
@@ -51,6 +51,7 @@ from streamer.errors.error_classes import (
     TargetFencedError,
 )
 from streamer.errors.error_reports import ErrorReport
+from streamer.observability.spans import Facts, Spans
 from streamer.postgres.credentials import passwords_renewed
 from streamer.schema_changes.changes_during_copy import ChangedDefinitions
 from streamer.source.catalog import SourceRelation, read_relations
@@ -420,6 +421,8 @@ class Round:
         await self._handle_failures([asdict(part) for part in ended if part.kind is not None])
         active = [copy for copy in active if not copy.is_done]
         copied = {(part.relation_id, part.part): part for part in ended if part.kind is None}
+        if (spans := self._context.metrics.spans) is not None:
+            self._add_spans(spans, active, copied.values())
         await self._reports.show_progress(Counter(relation_id for relation_id, _ in copied))
         remaining: list[CopyPart] = []
         for copy in active:
@@ -435,6 +438,21 @@ class Round:
                 )
         self._finishing.check()
         return remaining
+
+    def _add_spans(
+        self, spans: Spans, active: Iterable[TableCopy], parts: Iterable[PartRecord]
+    ) -> None:
+        names = {copy.mapped.relation_id: copy.name for copy in active}
+        for part in parts:
+            if part.relation_id in names and part.started_at and part.finished_at:
+                facts: Facts = {
+                    "source": self._context.label,
+                    "table": names[part.relation_id],
+                    "part": part.part,
+                    "rows": part.rows_copied or 0,
+                    "bytes": part.bytes_copied or 0,
+                }
+                spans.add_part(part.part, part.started_at, part.finished_at, facts)
 
     async def _monitor_parts(self, copying: "asyncio.Task[Any]", snapshot: HeldSnapshot) -> None:
         while True:

@@ -1,5 +1,6 @@
 """A lane's use of a connection of the drainer: requests, windows and large transactions."""
 
+import time
 from functools import partial
 from itertools import takewhile
 from typing import Final
@@ -12,7 +13,12 @@ from streamer.apply.lanes.spool import OpenTransactionDiscarded
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.quarantine.retry_and_drop import fulfil
 from streamer.apply.rows.fold import Counts
-from streamer.apply.write.commit_counts import count_changes, skipped_truncates
+from streamer.apply.write.commit_counts import (
+    count_changes,
+    count_seconds,
+    skipped_truncates,
+    table_labels,
+)
 from streamer.apply.write.conflicts import ConflictsFound
 from streamer.apply.write.planner import Planner
 from streamer.bookkeeping.relation_definitions import read_former_labels
@@ -161,7 +167,7 @@ class Turn:
     async def _apply(self, transactions: list[LaneTransaction], refused: Refused) -> None:
         """Apply as many finished transactions as the target accepts; raise the target's error."""
         done = 0
-        window = LaneWindow(self._lane)
+        window, began = LaneWindow(self._lane), time.monotonic()
         try:
             while True:
                 try:
@@ -181,6 +187,7 @@ class Turn:
             self._lane.drained(done)
             if done:
                 self._durable(window, done)
+                self._count_time(window, done, time.monotonic() - began)
             report_quarantine(self._lane, self._writer)
 
     async def _try(
@@ -250,13 +257,22 @@ class Turn:
             await self._writer.rollback()
         return count, error
 
+    def _count_time(self, window: LaneWindow, done: int, seconds: float) -> None:
+        count_seconds(self._metrics, window.relations, seconds)
+        if (spans := self._metrics.spans) is not None:
+            label, tables = self._lane.owner.source.label, len(window.relations)
+            spans.add_window(
+                "drainer", seconds, {"sources": label, "tables": tables, "transactions": done}
+            )
+
     def _durable(self, window: LaneWindow, done: int) -> None:
         self._lane.owner.lane_durable(self._lane, window.transactions[:done])
         for lane_transaction in window.transactions[:done]:
             release_delete_counts(self._lane, lane_transaction, self._metrics)
         for parts in window.parts[:done]:
             for mapped, changes, _ in parts:
-                count_changes(self._metrics, mapped, Counts().count(changes.payloads))
+                counts = Counts().count(changes.payloads)
+                count_changes(self._metrics, table_labels(mapped), counts)
 
 
 def _is_alone(lane_transaction: LaneTransaction) -> bool:

@@ -8,6 +8,7 @@ resync of a concerned table rolls back the whole transaction.
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final
 
@@ -18,7 +19,7 @@ from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.lanes.spool import OpenTransactionDiscarded
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.rows.fold import Counts
-from streamer.apply.write.commit_counts import count_changes
+from streamer.apply.write.commit_counts import count_changes, count_seconds, table_labels
 from streamer.apply.write.conflicts import ConflictsFound
 from streamer.apply.write.planner import Planner, known_plans
 from streamer.decode.pgoutput import Redefinition
@@ -97,6 +98,7 @@ class LargeTransaction:
     async def _apply_pieces(self, first: list[LaneTransaction], *, immediate: bool) -> None:
         writer, spool = self._writer, self._spool
         touched = self._touched = {}
+        began = time.monotonic()
         definitions = self._definitions = Definitions(writer, self._lane.owner, self._planner)
         (piece, *_) = first
         transaction = piece.transaction
@@ -153,7 +155,8 @@ class LargeTransaction:
         report_quarantine(self._lane, writer)
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():
-            count_changes(self._metrics, mapped, counts)
+            count_changes(self._metrics, table_labels(mapped), counts)
+        count_seconds(self._metrics, touched, time.monotonic() - began)
 
     @contextlib.asynccontextmanager
     async def _reading_ahead(

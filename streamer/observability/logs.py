@@ -125,5 +125,5 @@ def configure(level: str, log_format: LogFormat) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for noisy in ("asyncio", "httpx", "psycopg", "uvicorn.access", "py4j"):
+    for noisy in ("asyncio", "httpcore", "httpx", "psycopg", "uvicorn.access", "py4j"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -5,10 +5,11 @@
 
 import asyncio
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 from prometheus_client import (
@@ -32,7 +33,11 @@ from streamer.observability.table_metrics import (
     TableCounter,
     TableDetail,
     TableLabels,
+    TableSeconds,
 )
+
+if TYPE_CHECKING:
+    from streamer.observability.spans import Spans
 
 log = structlog.get_logger()
 
@@ -92,6 +97,12 @@ class Metrics:
             buckets=_LATENCY_SECONDS,
             registry=add,
         )
+        self.apply_seconds = TableSeconds(
+            "streamer_apply_seconds",
+            "Time in which the target writes a window of changes of a table; tables of the same "
+            "message have equal shares. Only the 20 tables with most time of a process",
+        )
+        self.collect_with(self.apply_seconds.read, self.apply_seconds.build)
         self.sync_rows = self._count_by_table(
             "streamer_sync_rows", "Rows copied; added when the copy of a table ends"
         )
@@ -130,11 +141,19 @@ class Metrics:
             "1 while the mapping database is damaged, deleted or replaced, or the mapping is lost",
             registry=add,
         )
+        self.notifications = Counter(
+            "streamer_notifications",
+            "Messages to the webhook of `notify`, by outcome: sent, or failed (streamer retries)",
+            ("outcome",),
+            registry=add,
+        )
         self.build = Info(
             "streamer_build", "Version, commit and implementation of the program", registry=add
         )
         self.build.info(build_facts.labels())
         ProcessCollector(registry=add)
+        self.spans: Spans | None = None
+        """The receiver of spans; None without an OpenTelemetry export."""
         self.changes_of_sources: dict[str, int] = {}
         """`changes_applied` by source label."""
         self.changes_of_tables: dict[tuple[str, str], tuple[int, datetime]] = {}
@@ -170,6 +189,13 @@ class Metrics:
         transactions, delays = self._of_source(database, sid or "")
         transactions.inc(len(commit_times))
         delays.observe_all(now, commit_times)
+
+    def transactions_of_sources(self) -> dict[tuple[str, str], int]:
+        """Return `transactions_applied` by database and sid."""
+        return {
+            names: int(sum(s.value for m in transactions.collect() for s in m.samples))
+            for names, (transactions, _) in self._sources.items()
+        }
 
     def _of_source(self, database: str, sid: str) -> tuple[Counter, "_Delays"]:
         """Return the series of a source, without a search by labels for every window."""
@@ -207,10 +233,16 @@ class Metrics:
         """Return all metrics as text. A thread renders them, so the event loop keeps serving
         streams.
         """
+        return await self.use_registry(partial(generate_latest, self.registry), asyncio.to_thread)
+
+    async def use_registry(
+        self, use: Callable[[], T], in_thread: Callable[[Callable[[], T]], Awaitable[T]]
+    ) -> T:
+        """Call *use*, which collects the registry, in a thread of *in_thread*."""
         facts = {id(collector): collector.read() for collector in self._collectors}
         token = _facts.set(facts)
         try:
-            return await asyncio.to_thread(generate_latest, self.registry)
+            return await in_thread(use)
         finally:
             _facts.reset(token)
 

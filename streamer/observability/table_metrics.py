@@ -5,11 +5,12 @@ tables a scrape shows one series for all tables of a source, with an empty label
 process still counts by table.
 """
 
+import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
 
 SOURCE: Final = ("database", "sid")
 TableLabels = tuple[str, str, str]
@@ -71,3 +72,46 @@ class TableCounter:
 
     def describe(self) -> Iterable[Metric]:
         return self.build({})
+
+
+class TableSeconds:
+    """The time that the target takes for the windows of each table.
+
+    A scrape shows the tables that took most time, so the number of series has a limit.
+    """
+
+    SHOWN: Final = 20
+
+    def __init__(self, name: str, help_text: str) -> None:
+        self.name, self.help_text = name, help_text
+        self._values: dict[TableLabels, tuple[float, int]] = {}
+        """The seconds and the number of windows of each table."""
+
+    def add(self, seconds: float, table: TableLabels) -> None:
+        """Count a window of *table*."""
+        total, count = self._values.get(table, (0.0, 0))
+        self._values[table] = total + seconds, count + 1
+
+    def by_source(self) -> dict[tuple[str, str], float]:
+        """Return the seconds of each source, by database and sid."""
+        sums: dict[tuple[str, str], float] = defaultdict(float)
+        for (database, sid, _), (seconds, _) in self._values.items():
+            sums[database, sid] += seconds
+        return sums
+
+    def read(self) -> list[tuple[TableLabels, float, int]]:
+        """Return the slowest tables with seconds and number of windows."""
+        values = ((table, seconds, count) for table, (seconds, count) in self._values.items())
+        return heapq.nlargest(self.SHOWN, values, key=lambda value: value[1])
+
+    def build(self, values: Iterable[tuple[TableLabels, float, int]]) -> Iterable[Metric]:
+        family = SummaryMetricFamily(self.name, self.help_text, labels=(*SOURCE, "table"))
+        for table, seconds, count in values:
+            family.add_metric(table, count, seconds)
+        return [family]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.build(self.read())
+
+    def describe(self) -> Iterable[Metric]:
+        return self.build(())

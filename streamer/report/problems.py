@@ -6,9 +6,9 @@ A problem has the same words, severity and remedy in every view.
 
 import enum
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC
-from typing import Any, Final, final
+from typing import Any, Final, Self, final
 
 from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError
 from streamer.errors.error_reports import ErrorReport, runbook_address
@@ -133,6 +133,14 @@ class Subject:
 
     def __str__(self) -> str:
         return " ".join(part for part in (self.source or self.other, self.object) if part)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the parts that the subject has, as the bookkeeping stores them."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, stored: dict[str, str]) -> Self:
+        return cls(**stored)
 
 
 @final

@@ -1,8 +1,8 @@
-"""Notices that many sources give at each start: the log has each once, with all its sources.
+"""Notices that many sources give at each start: a line of the log names all sources of a notice.
 
 A notice is a line about a lasting condition of a source, such as missing privileges. Sixty sources
 of a server would give the notice sixty times, and again after each lost connection. While an engine
-runs, a notice waits a moment for further sources, and is not repeated for a source.
+runs, a notice waits a moment for further sources, and no source repeats a notice.
 """
 
 import asyncio
@@ -35,7 +35,9 @@ class RepeatedNotices:
 
     def forget(self, event: str, source: str) -> None:
         """Allow *event* of *source* again, because the condition has ended."""
-        self._known = {known for known in self._known if (known[0], known[2]) != (event, source)}
+        self._known = {
+            notice for notice in self._known if (notice[0], notice[2]) != (event, source)
+        }
 
     async def run(self) -> None:
         """Log notices until cancelled."""
@@ -57,7 +59,7 @@ _notices: ContextVar[RepeatedNotices | None] = ContextVar("notices", default=Non
 
 
 def gather_notices() -> RepeatedNotices:
-    """Gather the notices of this task, and of the tasks that it starts."""
+    """Gather the notices of this task and of later subtasks."""
     notices = RepeatedNotices()
     _notices.set(notices)
     return notices

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,32 @@ async def wait_unless_idle(
             finally:
                 timer.cancel()
     return event.is_set()
+
+
+async def in_daemon_thread(function: Callable[[], T]) -> T:
+    """Run a blocking call without a lasting effect. A cancellation leaves the thread, and
+    no end of the process waits for the thread.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+    results: list[T] = []
+
+    def end() -> None:
+        if not ended.done() and results:
+            ended.set_result(results[0])
+        elif not ended.done():  # the thread has printed the error
+            ended.set_exception(RuntimeError(f"{function} failed"))
+
+    def run() -> None:
+        try:
+            results.append(function())
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(run,), daemon=True).start()
+    return await ended
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

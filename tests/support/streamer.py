@@ -62,6 +62,7 @@ class Streamer:
     async def apply(self) -> None:
         """Read the configuration again, as at SIGHUP."""
         self.settings, self.mapping = static_mapping.load(self.path)
+        self.engine.adopt(self.settings)
         await self.engine.apply(self.mapping)
 
     async def stop(self) -> None:

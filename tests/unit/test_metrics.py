@@ -63,6 +63,19 @@ async def test_too_many_tables_share_the_series_of_their_source() -> None:
     assert (applied("a"), applied("")) == (None, 3)
 
 
+async def test_a_scrape_shows_the_tables_that_take_most_time() -> None:
+    metrics = Metrics()
+    for number in range(30):
+        for _ in range(2):
+            metrics.apply_seconds.add(number / 2, ("shop", "", f"public.t{number:02}"))
+    lines = (await metrics.render()).decode().splitlines()
+    prefix = 'streamer_apply_seconds_sum{database="shop",sid="",table="public.'
+    shown = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+    assert (len(shown), shown[0], shown[-1]) == (20, 't29"} 29.0', 't10"} 10.0')
+    assert 'streamer_apply_seconds_count{database="shop",sid="",table="public.t29"} 2.0' in lines
+    assert metrics.apply_seconds.by_source() == {("shop", ""): sum(range(30))}
+
+
 EARLIER = datetime(2026, 1, 1, tzinfo=UTC)
 VERIFIED = VerificationRecord(
     1, EARLIER, datetime(2026, 1, 2, tzinfo=UTC), None, differing_rows=0, undecided_rows=0

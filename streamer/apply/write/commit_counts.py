@@ -1,6 +1,6 @@
 """Counts the commits of workers and drainers, for the metrics."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 
 from streamer.apply.lanes.lane import MappedRelation
@@ -17,9 +17,9 @@ def table_labels(mapped: MappedRelation) -> TableLabels:
     return (mapped.source.database, mapped.source.sid or "", str(mapped.mapping.source))
 
 
-def count_changes(metrics: Metrics, mapped: MappedRelation, counts: Counts) -> None:
+def count_changes(metrics: Metrics, table: TableLabels, counts: Counts) -> None:
     operations = {name: getattr(counts, name) for name in OPERATIONS}
-    metrics.count_changes(table_labels(mapped), operations)
+    metrics.count_changes(table, operations)
 
 
 def skipped_truncates(
@@ -37,18 +37,27 @@ def skipped_truncates(
     return {mapped: number for mapped, number in skipped.items() if number}
 
 
-def count_window(metrics: Metrics, window: LaneWindow) -> None:
+def count_seconds(metrics: Metrics, tables: Collection[MappedRelation], seconds: float) -> None:
+    """Count the time of a target transaction, of which each of *tables* has an equal share."""
+    for mapped in tables:
+        metrics.apply_seconds.add(seconds / len(tables), table_labels(mapped))
+
+
+def count_window(metrics: Metrics, window: LaneWindow, seconds: float) -> None:
+    """Count a window that the target wrote in *seconds*."""
     for mapped, relation in window.relations.items():
+        table = table_labels(mapped)
+        metrics.apply_seconds.add(seconds / len(window.relations), table)
         if relation.is_foldable:
             for counts in relation.counts:
-                count_changes(metrics, mapped, counts)
+                count_changes(metrics, table, counts)
         else:
             counts = Counts()
             for parts in window.parts:
                 for owner, changes, _ in parts:
                     if owner is mapped:
                         counts.count(changes.payloads)
-            count_changes(metrics, mapped, counts)
+            count_changes(metrics, table, counts)
 
 
 def count_lane_transactions(

@@ -42,6 +42,7 @@ from streamer.errors.error_classes import (
     TargetRejectedError,
 )
 from streamer.observability.metrics import Metrics
+from streamer.observability.spans import Facts, Spans
 from streamer.util.alarm import Alarm
 from streamer.util.backoff import Backoff
 from streamer.util.containment import contained
@@ -555,12 +556,14 @@ class Worker:
         self._parts_left = max(0, self._parts_left - 1)
         if window.lanes:
             self._metrics.commits.labels(str(self.number)).inc()
+        if self._metrics.spans is not None:
+            self._add_span(self._metrics.spans, window)
         moves = self._find_moves(window)
         for lane in list(window.lanes):
             lane_window = window.lanes.pop(lane)
             self._give_bytes(lane, lane_window.size)
             lane.applied(lane_window.transactions)
-            count_window(self._metrics, lane_window)
+            count_window(self._metrics, lane_window, self._write_seconds.get(lane, 0.0))
         now = time.monotonic()
         for lane, move in moves.items():
             if lane.is_held or lane.is_ending:
@@ -579,6 +582,17 @@ class Worker:
             elif home := self._hot_lanes.release(lane, now, is_cool=self._slow_lanes.is_cool(lane)):
                 log.debug("lane returned to its shared worker", lane=lane.name)
                 self._move(lane, home)
+
+    def _add_span(self, spans: Spans, window: Window) -> None:
+        seconds = time.monotonic() - self._pace.began_at
+        facts: Facts = {
+            "sources": ",".join(sorted({lane.owner.source.label for lane in window.lanes})),
+            "tables": window.relation_count,
+            "transactions": window.transaction_count,
+            "changes": window.change_count,
+            "bytes": window.size,
+        }
+        spans.add_window(str(self.number), seconds, facts)
 
     def _find_moves(self, window: Window) -> dict[Lane, Move]:
         """Record the write times of *window*, and return the move of each lane."""

@@ -164,7 +164,9 @@ def secrets_of(settings: Settings, mapping: Mapping) -> set[str]:
 
 
 def _secrets_in(value: Any) -> Iterable[str]:
-    if isinstance(value, BaseModel):
+    if isinstance(value, Secret):
+        yield value.reveal()
+    elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
             field = getattr(value, name)
             if isinstance(field, Secret):

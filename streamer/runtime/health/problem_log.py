@@ -28,13 +28,20 @@ class ProblemLog:
         self._read_problems = read_problems
         self._logged: dict[tuple[ProblemKind, Subject], Problem] = {}
 
-    async def run(self, bookkeeping: Bookkeeping, target: TargetHealth) -> None:
-        """Check until cancelled."""
+    async def run(
+        self,
+        bookkeeping: Bookkeeping,
+        target: TargetHealth,
+        on_checked: Callable[[Sequence[Problem]], None],
+    ) -> None:
+        """Check until cancelled; *on_checked* gets the problems of each check."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             if target.is_well:
                 await self.read(bookkeeping)
-            self.log_changes(self._read_problems())
+            problems = self._read_problems()
+            self.log_changes(problems)
+            on_checked(problems)
 
     async def read(self, bookkeeping: Bookkeeping) -> None:
         """Read the stored facts; after a failure, keep the former facts."""

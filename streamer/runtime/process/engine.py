@@ -33,6 +33,7 @@ from streamer.indexes.index_restorer import IndexRestorer
 from streamer.mapping.lost_mapping import MappingProblem
 from streamer.mapping.rules import Mapping, SourceMapping, find_source
 from streamer.observability.metrics import Metrics
+from streamer.observability.telemetry import open_telemetry
 from streamer.postgres.secret import Secret
 from streamer.runtime.health.readiness import Reason
 from streamer.runtime.process.open_services import opened_services
@@ -109,8 +110,14 @@ class Engine:
             self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
         )
         self._health = ProcessHealth(
-            self.metrics, self.target, self._guards, self.supervisors, self._mapping
+            self.metrics,
+            self.target,
+            self._guards,
+            self.supervisors,
+            self._mapping,
+            settings.statistics_interval,
         )
+        self.adopt(settings)
 
     @property
     def target(self) -> TargetHealth:
@@ -137,6 +144,10 @@ class Engine:
     async def apply(self, mapping: Mapping) -> None:
         """Switch to *mapping*, see `RunningMapping.change`."""
         await self._mapping.change(mapping)
+
+    def adopt(self, settings: Settings) -> None:
+        """Adopt the settings that change without a restart, apart from mapping and passwords."""
+        self._health.notifier.adopt(settings.notify)
 
     def confirm_mapping(self) -> None:
         """Publish the mapping of this process to the replicas after an operator's change."""
@@ -172,6 +183,7 @@ class Engine:
             parts.callback(notices.flush)
             tasks.start("notices", notices.run)
             tasks.start("checking the target", self._target_monitor.run)
+            await self._export_telemetry(parts, tasks)
             self._health.report(tasks, services.bookkeeping)
             await parts.enter_async_context(self._guards.running(self._mapping.now.sources))
             await self._migrate(services.bookkeeping)
@@ -181,6 +193,19 @@ class Engine:
                 if not self._is_partial:
                     await self._mapping.warn_of_forgotten(services.bookkeeping)
                 await self._stream(services)
+
+    async def _export_telemetry(
+        self, parts: contextlib.AsyncExitStack, tasks: EnduringTasks
+    ) -> None:
+        """Export metrics and spans, if configured. Raises SettingsError without the packages."""
+        section = self._settings.opentelemetry
+        if section.endpoint is not None:
+            export = await asyncio.to_thread(
+                open_telemetry, section.endpoint, section.headers, section.interval, self.metrics
+            )
+            self.metrics.spans = export if section.spans else None
+            parts.push_async_callback(export.close)
+            tasks.start("telemetry", export.run)
 
     async def _migrate(self, bookkeeping: Bookkeeping) -> None:
         """Wait for the target, and bring the bookkeeping up to date."""

@@ -1,14 +1,17 @@
-"""The problems of a process, for readiness, metrics and the log."""
+"""The problems of a process, for readiness, metrics, the log and notifications."""
 
 from collections.abc import Sequence
 from functools import partial
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.observability.metrics import Metrics
+from streamer.report.notice_duty import NoticeDuty
 from streamer.report.problems import Problem, of_mapping
 from streamer.runtime.health.gauges import ScrapeFacts, count_problems, families, read_facts
+from streamer.runtime.health.notifier import Notifier
 from streamer.runtime.health.problem_log import ProblemLog
-from streamer.runtime.health.readiness import Reason, find_problems, reason_of
+from streamer.runtime.health.readiness import STREAMING, Reason, find_problems, reason_of
+from streamer.runtime.health.statistics_log import StatisticsLog
 from streamer.runtime.health.wait_log import report_waits
 from streamer.runtime.process.running_mapping import RunningMapping
 from streamer.runtime.services import Health
@@ -28,6 +31,7 @@ class ProcessHealth:
         guards: BacklogGuards,
         supervisors: Sequence[Supervisor],
         mapping: RunningMapping,
+        statistics_interval: float,
     ) -> None:
         self.target = target
         self._metrics = metrics
@@ -35,14 +39,19 @@ class ProcessHealth:
         self._supervisors = supervisors
         self._mapping = mapping
         self._problem_log = ProblemLog(self.problems)
+        self.notifier = Notifier(metrics, target)
+        self._statistics = StatisticsLog(metrics, supervisors, statistics_interval)
         metrics.table_detail.count_tables = self._count_tables
         metrics.collect_with(self._gauge_facts, families)
 
     def report(self, tasks: EnduringTasks, bookkeeping: Bookkeeping) -> None:
-        """Start the tasks that log waits and problems."""
+        """Start the tasks that report waits, problems and statistics."""
         waits = partial(report_waits, bookkeeping, self.target, self._healths)
         tasks.start("reporting waits", waits)
-        tasks.start("reporting problems", partial(self._problem_log.run, bookkeeping, self.target))
+        problems = partial(self._problem_log.run, bookkeeping, self.target, self._notify)
+        tasks.start("reporting problems", problems)
+        tasks.start("notifying", partial(self.notifier.run, bookkeeping))
+        tasks.start("statistics", self._statistics.run)
 
     def problems(self) -> list[Problem]:
         """Return the problems of the target and of all sources of this process."""
@@ -56,12 +65,32 @@ class ProcessHealth:
         """Return the reasons why a source is not in sync; empty if all sources are."""
         reasons = [reason_of(problem) for problem in self.problems() if problem.blocks]
         if not self._supervisors:
-            state, problem = self._mapping.state, self._mapping.problem
-            if problem is None:
-                reasons.append({"state": state})
-            else:
-                reasons.append(reason_of(of_mapping(problem.report, state)))
+            problem = self._mapping_problem()
+            state: Reason = {"state": self._mapping.state}
+            reasons.append(state if problem is None else reason_of(problem))
         return reasons
+
+    def _mapping_problem(self) -> Problem | None:
+        """Return the reason why no source streams although the target has sources."""
+        lost = self._mapping.problem
+        if self._supervisors or lost is None:
+            return None
+        return of_mapping(lost.report, self._mapping.state)
+
+    def _notify(self, problems: Sequence[Problem]) -> None:
+        lost = self._mapping_problem()
+        self.notifier.check([*problems, *([] if lost is None else [lost])], self._duty())
+
+    def _duty(self) -> NoticeDuty:
+        """Return the subjects of which this process tells the receiver, and not a peer replica."""
+        holders, leads = self._mapping.fleet.holders, self._mapping.leads
+        streaming = {
+            supervisor.source.label: supervisor.condition[0] == STREAMING
+            for supervisor in self._supervisors
+            if supervisor.is_assigned or (leads and supervisor.source.label not in holders)
+        }
+        peers = {supervisor.source.label for supervisor in self._supervisors} - streaming.keys()
+        return NoticeDuty(leads, self.target.is_well, streaming, frozenset(peers))
 
     def _healths(self) -> list[tuple[str, Health]]:
         return [(supervisor.source.label, supervisor.health) for supervisor in self._supervisors]

@@ -57,6 +57,12 @@ class RunningMapping:
         """The replicas that this process knows."""
         return Fleet() if self.sources is None else self.sources.fleet
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process does the work that concerns no single source, and no peer does."""
+        first = min(self.now.sources, key=lambda source: source.label, default=None)
+        return first is None or self.sources is None or self.sources.leads(first)
+
     def led(self) -> Mapping:
         """Return the sources for which this process does the shared work of the replicas."""
         led = tuple(s for s in self.now.sources if self.sources is None or self.sources.leads(s))

@@ -1,0 +1,18 @@
+"""The receiver of spans: windows that the target has applied, and copied parts."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Protocol
+
+Facts = Mapping[str, int | str]
+"""The attributes of a span, by name."""
+
+
+class Spans(Protocol):
+    """Takes spans that have ended."""
+
+    def add_window(self, worker: str, seconds: float, facts: Facts) -> None:
+        """Add a window that *worker* has just finished after *seconds*."""
+
+    def add_part(self, part: int, began_at: datetime, ended_at: datetime, facts: Facts) -> None:
+        """Add a copied part of a table, unless added before."""

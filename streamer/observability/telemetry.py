@@ -1,0 +1,25 @@
+"""Opens the OpenTelemetry export, whose packages are an extra of the distribution."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from streamer.errors.error_classes import SettingsError
+from streamer.observability.metrics import Metrics
+from streamer.postgres.secret import Secret
+
+if TYPE_CHECKING:
+    from streamer.observability.opentelemetry_export import TelemetryExport
+
+
+def open_telemetry(
+    endpoint: str, headers: Mapping[str, Secret], interval: float, metrics: Metrics
+) -> "TelemetryExport":
+    """Return the export of *metrics* and spans. Raises SettingsError without the packages."""
+    try:
+        from streamer.observability.opentelemetry_export import TelemetryExport
+    except ModuleNotFoundError as exc:
+        raise SettingsError(
+            f"opentelemetry.endpoint is set, but the package of {exc.name} is not installed",
+            hint="run `pip install 'pg-streamer[otel]'`, or remove opentelemetry.endpoint",
+        ) from None
+    return TelemetryExport(endpoint, headers, interval, metrics)

@@ -1,0 +1,44 @@
+"""The problems that a process reports to the receiver of notifications. Pure.
+
+The process that runs a source reports the problems of the source. The leading replica reports the
+problems of the target, of the mapping, and of sources without a process.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import final
+
+from streamer.report.problem_notices import Key
+from streamer.report.problems import Problem, Subject
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NoticeDuty:
+    """``leads``: whether this process is the leading replica. ``own``: the sources of this process
+    by label, and whether each streams; ``peers``: the sources of peer replicas.
+    """
+
+    leads: bool = True
+    is_target_well: bool = True
+    own: Mapping[str, bool] = field(default_factory=dict)
+    peers: frozenset[str] = frozenset()
+
+    def covers(self, subject: Subject) -> bool:
+        """Whether this process reports the problems of *subject*."""
+        source = subject.source
+        return source in self.own or (self.leads and (source is None or source not in self.peers))
+
+    def may_end(self, key: Key) -> bool:
+        """Whether an absent problem has ended.
+
+        A source that does not stream hides the problems of tables. A source that the mapping lacks
+        has no problems.
+        """
+        _, subject = key
+        if not self.covers(subject):
+            return False
+        return self.is_target_well and self.own.get(subject.source or "", True)
+
+    def problems(self, problems: Iterable[Problem]) -> list[Problem]:
+        return [problem for problem in problems if self.covers(problem.subject)]
