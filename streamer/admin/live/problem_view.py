@@ -51,9 +51,10 @@ def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> 
 
 
 def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
-    """Return the problems that need an operator, of a table and of its source."""
+    """Return the problems that need an operator, of a table and of its source, errors first."""
     tables = [table for table in source["tables"] if table["source"] == name]
-    return problems_for_operator([source | {"tables": tables, "sequences": []}], target)
+    problems = problems_for_operator([source | {"tables": tables, "sequences": []}], target)
+    return sorted(problems, key=lambda problem: problem["kind"] != "bad")
 
 
 def shown(problem: Problem) -> Row:
