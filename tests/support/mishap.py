@@ -31,8 +31,8 @@ differently. The process reads for two views, and a command for itself.
 """
 _FIGURES: Final = re.compile(r"\d[\d.,]*( (ms|s|min|h))?")
 """Figures that grow between two views."""
-_CODE: Final = re.compile("</?code>")
-_MARKS: Final = re.compile(r"(<[^>]*>|[`;,:\s])+")
+_CODE: Final = re.compile("</?code>|`")
+_MARKS: Final = re.compile(r"(<[^>]*>|[;,:\s])+")
 """The page sets code as code, and the parts of a problem below each other, where other views have
 punctuation.
 """
@@ -204,7 +204,7 @@ class Site:
 
 def _plain(text: str) -> str:
     """Return a text without figures and marks."""
-    return _FIGURES.sub("#", _MARKS.sub(" ", text))
+    return _FIGURES.sub("#", _MARKS.sub(" ", _CODE.sub("", text)))
 
 
 def _strings(value: Any) -> Iterator[str]:
