@@ -184,6 +184,7 @@ def test_the_tree_was_found() -> None:
         "mapping.expressions",
         "mapping.relation_names",
         "mapping.rule_options",
+        "mapping.sid_and_history_columns",
         "postgres.keyed_hash",
         "postgres.secret",
     }

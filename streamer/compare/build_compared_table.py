@@ -22,7 +22,7 @@ from streamer.errors.error_classes import MappingError
 from streamer.mapping.expressions import Expression, over_columns
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID, STABLE_OIDS_END
+from streamer.mapping.sid_and_history_columns import SID, STABLE_OIDS_END
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 
@@ -240,7 +240,8 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
     if sid is not None:
         conditions.append(f"t.{quote_identifier(SID)} = {quote_literal(sid)}")
     if facts.mapping.type is TableType.HISTORY:
-        conditions.append(f"t.kvsz_end = {HISTORY_OPEN} and not t.kvsz_deleted")
+        history = facts.mapping.rule.history
+        conditions.append(f"{history.is_open('t')} and not {history.quoted('t')[2]}")
     if (deleted_at := facts.mapping.rule.deleted_at) is not None:
         conditions.append(f"t.{quote_identifier(deleted_at)} is null")
     for place, where in (("copy_where", facts.mapping.rule.copy_where), ("--where", facts.where)):

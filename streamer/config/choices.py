@@ -99,6 +99,11 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "deleted_at": "commit time of the deletion, or of the update that left the `filter`; NULL "
         "in all remaining rows",
     },
+    "history": {
+        "start": "the time at which the version begins; `kvsz_start` by default",
+        "end": "the time at which the version ends; `kvsz_end` by default",
+        "deleted": "whether a delete ended the version; `kvsz_deleted` by default",
+    },
     "on_delete": {
         "apply": "the target deletes the rows",
         "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the column "

@@ -47,6 +47,7 @@ from streamer.mapping.rule_options import (
     OnTableDropped,
     TableType,
     Transport,
+    VersionColumn,
 )
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
@@ -373,6 +374,13 @@ class TableSettings(Strict):
         "`committed_at`, `synced_at`, `lsn` and `operation`; with `on_delete: mark` also "
         "`deleted_at`.",
     )
+    history: dict[VersionColumn, str] = Field(
+        default={},
+        title="Columns of versions",
+        description="Overrides names of the global `history` for this table, which is of `type: "
+        "history`.",
+        examples=[{"start": "valid_from", "end": "valid_to", "deleted": "is_deleted"}],
+    )
     on_delete: OnDelete = Field(
         default=OnDelete.APPLY,
         title="When the source deletes rows",
@@ -573,6 +581,11 @@ class Settings(BaseSettings):
     on_error: OnError = Field(
         default=OnError.STOP,
         description="Reaction of a table when the target rejects a change.",
+    )
+    history: dict[VersionColumn, str] = Field(
+        default={},
+        description="Names of the columns with the validity of a version, in tables of `type: "
+        "history`.",
     )
     heartbeat_interval: float = Field(
         default=5.0,

@@ -36,6 +36,7 @@ from streamer.mapping.rule_options import (
     OnMaxRetainedWal,
     OnTableDropped,
     TableType,
+    VersionColumn,
     on_ddl_by_kind,
 )
 from streamer.mapping.rules import (
@@ -48,6 +49,12 @@ from streamer.mapping.rules import (
     target_of,
 )
 from streamer.mapping.shared_targets import find_clashes
+from streamer.mapping.sid_and_history_columns import (
+    HISTORY_ID,
+    SID,
+    USUAL_HISTORY,
+    HistoryColumns,
+)
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.keyed_hash import key_check
 from streamer.postgres.secret import Secret
@@ -83,6 +90,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
             for at, text in document.replaced.missing.items()
         },
         read_keys(settings.hash_keys),
+        settings.history,
     )
     return settings, builder.build()
 
@@ -144,12 +152,14 @@ class MappingBuilder:
         replaced: Replaced | None = None,
         faults: dict[Location, MappingFault] | None = None,
         hash_keys: AnyMapping[str, Secret | HashKeyError] = MappingProxyType({}),
+        history: AnyMapping[VersionColumn, str] = MappingProxyType({}),
     ) -> None:
         replaced = replaced or Replaced()
         self._variables = replaced.variables
         self._written = replaced.written
         self._faults = dict(faults or {})
         self._hash_keys = hash_keys
+        self._history = history
         self._groups = groups
         self._target_namespace = target_namespace
         self._on_error = on_error
@@ -347,6 +357,7 @@ class MappingBuilder:
             skip_truncate=table.skip_truncate,
             max_deleted_rows=table.max_deleted_rows,
             metadata=tuple((kind, named[kind]) for kind in MetadataKind if kind in named),
+            history=self._names_of_versions(table, place),
             on_delete=table.on_delete,
             priority=table.priority,
             create=table.create or create,
@@ -369,10 +380,10 @@ class MappingBuilder:
         if table.type is TableType.HISTORY:
             raise self._error(
                 (*place, "metadata"),
-                "a history table has kvsz_start and kvsz_end instead",
+                "a history table has the columns of `history` instead",
                 hint="remove it, or choose another type",
             )
-        written = {*(table.columns or {}).values(), *table.set, "sid"}
+        written = {*(table.columns or {}).values(), *table.set, SID}
         for kind, name in named.items():
             if name in written:
                 raise self._error(
@@ -387,6 +398,30 @@ class MappingBuilder:
                 )
             written.add(name)
         return named
+
+    def _names_of_versions(self, table: TableSettings, place: Location) -> HistoryColumns:
+        """Return the columns of versions, checked by the rules alone."""
+        if table.type is not TableType.HISTORY:
+            if table.history:
+                raise self._error((*place, "history"), "only `type: history` has versions")
+            return USUAL_HISTORY
+        names = {**self._history, **table.history}
+        history = HistoryColumns(**{kind.value: name for kind, name in names.items()})
+        written = {*(table.columns or {}).values(), *table.set, SID, HISTORY_ID}
+        for name in history.names:
+            if name in written:
+                raise self._error(
+                    (*place, "history"),
+                    f'column "{name}" already gets another value',
+                    hint="give each column of `history` a name of its own",
+                )
+            if not is_name(name):
+                raise self._error(
+                    (*place, "history"),
+                    f'"{name}" is not a column name: PostgreSQL allows 1 to 63 bytes',
+                )
+            written.add(name)
+        return history
 
     def _condition(self, text: str | None, place: Location) -> Expression | None:
         return None if text is None else self._expression(text, place)

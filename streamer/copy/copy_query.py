@@ -8,7 +8,7 @@ from streamer.apply.rows.binary_transfer import binary_types
 from streamer.copy.parts.ctid_ranges import PART_BYTES, CopySource, Heap
 from streamer.mapping.rule_options import MetadataKind, TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, SID
+from streamer.mapping.sid_and_history_columns import HISTORY_BEGIN, HISTORY_OPEN, SID
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.schema.target_relation import TargetRelation
 
@@ -87,7 +87,7 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
     if order.only is None:
         _add_metadata(selection, order)
     if order.mapping.type is TableType.HISTORY and order.only is None:
-        _add_history(selection, order.target)
+        _add_history(selection, order)
     rule = order.mapping.rule
     keys = {hashed.target: hashed.check for hashed in rule.hashes}
     hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
@@ -152,14 +152,11 @@ def _add_metadata(selection: _Selection, order: CopyOrder) -> None:
         selection.add_own(values[kind], name, is_binary=True)
 
 
-def _add_history(selection: _Selection, target: TargetRelation) -> None:
-    values = (
-        ("'1900-01-01 00:00:00+00'::timestamptz", "timestamp with time zone"),
-        ("'9999-01-01 00:00:00+00'::timestamptz", "timestamp with time zone"),
-        ("false", "boolean"),
-    )
-    for name, (value, type_name) in zip(HISTORY_COLUMNS, values, strict=True):
-        selection.add_own(value, name, is_binary=target.columns[name].type == type_name)
+def _add_history(selection: _Selection, order: CopyOrder) -> None:
+    values = (HISTORY_BEGIN, HISTORY_OPEN, "false")
+    types = order.mapping.rule.history.types
+    for (name, type_name), value in zip(types.items(), values, strict=True):
+        selection.add_own(value, name, is_binary=order.target.columns[name].type == type_name)
 
 
 def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:

@@ -660,7 +660,7 @@ def swap_of(copy: TableCopy) -> RowSwap:
         key=tuple((column.name, column.target.equality) for column in key),
         fixed=frozenset(c.name for c in copy.target.columns.values() if c.identity_always),
         sid=copy.sid,
-        is_history=is_history,
+        history=plan.history if is_history else None,
         at=copy.snapshot.source_time,
         scope=within,
         fills=copy.filled,

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
-    HISTORY_COLUMNS,
     HISTORY_OPEN,
     SID,
+    HistoryColumns,
 )
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 
@@ -49,8 +49,8 @@ class RowSwap:
     staging table has the rows of the source in that scope, and may have more. ``fills``: if given,
     set only these columns, in rows that both sides have. ``stamps``: columns that the swap writes,
     but does not compare. ``mark``: the column that marks a deleted row, quoted, and the assignments
-    that mark the row; only for a table with a key. ``is_history``: compare only open versions.
-    ``at``: the source's time.
+    that mark the row; only for a table with a key. ``history``: the columns of
+    versions; the swap compares only open versions. ``at``: the source's time.
     """
 
     table: str
@@ -60,7 +60,7 @@ class RowSwap:
     key: tuple[tuple[str, str], ...]
     fixed: frozenset[str]
     sid: str | None
-    is_history: bool
+    history: HistoryColumns | None
     at: str
     scope: str = "true"
     fills: tuple[str, ...] | None = None
@@ -73,8 +73,8 @@ class RowSwap:
     def _values(self) -> list[str]:
         """The columns whose values come from the source's rows."""
         ours = {SID} if self.sid is not None else set()
-        if self.is_history:
-            ours |= set(HISTORY_COLUMNS)
+        if self.history is not None:
+            ours |= set(self.history.names)
         return [name for name in self.columns if name not in ours]
 
     def _row(self, table: str) -> str:
@@ -97,7 +97,9 @@ class RowSwap:
     @property
     def _current(self) -> str:
         """The condition for rows of this source that the swap compares."""
-        return f"{self._owned} and t.kvsz_end = {HISTORY_OPEN}" if self.is_history else self._owned
+        if self.history is None:
+            return self._owned
+        return f"{self._owned} and {self.history.is_open('t')}"
 
     @property
     def _same_key(self) -> str:
@@ -149,8 +151,8 @@ class RowSwap:
             delete = f"delete from {self.rows} t where {self._owned} and {self.scope}"
             return [delete, self._insert("true")]
         deletes = mode is not WriteMode.KEEP
-        if self.is_history:
-            return list(self._history(deletes))
+        if self.history is not None:
+            return list(self._history(self.history, deletes))
         if not self.key:
             return list(self._by_count(deletes))
         return list(self._by_key(deletes, by_update))
@@ -220,47 +222,48 @@ class RowSwap:
     def _at(self) -> str:
         return f"{quote_literal(self.at)}::timestamptz"
 
-    def _open(self, rows: str, since: str) -> str:
+    def _open(self, history: HistoryColumns, rows: str, since: str) -> str:
         """Open versions with the values of the staged rows s in *rows*."""
         sid = [quote_literal(self.sid)] if self.sid is not None else []
         names = ([SID] if self.sid is not None else []) + self._values
         values = [*sid, *(f"s.{quote_identifier(name)}" for name in self._values)]
         return (
-            f"insert into {self.table} ({quote_columns([*names, *HISTORY_COLUMNS])}) "
+            f"insert into {self.table} ({quote_columns([*names, *history.names])}) "
             f"overriding system value "
             f"select {', '.join([*values, since, HISTORY_OPEN, 'false'])} {rows}"
         )
 
-    def _history(self, deletes: bool) -> Iterator[str]:
+    def _history(self, history: HistoryColumns, deletes: bool) -> Iterator[str]:
         """Close deleted and differing versions at the source's time, and open new versions."""
-        ends = f"kvsz_end = greatest(t.kvsz_start, {self._at})"
+        ends, deleted = (history.end_sql(self._at, mark, "t") for mark in (None, "true"))
+        end = history.quoted("t")[1]
         if not self.key:
             if deletes:
                 yield (
-                    f"{self._counted()} update {self.rows} t set {ends}, kvsz_deleted = true "
+                    f"{self._counted()} update {self.rows} t set {deleted} "
                     f"from here where {self._AT_PLACE} and not {self._also('here', 'there')}"
                 )
             missing = f"select streamer_ctid from there where not {self._also('there', 'here')}"
             rows = f"from {self.stage} s where s.ctid in ({missing})"
-            yield f"{self._counted()} {self._open(rows, HISTORY_BEGIN)}"
+            yield f"{self._counted()} {self._open(history, rows, HISTORY_BEGIN)}"
             return
         if deletes:
-            yield f"update {self.rows} t set {ends}, kvsz_deleted = true where {self._is_gone}"
+            yield f"update {self.rows} t set {deleted} where {self._is_gone}"
         closed = (
             f"update {self.rows} t set {ends} from {self.stage} s "
             f"where {self._same_key} and {self._current} and {self._differs} "
-            f"returning s.ctid as streamer_ctid, t.kvsz_end as streamer_since"
+            f"returning s.ctid as streamer_ctid, {end} as streamer_since"
         )
         rows = f"from closed join {self.stage} s on s.ctid = closed.streamer_ctid"
-        yield f"with closed as ({closed}) {self._open(rows, 'closed.streamer_since')}"
+        yield f"with closed as ({closed}) {self._open(history, rows, 'closed.streamer_since')}"
         # A returning key's version begins no earlier than the end of its last version.
         since = (
-            f"(select case when max(t.kvsz_end) is null then {HISTORY_BEGIN} "
-            f"else greatest({self._at}, max(t.kvsz_end)) end "
+            f"(select case when max({end}) is null then {HISTORY_BEGIN} "
+            f"else greatest({self._at}, max({end})) end "
             f"from {self.rows} t where {self._same_key} and {self._owned})"
         )
         rows = (
             f"from {self.stage} s where not exists "
             f"(select from {self.rows} t where {self._same_key} and {self._current})"
         )
-        yield self._open(rows, since)
+        yield self._open(history, rows, since)

@@ -90,6 +90,14 @@ METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
 """The types of metadata columns, by PostgreSQL's names."""
 
 
+class VersionColumn(enum.StrEnum):
+    """The columns of a history table with the validity of a version."""
+
+    START = "start"
+    END = "end"
+    DELETED = "deleted"
+
+
 class DdlKind(enum.StrEnum):
     """The kinds of changes of a definition that streamer understands."""
 

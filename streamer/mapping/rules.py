@@ -39,6 +39,7 @@ from streamer.mapping.rule_options import (
     TableType,
     Transport,
 )
+from streamer.mapping.sid_and_history_columns import USUAL_HISTORY, HistoryColumns
 from streamer.postgres.keyed_hash import KeyedHash
 from streamer.postgres.secret import Secret
 
@@ -94,6 +95,7 @@ class TableRule:
     skip_truncate: bool = False
     metadata: tuple[tuple[MetadataKind, str], ...] = ()
     """Columns of the target with facts about the last change of a row."""
+    history: HistoryColumns = USUAL_HISTORY
     on_delete: OnDelete = OnDelete.APPLY
     max_deleted_rows: int | None = None
     """A source transaction that deletes more rows, or truncates, waits for an operator."""

@@ -19,8 +19,8 @@ from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
     HISTORY_ID,
     HISTORY_OPEN,
-    HISTORY_TYPES,
     SID,
+    HistoryColumns,
 )
 from streamer.postgres.quoting import quote_columns, quote_identifier
 from streamer.schema.columns_in_expressions import (
@@ -31,19 +31,7 @@ from streamer.schema.columns_in_expressions import (
 from streamer.schema.source_definition import ColumnChange, DefinedColumn
 
 IDENTITIES: Final = {"a": "always", "d": "by default"}
-_HISTORY_DEFAULTS: Final = {
-    "kvsz_start": HISTORY_BEGIN,
-    "kvsz_end": HISTORY_OPEN,
-    "kvsz_deleted": "false",
-}
-HISTORY: Final = (
-    DefinedColumn(0, HISTORY_ID, "bigint", identity="d"),
-    *(
-        DefinedColumn(0, name, kind, not_null=True, default=_HISTORY_DEFAULTS[name])
-        for name, kind in HISTORY_TYPES.items()
-    ),
-)
-"""The columns that a history table has beside the source's columns."""
+_HISTORY_DEFAULTS: Final = (HISTORY_BEGIN, HISTORY_OPEN, "false")
 NO_CHANGES: Final[Mapping[str, ColumnChange]] = MappingProxyType({})
 
 
@@ -76,7 +64,35 @@ def desired_columns(
     desired += [
         DefinedColumn(0, name, computed_types.get(name, "text")) for name, _ in mapping.rule.set
     ]
-    return desired + list(HISTORY if mapping.type is TableType.HISTORY else ())
+    if mapping.type is not TableType.HISTORY:
+        return desired
+    refuse_names_of_history(mapping, [column.name for column in desired])
+    return desired + history_columns(mapping.rule.history)
+
+
+def refuse_names_of_history(mapping: RelationMapping, names: Iterable[str]) -> None:
+    """Refuse a column of the source that would go to a column of versions.
+
+    *names*: the target's names of the source's columns. Raises TargetSchemaError.
+    """
+    if taken := sorted(set(names).intersection(mapping.rule.history.names)):
+        raise TargetSchemaError(
+            f'a column of source table "{mapping.source}" would go to column "{taken[0]}" of '
+            f'history table "{mapping.target}", which streamer writes itself',
+            hint="rename the column with `columns`, or the columns of versions with `history`",
+        )
+
+
+def history_columns(history: HistoryColumns) -> list[DefinedColumn]:
+    """Return the columns that a history table has beside the source's columns."""
+    types = zip(history.types.items(), _HISTORY_DEFAULTS, strict=True)
+    return [
+        DefinedColumn(0, HISTORY_ID, "bigint", identity="d"),
+        *(
+            DefinedColumn(0, name, kind, not_null=True, default=default)
+            for (name, kind), default in types
+        ),
+    ]
 
 
 def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None) -> DefinedColumn:
@@ -193,13 +209,13 @@ def type_clause(column: DefinedColumn) -> str:
     return column.type + (f" collate {column.collation}" if column.collation else "")
 
 
-def history_keys(key: Sequence[str], timing: str = "") -> tuple[str, str]:
+def history_keys(key: Sequence[str], history: HistoryColumns, timing: str = "") -> tuple[str, str]:
     """Return the columns of a history's primary key, and the SQL for one open version of a key.
 
     The SQL is the columns of a unique index or, with *timing*, a deferrable constraint.
     """
     primary = f"({quote_columns([*key, HISTORY_ID])})"
-    is_open = f"kvsz_end = {HISTORY_OPEN}"
+    is_open = f"{quote_identifier(history.end)} = {HISTORY_OPEN}"
     if not timing:
         return primary, f"({quote_columns(key)}) where {is_open}"
     equal = ", ".join(f"{quote_identifier(name)} with =" for name in key)

@@ -24,7 +24,7 @@ from typing import Final
 
 from streamer.mapping.relation_names import NAME_BYTES_MAX, RelationName
 from streamer.mapping.rule_options import Create, TableType
-from streamer.mapping.sid_and_history_columns import SID
+from streamer.mapping.sid_and_history_columns import SID, HistoryColumns
 from streamer.postgres.quoting import (
     quote_columns,
     quote_identifier,
@@ -394,7 +394,7 @@ class Renderer:
         """Render the primary key of a history, and the index of open versions."""
         table, name, timing = self._place.quoted, self.free(key.name), key.timing
         add, whole = self._add(name), quote_identifier(name)
-        listed, versions = history_keys(columns, timing)
+        listed, versions = history_keys(columns, self._place.mapping.rule.history, timing)
         primary = Planned(
             ObjectKind.UNIQUE,
             name,
@@ -542,8 +542,9 @@ class Renderer:
             )
         if place.mapping.type is TableType.HISTORY:
             raise _UnmadeError(f'"{place.mapping.target}" is a history: its key is not unique')
-        if place.mapping.rule.filter is not None:
-            raise _UnmadeError(f'`filter` keeps rows out of "{place.mapping.target}"')
+        if place.mapping.rule.may_lack_rows:
+            condition = "copy_where" if place.mapping.rule.filter is None else "filter"
+            raise _UnmadeError(f'`{condition}` keeps rows out of "{place.mapping.target}"')
         if place.has_sid and not self._place.has_sid:
             raise _UnmadeError(f'only "{place.mapping.target}" has a column sid')
 
@@ -575,9 +576,9 @@ def versions_name(key: str, target: RelationName) -> str:
     return other_name(f"{key} versions", target)
 
 
-def is_of_open_versions(index: IndexDefinition) -> bool:
+def is_of_open_versions(index: IndexDefinition, history: HistoryColumns) -> bool:
     """Whether an index holds the open versions of a history."""
-    return "kvsz_end" in index.uses and "9999-01-01" in (index.predicate or "")
+    return history.end in index.uses and "9999-01-01" in (index.predicate or "")
 
 
 def draws_from(sequence: str) -> str:

@@ -116,7 +116,7 @@ class NewTable:
         """The statements that create the table, CREATE TABLE first. Raises TargetSchemaError."""
         parts, key, after = [column_clause(column) for column in self.columns], self.key, []
         if self.mapping.type is TableType.HISTORY:
-            primary, versions = history_keys(key, self.timing)
+            primary, versions = history_keys(key, self.mapping.rule.history, self.timing)
             parts.append(f"primary key {primary}")
             if key and self.timing:
                 parts.append(versions)

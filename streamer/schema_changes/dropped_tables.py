@@ -4,14 +4,18 @@ A single transaction ends the open versions of a history and removes the relatio
 before its COMMIT leaves the record, and the next start finds the table missing again.
 """
 
+from typing import Final
+
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.registered_relations import remove_relation
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID
+from streamer.mapping.sid_and_history_columns import SID, HistoryColumns
 from streamer.postgres.quoting import quote_identifier
 from streamer.target.catalog import read_relation
 from streamer.target.connection import may_replace_role, transaction
 from streamer.util.failpoints import failpoint
+
+_AT: Final = "$1::text::timestamptz"
 
 
 async def forget_dropped(
@@ -19,6 +23,7 @@ async def forget_dropped(
     relation_id: int,
     target: RelationName,
     sid: str | None,
+    history: HistoryColumns,
     *,
     ends_at: str | None,
 ) -> None:
@@ -39,9 +44,8 @@ async def forget_dropped(
                     condition = f"{quote_identifier(SID)}::text = $2"
                     values.append(sid)
                 await connection.execute(
-                    f"update {relation.rows} set kvsz_end ="
-                    " greatest(kvsz_start, $1::text::timestamptz), kvsz_deleted = true"
-                    f" where kvsz_end = {HISTORY_OPEN} and {condition}",
+                    f"update {relation.rows} set {history.end_sql(_AT, 'true')}"
+                    f" where {history.is_open()} and {condition}",
                     *values,
                 )
             await remove_relation(connection, relation_id)

@@ -8,7 +8,8 @@ from streamer.compare.read_both_definitions import read_differences
 from streamer.config import static_mapping
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import resolve
-from streamer.schema.desired_columns import HISTORY, column_clause
+from streamer.mapping.sid_and_history_columns import USUAL_HISTORY
+from streamer.schema.desired_columns import column_clause, history_columns
 from streamer.source.catalog import read_relations
 from streamer.source.connection import connection
 from streamer.target.catalog import read_relation
@@ -160,7 +161,7 @@ async def test_the_index_of_open_versions_is_no_difference_and_others_of_them_ar
     source.execute(
         "create table p (id int primary key); create table t (id int primary key, v int)"
     )
-    versions = ", ".join(map(column_clause, HISTORY))
+    versions = ", ".join(map(column_clause, history_columns(USUAL_HISTORY)))
     target.execute(
         "create table p (id int primary key); create table w (id int not null, v int,"
         f" {versions}, primary key (id, kvsz_id));"

@@ -21,7 +21,7 @@ def test_a_key_that_is_checked_late_at_the_source_is_so_at_the_target(timing: st
     history = relation_mapping(table_type=TableType.HISTORY)
     (statement,) = NewTable(late, history, None, {}).statements
     assert (
-        f"exclude using btree (\"id\" with =) where (kvsz_end = '9999-01-01 00:00:00+00'::timestamptz){timing}"
+        f'exclude using btree ("id" with =) where ("kvsz_end" = \'9999-01-01 00:00:00+00\'::timestamptz){timing}'
         in statement
     )
 

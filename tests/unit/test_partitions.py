@@ -107,7 +107,7 @@ def test_rows_of_a_partition_that_left_leave_the_target() -> None:
     (statement,) = translate(LEFT, sid="it's")
     assert statement.startswith('delete from only "dw"."w" where "sid"::text = \'it\'\'s\' and (')
     (statement,) = translate(LEFT, mapping(TableType.HISTORY))
-    assert "kvsz_deleted = true where kvsz_end = '9999-01-01 00:00:00+00'" in statement
+    assert '"kvsz_deleted" = true where "kvsz_end" = \'9999-01-01 00:00:00+00\'' in statement
     assert translate(LEFT, mapping(TableType.APPEND)) == []
     assert translate(LEFT, brings_rows=True) == []
     rest = partition_difference(TREE, (ROOT, EU, EU_1))

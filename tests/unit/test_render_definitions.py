@@ -61,6 +61,7 @@ def place(
     has_sid: bool = True,
     exclude: str = "",
     filter: str | None = None,
+    copy_where: str | None = None,
     set: str | None = None,
     hashed: str = "",
 ) -> TargetPlace:
@@ -69,6 +70,7 @@ def place(
         type=type,
         exclude=frozenset(exclude.split()),
         filter=None if filter is None else parse_expression(filter),
+        copy_where=None if copy_where is None else parse_expression(copy_where),
         set=() if set is None else ((set, parse_expression("'x'")),),
         hashes=tuple(ColumnHash(c, c, "people", "0", Secret("k")) for c in hashed.split()),
     )
@@ -120,6 +122,8 @@ def test_reasons_name_what_the_target_lacks() -> None:
     computed = plan(place(set="c"), place(OTHER, filter="id > 0"))
     assert computed["c_ok"].reason == '`set` computes column "c"'
     assert computed["fk"].reason == '`filter` keeps rows out of "public.other"'
+    copied = plan(place(), place(OTHER, copy_where="id > 0"))
+    assert copied["fk"].reason == '`copy_where` keeps rows out of "public.other"'
     assert computed["fk"].sql == (
         'alter table "public"."t" add constraint "fk" FOREIGN KEY (b) REFERENCES other(id)'
     )

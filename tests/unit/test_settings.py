@@ -252,3 +252,28 @@ def test_a_condition_of_copies_uses_columns_that_the_target_has(tmp_path: Path, 
     file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {refused}"))
     with pytest.raises(MappingError, match=r'copy_where: the target does not have column "v"'):
         static_mapping.load(file)
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ("{history: {end: until}}", "history: only `type: history` has versions"),
+        ("{type: history, history: {end: valid_from}}", '"valid_from" already gets another value'),
+        ("{type: history, history: {end: ''}}", '"" is not a column name'),
+        ("{type: history, columns: {a: valid_from}}", '"valid_from" already gets another value'),
+        ("{type: history, history: {begin: since}}", r"history\.begin"),
+    ],
+)
+def test_columns_of_versions_need_names_of_their_own(
+    tmp_path: Path, table: str, named: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    text = f"history: {{start: valid_from}}\n{LEFT_OUT}"
+    file.write_text(text.replace("orders: {}", "orders: {type: history, history: {end: until}}"))
+    (rule,) = (
+        r for r in static_mapping.load(file)[1].sources[1].rules if r.pattern.name == "orders"
+    )
+    assert rule.history.names == ("valid_from", "until", "kvsz_deleted")
+    file.write_text(text.replace("orders: {}", f"orders: {table}"))
+    with pytest.raises(StreamerError, match=named):
+        static_mapping.load(file)

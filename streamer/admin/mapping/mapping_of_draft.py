@@ -127,6 +127,7 @@ def build_mapping(
         places.describe,
         variables,
         faults,
+        history=settings.history,
     ).build()
 
 
@@ -244,6 +245,7 @@ def check_table(fields: Row, settings: Settings) -> None:
             settings.target.create,
             settings.spool.is_lasting,
             lambda location: _field(location),
+            history=settings.history,
         ).build()
     except ValidationError as exc:
         error = explain(exc, _field)

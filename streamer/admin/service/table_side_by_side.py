@@ -10,7 +10,7 @@ from streamer.config.settings import Settings
 from streamer.errors.error_classes import MappingError, SourceConnectionError
 from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, TableRule
-from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, SID
+from streamer.mapping.sid_and_history_columns import SID
 from streamer.schema.target_relation import TargetRelation
 from streamer.source.catalog import SourceRelation
 
@@ -112,7 +112,7 @@ def _columns(
             note = "computed"
         elif name == SID:
             note = "the source's sid"
-        elif name in HISTORY_COLUMNS:
+        elif name in mapping.rule.history.names:
             note = "validity of the version"
         yield {
             "source": None,

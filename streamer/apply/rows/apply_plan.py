@@ -28,12 +28,11 @@ from streamer.mapping.expressions import Expression
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import (
-    HISTORY_COLUMNS,
     HISTORY_ID,
-    HISTORY_TYPES,
     SID,
     STABLE_OIDS_END,
     TABLE_COLUMNS_MAX,
+    HistoryColumns,
 )
 from streamer.postgres.quoting import (
     quote_qualified,
@@ -134,6 +133,10 @@ class ApplyPlan:
     @property
     def filter(self) -> Expression | None:
         return self.mapping.rule.filter
+
+    @property
+    def history(self) -> HistoryColumns:
+        return self.mapping.rule.history
 
     @property
     def may_lack_rows(self) -> bool:
@@ -268,7 +271,7 @@ class ApplyPlan:
         """
         types = {
             name: self.target.columns[name].type
-            for name in HISTORY_COLUMNS
+            for name in self.history.names
             if name in self.target.columns
         }
         leading = {column.name for column in self.key} | ({SID} if self.sid is not None else set())
@@ -276,7 +279,7 @@ class ApplyPlan:
             self.type is TableType.HISTORY
             and self.identity is Identity.KEY
             and self.relation.replica_identity != "f"
-            and types == HISTORY_TYPES
+            and types == self.history.types
             and not self.has_expressions
             and not self.may_outlive
             and not self.target.has_row_triggers

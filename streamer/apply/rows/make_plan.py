@@ -16,14 +16,20 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import METADATA_TYPES, DdlKind, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import (
-    HISTORY_COLUMNS,
     SID,
+    USUAL_HISTORY,
 )
 from streamer.postgres.quoting import (
     quote_identifier,
     quote_qualified,
 )
-from streamer.schema.desired_columns import HISTORY, NO_CHANGES, add_columns_sql, columns_to_add
+from streamer.schema.desired_columns import (
+    NO_CHANGES,
+    add_columns_sql,
+    columns_to_add,
+    history_columns,
+    refuse_names_of_history,
+)
 from streamer.schema.source_definition import ColumnChange, DefinedColumn
 from streamer.schema.target_relation import TargetRelation
 
@@ -71,6 +77,7 @@ def make_plan(
     if target.has_sid and not has_sid and sid is not None:
         raise two_sids(mapping)
     if mapping.type is TableType.HISTORY:
+        refuse_names_of_history(mapping, [column.name for column in columns])
         _check_history_columns(mapping, target)
     columns = _with_computed(columns, mapping, target, computed_types or {}, has_sid=has_sid)
     identity: Identity = Identity.NONE
@@ -149,7 +156,7 @@ def _with_computed(
     """Add the computed columns of `set`, in place of source values or as additional columns."""
     by_name = {column.name: column for column in columns}
     is_history = mapping.type is TableType.HISTORY
-    ours = (*((SID,) if has_sid else ()), *(HISTORY_COLUMNS if is_history else ()))
+    ours = (*((SID,) if has_sid else ()), *(mapping.rule.history.names if is_history else ()))
     for name, expression in mapping.rule.set:
         if name in ours:
             raise TargetSchemaError(
@@ -337,14 +344,23 @@ def match_columns(
 
 
 def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
-    absent = [name for name in HISTORY_COLUMNS if name not in target.columns]
-    if absent:
-        additions = [column for column in HISTORY if column.name in absent]
-        table = quote_qualified(target.name.namespace, target.name.name)
-        raise TargetSchemaError(
-            f'history table "{mapping.target}" has no column "{absent[0]}"',
-            hint=Remedy.of("run there: ", at_target(*add_columns_sql(table, additions))),
-        )
+    history = mapping.rule.history
+    absent = [name for name in history.names if name not in target.columns]
+    if not absent:
+        return
+    table = quote_qualified(target.name.namespace, target.name.name)
+    # If the table has these columns by other names, new columns would make all versions open.
+    usual = dict(zip(history.names, USUAL_HISTORY.names, strict=True))
+    renames = [
+        f"alter table {table} rename {quote_identifier(usual[name])} to {quote_identifier(name)}"
+        for name in absent
+        if usual[name] in target.columns and usual[name] not in history.names
+    ]
+    additions = [column for column in history_columns(history) if column.name in absent]
+    raise TargetSchemaError(
+        f'history table "{mapping.target}" has no column "{absent[0]}"',
+        hint=Remedy.of("run there: ", at_target(*(renames or add_columns_sql(table, additions)))),
+    )
 
 
 def _check_identity_columns(
@@ -374,7 +390,7 @@ def _check_unfilled_columns(
 ) -> None:
     filled = {column.name for column in columns} | ({SID} if has_sid else set())
     if mapping.type is TableType.HISTORY:
-        filled |= set(HISTORY_COLUMNS)
+        filled |= set(mapping.rule.history.names)
     for column in target.unfilled(filled):
         table = quote_qualified(target.name.namespace, target.name.name)
         alter = f"alter table {table} alter column {quote_identifier(column.name)}"

@@ -35,7 +35,6 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, from_datetime
 from streamer.decode.tuples import PendingRow
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
-    HISTORY_COLUMNS,
     HISTORY_ID,
     HISTORY_OPEN,
 )
@@ -71,6 +70,7 @@ class VersionStatements:
         range, which sets do not expect.
         """
         plan, statements, stage = self.plan, self.statements, self.statements.stage
+        (_, end, deleted), (start, t_end, _) = plan.history.quoted(), plan.history.quoted("t")
         same_key = self.statements.matches_new_key
         doubles = "0"
         if not all(column.target.equality_is_bytewise for column in plan.key):
@@ -92,15 +92,15 @@ class VersionStatements:
             untaken = ", null, null"
         return f"""
 with closed as (
-    update {statements.rows} t set kvsz_end = s.at, kvsz_deleted = s.op = {OP_DELETE}
+    update {statements.rows} t set {end} = s.at, {deleted} = s.op = {OP_DELETE}
     from pg_temp.{stage} s where s.op <> {OP_INSERT} and {same_key}
-    and t.kvsz_end = {HISTORY_OPEN} and t.kvsz_start <= s.at returning s.seq){numbers}
+    and {t_end} = {HISTORY_OPEN} and {start} <= s.at returning s.seq){numbers}
 select count(*) as seq, count(distinct seq) as keys, {doubles} as same,
        null::timestamptz as last_end, false as is_open{taken_numbers} from closed
 union all
-select s.seq, 0, 0, max(t.kvsz_end) filter (where t.kvsz_end < {HISTORY_OPEN}),
-       bool_or(case when s.op = {OP_INSERT} then t.kvsz_end >= {HISTORY_OPEN}
-               else t.kvsz_end > {HISTORY_OPEN} end or t.kvsz_end < {HISTORY_BEGIN}){untaken}
+select s.seq, 0, 0, max({t_end}) filter (where {t_end} < {HISTORY_OPEN}),
+       bool_or(case when s.op = {OP_INSERT} then {t_end} >= {HISTORY_OPEN}
+               else {t_end} > {HISTORY_OPEN} end or {t_end} < {HISTORY_BEGIN}){untaken}
 from pg_temp.{stage} s join {statements.rows} t on {same_key}
 where s.mask is not null group by s.seq"""
 
@@ -181,7 +181,7 @@ where s.mask is not null group by s.seq"""
         names = self.statements.insert_columns
         sid = len(names) - len(self.plan.columns)
         numbered = [HISTORY_ID] if self.plan.history_sequence is not None else []
-        return [*names[:sid], *numbered, *HISTORY_COLUMNS, *names[sid:]]
+        return [*names[:sid], *numbered, *self.plan.history.names, *names[sid:]]
 
     def encode(
         self, chains: Chains, ends: dict[int, int], numbers: Sequence[int] | None

@@ -63,7 +63,7 @@ class Statements(SetStatements):
 
     @property
     def _end(self) -> str:
-        """SQL of ``kvsz_end`` of the versions that changes act on."""
+        """SQL of the end of the versions that changes act on."""
         if self.ended_at is None:
             return HISTORY_OPEN
         return f"{quote_literal(self.ended_at.isoformat())}::timestamptz"
@@ -72,15 +72,16 @@ class Statements(SetStatements):
     def _is_current(self) -> str:
         """SQL that finds the versions that changes act on."""
         if self.ended_at is None:
-            return f"t.kvsz_end = {HISTORY_OPEN}"
-        return f"t.kvsz_end = greatest(t.kvsz_start, {self._end}) and t.kvsz_deleted"
+            return self.plan.history.is_open("t")
+        start, end, deleted = self.plan.history.quoted("t")
+        return f"{end} = greatest({start}, {self._end}) and {deleted}"
 
     def _times(self, begin: str) -> dict[str, str]:
         """Return the values of a version that begins at *begin*, by column."""
-        if self.ended_at is None:
-            return {"kvsz_start": begin, "kvsz_end": HISTORY_OPEN, "kvsz_deleted": "false"}
-        end = f"greatest({begin}, {self._end})"
-        return {"kvsz_start": begin, "kvsz_end": end, "kvsz_deleted": "true"}
+        values = (begin, HISTORY_OPEN, "false")
+        if self.ended_at is not None:
+            values = (begin, f"greatest({begin}, {self._end})", "true")
+        return dict(zip(self.plan.history.names, values, strict=True))
 
     def ordered(self, *, partial: bool, notes: bool = True, cascades: bool = False) -> str:
         """Return a block that applies each staged change, in order of ``seq``.
@@ -337,14 +338,15 @@ end loop;"""
         if not self.plan.may_outlive or not self.plan.version_key:
             return ""
         at = RowPlace(f"{self._matches_version_key()} and {self._is_current}")
-        return self.update_rows("kvsz_end = greatest(t.kvsz_start, s.at)", at) + ";\n"
+        return self.update_rows(self.plan.history.end_sql("s.at", table="t"), at) + ";\n"
 
     @property
     def _last_end(self) -> str:
         """The end of the last closed version of a key, which may be later than the change. A
         source's clock may go back, and a copy closes versions at an approximate time.
         """
-        return f"max(t.kvsz_end) filter (where t.kvsz_end < {self._end})"
+        end = self.plan.history.quoted("t")[1]
+        return f"max({end}) filter (where {end} < {self._end})"
 
     def _matches_version_key(self) -> str:
         return self._matches((c, f"s.{self.new(c)}") for c in self.plan.version_key)
@@ -466,7 +468,8 @@ end loop;"""
                 f"from {rows} t where {self._matches_version_key()} into streamer_since; end if;"
             )
         close = (
-            f"{self.end_versions(deleted, FOUND)} returning t.kvsz_end, t.tableoid, t.ctid "
+            f"{self.end_versions(deleted, FOUND)} "
+            f"returning {self.plan.history.quoted('t')[1]}, t.tableoid, t.ctid "
             "into streamer_since, streamer_relid, streamer_ctid;"
         )
         version = self.row_of(self._values(partial=partial)) | self._times("streamer_since")

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.mapping.rule_options import TableType
-from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, HISTORY_ID
+from streamer.mapping.sid_and_history_columns import HISTORY_ID
 from streamer.postgres.quoting import do_block, quote_literal
 from streamer.schema.target_relation import TargetColumn
 
@@ -26,7 +26,7 @@ class PlannedFacts:
     def _columns(self) -> list[TargetColumn]:
         columns = [column.target for column in self.plan.columns]
         if self.plan.type is TableType.HISTORY:
-            columns += [self.plan.target.columns[name] for name in HISTORY_COLUMNS]
+            columns += [self.plan.target.columns[name] for name in self.plan.history.names]
             if self.plan.history_sequence is not None:
                 columns.append(self.plan.target.columns[HISTORY_ID])
         return columns

@@ -197,8 +197,7 @@ class SetStatements:
         return self.update_rows(self._mark, at) if self.plan.marks else self.delete_rows(at)
 
     def end_versions(self, deleted: str, at: RowPlace) -> str:
-        ended = f"kvsz_end = greatest(t.kvsz_start, s.at), kvsz_deleted = {deleted}"
-        return self.update_rows(ended, at)
+        return self.update_rows(self.plan.history.end_sql("s.at", deleted, "t"), at)
 
     @property
     def _mark(self) -> str:

@@ -348,7 +348,8 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
         )
     elif plan.identity is Identity.KEY and plan.type is TableType.HISTORY:
         if not plan.target.leading_index_columns.intersection(key):
-            sql = f"create index on {pair.quoted} ({quote_columns([*key, 'kvsz_end'])})"
+            columns = quote_columns([*key, plan.history.end])
+            sql = f"create index on {pair.quoted} ({columns})"
             problem = (
                 f"target table {pair.name} has no index on ({', '.join(key)}), so changes are slow"
             )

@@ -197,6 +197,7 @@ class TableCases:
                 mapped.relation_id,
                 mapped.mapping.target,
                 mapped.source.sid,
+                mapped.mapping.rule.history,
                 ends_at=now["now"] if closes and not is_bare else None,
             )
             if is_bare:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from streamer.mapping.rule_options import OnColumnAdded
 from streamer.mapping.rules import RelationMapping
-from streamer.mapping.sid_and_history_columns import HISTORY_COLUMNS, SID
+from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedType, TypeChange
 from streamer.schema.partitions import ROOT, Partition
@@ -129,7 +129,7 @@ def widening(
     }
     changes = difference(part_of_target(definition, mapping, target, (), (), lacking), definition)
     filled = set(map(mapping.target_column, (column.name for column in definition.columns)))
-    filled |= {SID, *HISTORY_COLUMNS, *(name for name, _ in mapping.rule.set)}
+    filled |= {SID, *mapping.rule.history.names, *(name for name, _ in mapping.rule.set)}
     filled |= {name for _, name in mapping.rule.metadata} | set(target.primary_key)
     return changes, [column.name for column in target.unfilled(filled)]
 

@@ -216,10 +216,11 @@ class ObjectTranslator:
     @property
     def _row_keys(self) -> list[DefinedObject]:
         """The indexes and constraints of a history that allow one open version of a key."""
+        history = self._place.mapping.rule.history
         return [
             o
             for o in self._present
-            if o.binds and o.index is not None and is_of_open_versions(o.index)
+            if o.binds and o.index is not None and is_of_open_versions(o.index, history)
         ]
 
     def _keys_of_versions(self) -> list[DefinedObject]:

@@ -14,7 +14,7 @@ from streamer.errors.error_classes import TargetSchemaError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import DdlKind, MetadataKind, TableType
 from streamer.mapping.rules import RelationMapping
-from streamer.mapping.sid_and_history_columns import HISTORY_OPEN, SID
+from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
 from streamer.schema.columns_in_expressions import uses_column
 from streamer.schema.partition_statements import create_partition_sql, key_renderer, partition_name
@@ -181,9 +181,10 @@ class PartitionTranslator:
             sid = f"{quote_identifier(SID)}::text = {quote_literal(self._sid)}"
             condition = f"{sid} and {condition}"
         if self._mapping.type is TableType.HISTORY:
+            history = self._mapping.rule.history
             return (
-                f"update {table} set kvsz_end = greatest(kvsz_start, {self._at}), "
-                f"kvsz_deleted = true where kvsz_end = {HISTORY_OPEN} and {condition}"
+                f"update {table} set {history.end_sql(self._at, 'true')} "
+                f"where {history.is_open()} and {condition}"
             )
         rule = self._mapping.rule
         if rule.deleted_at is not None:
