@@ -55,7 +55,7 @@ async def pages() -> dict[str, Any]:
     return answers
 
 
-def _fill(series: Series) -> None:
+def _fill(series: Series[str]) -> None:
     labels = [f"{row['database']}:{row['sid']}" for row in large_fleet(tables=10)]
     for slot in range(360):
         series.add(1_800_000_000 + slot * 10, dict.fromkeys(labels, (0.1, float(slot % 9), 4096.0)))
@@ -78,12 +78,17 @@ async def idle() -> dict[str, float]:
             )
         )
     engine: Any = SimpleNamespace(
-        supervisors=supervisors, metrics=Metrics(), target=TargetHealth(), bookkeeping=None
+        supervisors=supervisors,
+        metrics=Metrics(),
+        target=TargetHealth(),
+        bookkeeping=None,
+        workers=[],
     )
     events = Events(engine, TargetAddress.parse(Secret("host=127.0.0.1")), list)
     events._seen = events._read_state()
-    series, clock = Series(), 1_800_000_000
-    values = events.history._read(float(clock))
+    series: Series[str] = Series()
+    clock = 1_800_000_000
+    values = events.history._read(10.0)
 
     def add() -> None:
         nonlocal clock
@@ -92,8 +97,7 @@ async def idle() -> dict[str, float]:
 
     return {
         "look at 20,000 tables, each second": spent(events._read_state),
-        "sample of 200 sources, each 10 s": spent(lambda: events.history._read(float(clock)))
-        + spent(add),
+        "sample of 200 sources, each 10 s": spent(lambda: events.history._read(10.0)) + spent(add),
     }
 
 

@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -67,6 +68,11 @@ class _Delays(Histogram):
             if faster < slower:
                 bucket.inc(slower - faster)
             slower = faster
+
+    @property
+    def bucket_counts(self) -> list[float]:
+        """The number of observations in each bucket."""
+        return [bucket.get() for bucket in self._buckets]
 
 
 class Metrics:
@@ -204,6 +210,20 @@ class Metrics:
             series = self.transactions_applied.labels(*key), self.commit_to_visible.labels(*key)
             self._sources[key] = series
         return series
+
+    @property
+    def commit_count(self) -> float:
+        """The number of transactions committed at the target by all workers."""
+        samples = (sample for family in self.commits.collect() for sample in family.samples)
+        return sum(sample.value for sample in samples)
+
+    def delays(self) -> tuple[list[float], list[float]]:
+        """Return the upper bounds of the buckets of `commit_to_visible`, and the number of
+        observations of all sources in each bucket.
+        """
+        counts = [series.bucket_counts for _, series in self._sources.values()]
+        bounds = [*_LATENCY_SECONDS, math.inf]
+        return bounds, [sum(column) for column in zip(*counts, strict=True)] or [0.0] * len(bounds)
 
     def count_copied(self, table: TableLabels, rows: int, size: int) -> None:
         """Count the rows and bytes of a finished copy."""

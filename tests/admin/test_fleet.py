@@ -22,7 +22,7 @@ HOSTILE = "<script>alert(1)</script>\"'&{{7007*9001}}"
 
 
 def labels_of(page: str) -> list[str]:
-    return re.findall(r'<tr role="row" data-key="([^"]+)">', page)
+    return re.findall(r'<tr role="row" id="line/([^"]+)">', page)
 
 
 async def test_two_hundred_sources_with_20000_tables_are_one_small_page(
@@ -59,7 +59,7 @@ async def test_two_hundred_sources_with_20000_tables_are_one_small_page(
         assert labels_of((await client.get("/?sort=lag")).text)[0] == "web:t199"
         grouped = (await client.get("/?group=database")).text
         assert labels_of(grouped)[0] == "shop:t017"
-        assert 'data-key="group shop"' in grouped
+        assert 'id="group/shop"' in grouped
         assert "50 sources</span>" in grouped.replace("\u202f", "") or "50 sources," in grouped
 
         answer = await client.get("/api/sources?per_page=50")
@@ -205,7 +205,8 @@ async def test_the_api_acts_on_many_sources_with_the_guards_of_every_change(
                 assert (await viewer.post(f"/api/sources/{action}", json=body)).status_code == 403
                 assert (await nobody.post(f"/api/sources/{action}", json=body)).status_code == 401
             assert (await viewer.get("/api/sources")).status_code == 200
-            assert (await nobody.get("/api/sources/history?database=shop")).status_code == 401
+            for path in ("/api/sources/history?database=shop", "/api/fleet/history"):
+                assert (await nobody.get(path)).status_code == 401
         assert asked.calls == []
         async with admin.client() as client:
             answer = await client.post("/api/sources/resume", json=body)
@@ -234,7 +235,29 @@ async def _look_at_history(admin: Admin, client: httpx.AsyncClient) -> None:
         "lag_seconds": [0.123] * 3,
         "changes_per_second": [2.0] * 3,
         "retained_wal_bytes": [7.0] * 3,
+        "marks": [],
     }
+    assert (await client.get("/api/fleet/history")).json() == {
+        "times": [1_800_000_000, 1_800_000_010, 1_800_000_020],
+        "lag_seconds": [0.123] * 3,
+        "changes_per_second": [2.0] * 3,
+        "retained_wal_bytes": [7.0] * 3,
+        **{f"p{percent}_seconds": [None] * 3 for percent in (50, 95, 99)},
+        "marks": [],
+    }
+    of_table = path.replace("history", "history/table") + "&table=t"
+    answer = (await client.get(of_table)).json()
+    assert (answer["table"], answer["held_bytes"]) == ("public.t", [])
+    failed = {"source": "shop:t017", "table": None, "state": "error", "error": "no route"}
+    for source in ("shop:t017", "shop:t033"):
+        admin.events.publish("state", failed | {"source": source})
+    for address, text in (
+        (path, "shop:t017: no route"),
+        (of_table, "shop:t017: no route"),
+        ("/api/fleet/history", "shop:t033: no route, and 1 more"),
+    ):
+        (mark,) = (await client.get(address)).json()["marks"]
+        assert (mark["kind"], mark["text"]) == ("error", text)
     newer = await client.get(f"{path}&since=1800000010")
     assert newer.json()["times"] == [1_800_000_020]
     assert (await client.get("/api/sources/history?database=nothing")).status_code == 404

@@ -323,7 +323,7 @@ async def test_a_server_that_takes_long_keeps_nobody_waiting(
         assert "public.t449" in last
         assert "public.t399" not in last
         found = (await client.get("/source?database=shop&q=T12")).text
-        assert found.count('<tr role="row" data-key') == 10
+        assert found.count('<tr role="row" id="table/') == 10
         assert "10 tables of 450" in found
         assert (await client.get("/source?database=shop&q=%3Cb%3E")).text.count("<b>") == 0
 
@@ -496,7 +496,7 @@ async def test_a_problem_has_its_command_its_buttons_and_its_runbook(
         assert "error 2" in page
         for path in ("/?state=paused", "/source?database=shop&state=paused"):
             page = (await client.get(path)).text
-            assert re.findall(r'<tr role="row" data-key="([^"]+)"', page) == ["public.held"]
+            assert re.findall(r'<tr role="row" id="table/shop/([^"]+)"', page) == ["public.held"]
         assert "public.fine" in (await client.get("/?state=nonsense")).text
 
 
@@ -626,34 +626,43 @@ async def test_the_page_of_a_source_shows_the_role_of_its_server(
             assert role is None or f"<dd>{role}</dd>" in page
 
 
-async def test_the_page_of_a_source_draws_its_last_hours(
+async def test_source_table_and_fleet_have_charts_with_present_values(
     open_admin: OpenAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_admin("", sources=ONE_SOURCE) as admin, admin.client(None) as client:
         show(admin, monkeypatch, a_table("t"))
-        path = "/source?database=shop"
-        assert "<polyline" not in (await client.get(path)).text
-        points: list[Any] = [
-            (30 * number, (lag, rate, 1024.0 * number))
-            for number, (lag, rate) in enumerate(
-                [(1.0, 0.0), (3.0, 2.0), (None, 2.0), (2.0, 2.0), (2.0, 2.0)]
-            )
-        ]
-        monkeypatch.setattr(admin.events.history, "points", lambda source: points)
-        page = (await client.get(path)).text
+        source, table = "/source?database=shop", "/table?database=shop&name=public.t"
+        for path, count in ((source, 3), (table, 3), ("/", 4), ("/?view=wall", 4)):
+            page = (await client.get(path)).text
+            assert page.count("no values yet") == page.count("<figure") == count, path
+            # The script of an open page draws the charts.
+            assert "<figure" not in (await client.get(path, headers={"X-Refresh": "1"})).text
+        columns = {
+            "times": [0, 30, 60, 90, 120],
+            "lag_seconds": [1.0, 3.0, None, 2.0, 2.5],
+            "changes_per_second": [0.0, 2.0, 2.0, 2.0, 2.0],
+            "retained_wal_bytes": [1024.0 * number for number in range(5)],
+        }
+        monkeypatch.setattr(admin.events.history, "columns", lambda source: columns)
+        page = (await client.get(source)).text
         assert "The last 2\xa0min" in page
-        for title, highest in (
-            ("Lag", "3.0\xa0s"),
-            ("Changes", "2.0/s"),
-            ("WAL retained", "4.0\xa0kB"),
+        for title, present, most in (
+            ("Lag", "2.5\xa0s", "3.0\xa0s"),
+            ("Changes", "2.0/s", "2.0/s"),
+            ("WAL retained", "4.0\xa0kB", "4.0\xa0kB"),
         ):
-            assert f'{title}, the last 2\xa0min, at most {highest}"' in page
+            figure = re.search(rf'data-title="{title}".*?</figure>', page, re.DOTALL)
+            assert figure is not None
+            assert f"{title}, the last 2\xa0min: at most {most}" in figure[0]
+            assert f">{present}</span>" in figure[0]
         assert page.count("<polyline") == 4, "a gap parts the line of the lag"
 
 
 def row_of(page: str, table: str) -> str:
     """Return the row of a table."""
-    found = re.search(rf'<tr role="row" data-key="{re.escape(table)}".*?</tr>', page, re.DOTALL)
+    found = re.search(
+        rf'<tr role="row" id="table/shop/{re.escape(table)}".*?</tr>', page, re.DOTALL
+    )
     assert found is not None, table
     return found[0]
 

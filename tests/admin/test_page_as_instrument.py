@@ -16,7 +16,7 @@ from tests.support.admin import TARGET, Admin, OpenAdmin
 
 def figures_of(page: str) -> list[str]:
     """Return the titles of the figures of a source."""
-    figures = re.search(r'<dl class="figures">.*?</dl>', page, re.DOTALL)
+    figures = re.search(r'id="source/.*?<dl class="figures">.*?</dl>', page, re.DOTALL)
     assert figures is not None
     return re.findall(r"<dt>(.*?)</dt>", figures[0])
 

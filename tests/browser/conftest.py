@@ -190,3 +190,30 @@ def look(page: Page, name: str) -> None:
         page.set_viewport_size({"width": 390, "height": 900})
         page.screenshot(path=Path(directory) / f"{name}-phone.png", full_page=True)
     page.set_viewport_size(size)
+
+
+_WATCH_SHIFTS = """() => {
+    window.shifts = [];
+    new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) {
+            // A number at the right edge of its column grows to the left.
+            const moved = entry.sources.map(({node}) => node)
+                .filter((node) => !(node?.nodeType === 3 && node.parentElement?.closest(".number")))
+                .map((node) => (node?.outerHTML ?? node?.nodeValue ?? "").slice(0, 160));
+            if (moved.length) window.shifts.push([entry.value, ...moved]);
+        }
+    }).observe({type: "layout-shift"});
+}"""
+
+
+def watch_shifts(page: Page) -> None:
+    """Record the shifts of the layout of a page from now on."""
+    page.evaluate(_WATCH_SHIFTS)
+
+
+def shifts_of(page: Page) -> list[Any]:
+    """Return the recorded shifts, each with the elements that moved."""
+    # The browser reports a shift after the frame with the shift.
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    shifts: list[Any] = page.evaluate("window.shifts")
+    return shifts

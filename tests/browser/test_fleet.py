@@ -48,7 +48,7 @@ def _answers(address: str) -> bool:
 
 
 def rows(page: Page) -> list[str]:
-    return page.locator("#wall-rows tr[data-key] > td > a:first-child").all_inner_texts()
+    return page.locator("#wall-rows tr[id^=line] > td > a:first-child").all_inner_texts()
 
 
 def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
@@ -75,11 +75,11 @@ def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
         "href", re.compile("/help/runbooks/")
     )
     page.get_by_role("link", name="in trouble 2").press("Enter")
-    expect(page.locator("#wall-rows tr[data-key]")).to_have_count(2)
+    expect(page.locator("#wall-rows tr[id^=line]")).to_have_count(2)
     page.goto("/")
     page.get_by_label("Source or table").fill("t19")
     page.get_by_label("Source or table").press("Enter")
-    expect(page.locator("#wall-rows tr[data-key]")).to_have_count(10)
+    expect(page.locator("#wall-rows tr[id^=line]")).to_have_count(10)
     page.goto("/")
     page.get_by_label("By database").check()
     page.get_by_role("button", name="Show", exact=True).click()
@@ -105,13 +105,27 @@ def test_an_operator_finds_the_source_in_trouble_among_200_and_acts_on_many(
 
     # The page draws the history of a source under its policy, in both colour schemes.
     page.goto("/source?database=shop&sid=t017")
-    lag = page.get_by_role("img", name=re.compile("^Lag, the last 1 h: now .* at most"))
+    lag = page.get_by_role("img", name=re.compile("^Lag, the last 3. min: now .* at most"))
     expect(lag.locator("canvas")).to_be_visible()
     page.get_by_role("button", name="6 h").press("Enter")
     expect(page.get_by_role("button", name="6 h")).to_have_attribute("aria-pressed", "true")
-    expect(page.get_by_role("img", name=re.compile("^WAL retained, the last 6 h"))).to_be_visible()
     page.evaluate("refresh()")
     expect(page.locator(".chart canvas")).to_have_count(3)
+    look(page, "history")
+
+    # The charts stand side by side, in a column on a phone, and share the cursor.
+    for width, is_one_row in ((1280, True), (390, False)):
+        page.set_viewport_size({"width": width, "height": 900})
+        boxes = [chart.bounding_box() for chart in page.locator(".plot").all()]
+        assert {box["height"] for box in boxes if box} == {120}
+        assert (len({box["y"] for box in boxes if box}) == 1) == is_one_row, boxes
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.locator(".plot").first.hover()
+    expect(page.locator(".legend")).to_have_text(re.compile(r"^\d\d:\d\d UTC$"))
+    for value, form in zip(page.locator(".then").all(), (r"s$", r"/s$", r"B$"), strict=True):
+        expect(value).to_have_text(re.compile(form))
+    page.locator("h1").hover()
+    expect(page.locator(".legend")).to_have_text("restart error copy")
     look(page, "history")
 
     pages = [size for url, size in sizes.items() if "/static/" not in url and "/help" not in url]

@@ -1,11 +1,13 @@
 """The screens of an operator with real content, in a browser: all fit, and are true."""
 
+import re
 from functools import partial
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Sites, look
+from tests.browser.conftest import Sites, look, shifts_of, watch_shifts
 from tests.browser.test_page import row_of
 from tests.support.postgres import Database
 from tests.support.waiting import eventually
@@ -73,6 +75,13 @@ sources:
     page.goto("/source?database=shop")
     expect(page.get_by_role("region", name="Trends").locator("canvas")).to_have_count(3)
     look(page, "trends")
+    page.get_by_role("link", name="public.orders").click()
+    expect(page.get_by_role("region", name="Trends").locator("canvas")).to_have_count(3)
+    look(page, "table-trends")
+    # A page of a table lets the process sample the table from then on, also without a change.
+    page.goto("/table?database=shop&name=public.audit")
+    history = f"{site.base}/api/sources/history/table?database=shop&table=audit"
+    eventually(lambda: any(httpx.get(history).json()["held_bytes"]), 60)
     page.goto("/quarantine")
     expect(page.get_by_text("public.payments").first).to_be_visible()
     look(page, "all-quarantine")
@@ -84,3 +93,51 @@ sources:
     for link in page.locator("main nav a, main li a").all()[:1]:
         link.click()
         look(page, "help-page")
+
+
+PATHS = ("/", "/?view=wall", "/source?database=shop", "/table?database=shop&name=public.orders")
+
+
+def test_nothing_moves_while_numbers_change(
+    sites: Sites, source: Database, target: Database
+) -> None:
+    source.execute("create table orders (id int primary key, note text)")
+    site = sites.start(
+        f'sources: [{{database: shop, urls: [{{url: "{source.url}"}}], tables: {{orders: }}}}]'
+    )
+    sizes = [{"width": width, "height": 900} for width in (1280, 390)]
+    pages = {}
+    for path in PATHS:
+        for size in sizes:
+            page = pages[path, size["width"]] = site.page(viewport=size)
+            page.goto(path)
+            expect(page.locator("#connection")).to_have_text("live")
+
+    def insert(begin: int, count: int) -> None:
+        source.execute(
+            f"insert into orders select n, 'later' from generate_series({begin}, {begin + count - 1}) n"
+        )
+        total = f"select count(*) = {begin + count - 1} from orders"
+        eventually(partial(target.value, total), 60)
+
+    insert(1, 1)  # a table without a change has a dash, which is shorter
+    for (path, _), page in pages.items():
+        expect(page.get_by_role("region", name="Trends").locator("canvas").first).to_be_visible()
+        if path == "/":
+            expect(row_of(page, "public.orders")).to_contain_text("/s")
+        page.evaluate("refresh()")
+        watch_shifts(page)
+    for begin, count in ((2, 20), (22, 300), (322, 40_000)):
+        insert(begin, count)
+        for page in pages.values():
+            page.evaluate("refresh()")
+    rates = pages["/source?database=shop", 1280].locator("[data-rate]")
+    expect(rates).to_have_text("0/s")  # after the changes
+    card = pages["/", 390].get_by_role("region", name="Target")
+    expect(card).to_contain_text(re.compile(r"PostgreSQL \d.* of \d+ connections"))
+    expect(card.get_by_role("listitem")).to_have_count(4)
+    shifts = {key: shifts_of(page) for key, page in pages.items()}
+    moved = [f"{key}: {shift}" for key, of_page in shifts.items() for shift in of_page]
+    assert not moved, "\n".join(moved)
+    for path in PATHS:
+        look(pages[path, 1280], f"moving{PATHS.index(path)}")

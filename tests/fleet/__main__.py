@@ -250,8 +250,8 @@ def look_at_page(address: str, label: str, count: int) -> None:
         browser = launch(playwright.chromium)
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(f"{address}?view=wall")
-        row = page.locator("#wall-rows tr[data-key]").first
-        expect(row).to_have_attribute("data-key", label, timeout=60_000)
+        row = page.locator("#wall-rows tr[id^=line]").first
+        expect(row).to_have_attribute("id", f"line/{label}", timeout=60_000)
         expect(row.locator(".problem.bad")).to_be_in_viewport()
         expect(row.get_by_role("link", name="Runbook")).to_be_in_viewport()
         expect(page.get_by_role("link", name="in trouble 1")).to_be_in_viewport()

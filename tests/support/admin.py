@@ -25,6 +25,7 @@ from streamer.target.connection import TargetAddress
 from tests.support.blocking import never_blocking
 
 if TYPE_CHECKING:
+    from streamer.apply.write.worker import Worker
     from streamer.bookkeeping.bookkeeping import Bookkeeping
     from streamer.errors.error_classes import StreamerError
     from streamer.runtime.session.supervisor import Supervisor
@@ -47,6 +48,7 @@ class FakeEngine:
         self.applied: list[Mapping] = []
         self.refusal: StreamerError | None = None
         self.supervisors: list[Supervisor] = []
+        self.workers: list[Worker] = []
         self.metrics = Metrics()
         self.target = TargetHealth()
         self.bookkeeping: Bookkeeping | None = None

@@ -119,7 +119,7 @@ def show_fleet(service: AdminService, fleet: list[dict[str, Any]], directory: Pa
     service.status = status  # type: ignore[method-assign]
 
 
-def fill_history(series: Series, labels: Sequence[str], now: float) -> None:
+def fill_history(series: Series[str], labels: Sequence[str], now: float) -> None:
     """Give each source half an hour of samples, with a rate that wanders."""
     chance = random.Random(8)
     rates = {label: chance.uniform(5, 60) for label in labels}

@@ -13,6 +13,7 @@ from streamer.admin.live.minute_series import COARSE_SECONDS, FINE_SECONDS, KEPT
 from streamer.admin.live.source_history import SourceHistory
 from streamer.bookkeeping.minutes import Minute
 from streamer.errors.error_classes import TargetConnectionError
+from streamer.observability.metrics import Metrics
 
 START = 1_800_000_000
 """The beginning of a minute."""
@@ -54,9 +55,9 @@ class OneProcess:
         self.clock = clock
         self.runs = set(runs)
         self.applied: dict[str, int] = {}
-        engine: Any = SimpleNamespace(
-            bookkeeping=object(), metrics=SimpleNamespace(changes_of_sources=self.applied)
-        )
+        metrics = Metrics()
+        metrics.changes_of_sources = self.applied
+        engine: Any = SimpleNamespace(bookkeeping=object(), metrics=metrics)
         engine.supervisors = [self._supervisor(label) for label in LABELS]
         self.history = SourceHistory(engine, lambda: LABELS, clock)
         clock.processes.append(self)

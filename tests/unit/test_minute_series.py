@@ -1,4 +1,4 @@
-"""The history of sources in memory: bounds, minutes, gaps, small pictures."""
+"""The history of sources in memory: bounds, minutes, gaps, totals."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,24 +8,22 @@ import pytest
 from streamer.admin.live.minute_series import (
     COARSE_SECONDS,
     COARSE_SLOTS,
-    DRAWN_POINTS,
     FINE_SECONDS,
     FINE_SLOTS,
     KEPT_SECONDS,
+    Ring,
     Series,
-    draw,
-    spark,
-    trends,
 )
 from streamer.admin.live.source_history import SourceHistory
 from streamer.bookkeeping.minutes import Minute, Values
+from streamer.observability.metrics import Metrics
 
 START = 1_800_000_000
 """The beginning of a minute."""
 
 
-def filled(seconds: int) -> Series:
-    series = Series()
+def filled(seconds: int) -> Series[str]:
+    series: Series[str] = Series()
     for number in range(seconds // FINE_SECONDS):
         series.add(START + number * FINE_SECONDS, {"shop": (1.0, float(number), None)})
     return series
@@ -43,12 +41,12 @@ def test_an_hour_is_kept_by_ten_seconds_and_a_day_by_the_minute_and_nothing_more
 
 
 def test_a_minute_has_the_highest_lag_and_wal_and_the_mean_rate() -> None:
-    series = Series()
+    series: Series[str] = Series()
     for number, lag in enumerate((1.0, 9.0, None, 2.0)):
         values: Values = (lag, float(number), 100.0 * number)
         assert series.add(START + number * FINE_SECONDS, {"shop": values}) == []
     (minute,) = series.add(START + COARSE_SECONDS, {"shop": (0.0, 0.0, 0.0)})
-    assert minute == Minute(START, "shop", (9.0, 1.5, 300.0))
+    assert minute == (START, "shop", (9.0, 1.5, 300.0))
 
 
 def test_a_process_that_stood_still_leaves_a_gap_and_a_clock_that_goes_back_begins_again() -> None:
@@ -67,31 +65,45 @@ def test_only_what_is_newer_is_returned() -> None:
     assert [at for at, _ in points] == [START + 580, START + 590]
 
 
-def test_pictures_are_small_and_show_gaps_and_single_values() -> None:
-    lines = draw([(0.0, None), (30.0, 1.0), (60.0, None)]).lines
-    assert lines == ["118.5,1.0 121.5,1.0"]
-    points = filled(KEPT_SECONDS).points("shop")
-    for trend in trends(points).values():
-        assert sum(line.count(",") for line in trend.lines) <= DRAWN_POINTS + 1
-    assert trends(points[:1]) == {}
-    series = filled(KEPT_SECONDS)
-    line = spark(series.rates("shop", START + KEPT_SECONDS - 3600))
-    assert len(line) < 200
-    assert line.endswith("29,1"), "the newest rate is the highest, at the right"
-    assert spark([]) == spark([(START, 1.0)]) == ""
-    assert spark([(START, 0.0), (START + 600, 0.0)]) == "24,11 29,11"
-    stored = Series()
+def test_rates_of_minutes_and_moments_are_a_single_series() -> None:
+    stored: Series[str] = Series()
     stored.merge([Minute(START, "shop", (None, 4.0, None))], START)
     stored.add(START + 600, {"shop": (None, 2.0, None)})
     assert stored.rates("shop", START - 1) == [(START, 4.0), (START + 600, 2.0)]
+
+
+def test_totals_have_the_highest_lag_and_sums_and_follow_every_change() -> None:
+    ring: Ring[str] = Ring(10, 6)
+    ring.put("a", 1, (1.0, 2.0, None))
+    ring.put("b", 1, (3.0, 4.0, None))
+    assert ring.totals() == [(10, (3.0, 6.0, None))]
+    ring.put("b", 1, (0.5, 1.0, 7.0))  # a minute that a process stored twice
+    ring.put("b", 3, (None, 1.0, None))
+    assert ring.totals() == [
+        (10, (1.0, 3.0, 7.0)), (20, (None, None, None)), (30, (None, 1.0, None))
+    ]  # fmt: skip
+    ring.put("a", 8, (1.0, 1.0, 1.0))
+    assert ring.totals() == [(30, (None, 1.0, None)), *((n, (None,) * 3) for n in (40, 50, 60, 70)),
+                             (80, (1.0, 1.0, 1.0))]  # fmt: skip
+    ring.put("a", 1, (1.0, 1.0, 1.0))  # a clock that was set back
+    assert ring.totals() == [(10, (1.0, 1.0, 1.0))]
+
+
+def test_totals_by_the_minute_leave_out_the_moments_of_this_process() -> None:
+    series = filled(70)
+    series.merge([Minute(START, "other", (5.0, 1.0, 9.0))], START + 70)
+    assert series.totals(by_minute=True) == [(START, (5.0, 3.5, 9.0))]
+    assert len(series.totals(by_minute=False)) == 7
 
 
 class Engine:
     """An engine with a source that applies 20 changes in each 10 s."""
 
     def __init__(self) -> None:
-        self.metrics: Any = SimpleNamespace(changes_of_sources={"shop": 0})
+        self.metrics = Metrics()
+        self.metrics.changes_of_sources["shop"] = 0
         self.bookkeeping: Any = None
+        self.workers: list[Any] = []
         pipeline = SimpleNamespace(lag_seconds=lambda: 0.25)
         source = SimpleNamespace(label="shop")
         self.supervisors: list[Any] = [
@@ -134,5 +146,5 @@ async def test_a_source_takes_22_kb_of_memory(count: int) -> None:
     series = filled(60)
     series.add(START + 60, {f"shop t{number}": (0.0, 0.0, 0.0) for number in range(count)})
     series.add(START + 120, {f"shop t{number}": (0.0, 0.0, 0.0) for number in range(count)})
-    held = series._fine._sources["shop t0"], series._coarse._sources["shop t0"]
+    held = series._fine._subjects["shop t0"], series._coarse._subjects["shop t0"]
     assert sum(len(each) * each.itemsize for each in held) < 22_000

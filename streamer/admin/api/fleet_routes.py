@@ -7,19 +7,24 @@ from fastapi import APIRouter, Query, Request
 from streamer.admin.api.request_parameters import PageNumber, PerPage, Search, Text
 from streamer.admin.live.events import Events
 from streamer.admin.live.fleet_overview import LineFilter, choose
+from streamer.admin.live.source_history import Columns
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping import api_models
+from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.service.access import actor_of
 from streamer.admin.service.act_on_many_sources import act_on_sources
 from streamer.admin.service.admin_service import AdminService
 from streamer.commands.table_requests import SourceKey
 from streamer.control.resync_options import Resync
+from streamer.mapping.relation_names import parse_name
 
 Health = Annotated[Literal["bad", "warning", "busy", "good", "quiet"] | None, Query()]
 SourceSort = Annotated[
     Literal["need", "name", "lag", "wal"],
     Query(description="`need`: sources with problems first."),
 ]
+
+Since = Annotated[float, Query(ge=0, description="Unix time.")]
 
 
 def add_fleet(
@@ -59,11 +64,49 @@ def _add_views(
     async def history(
         database: Annotated[str, Query(max_length=300)],
         sid: Text = None,
-        since: Annotated[float, Query(ge=0, description="Unix time.")] = 0.0,
+        since: Since = 0.0,
     ) -> Any:
         """Return lag, rate and retained WAL of a source over the last day."""
         label = service.source(database, sid).label
-        return {"source": label} | events.history.columns(label, since)
+        return _history(events, events.history.columns(label, since), label)
+
+    @router.get(
+        "/sources/history/table", tags=["servers"], response_model=api_models.TableHistoryAnswer
+    )
+    async def table_history(
+        database: Annotated[str, Query(max_length=300)],
+        table: Annotated[str, Query(max_length=300)],
+        sid: Text = None,
+        since: Since = 0.0,
+    ) -> Any:
+        """Return lag, rate and held bytes of a table over the last day.
+
+        The process keeps the history of 256 tables, from the first request or change on.
+        """
+        label = service.source(database, sid).label
+        name = str(parse_name(table))
+        return _history(events, events.history.table_columns(label, name, since), label, name)
+
+    @router.get("/fleet/history", tags=["servers"], response_model=api_models.FleetHistoryAnswer)
+    async def fleet_history(since: Since = 0.0) -> Any:
+        """Return the highest lag, the rate and the retained WAL of all sources over the last day.
+
+        `p50_seconds` and the like are quantiles of commit to visible, of the sources of this
+        process.
+        """
+        columns = await in_admin_thread(events.history.fleet_columns, since)
+        return _history(events, columns)
+
+
+def _history(
+    events: Events, columns: Columns, source: str | None = None, table: str | None = None
+) -> dict[str, Any]:
+    names = {"source": source, "table": table}
+    return (
+        columns
+        | {name: value for name, value in names.items() if value is not None}
+        | {"marks": events.marks(source, table)}
+    )
 
 
 def _add_actions(router: APIRouter, service: AdminService, status: StatusReader) -> None:

@@ -9,16 +9,18 @@ import asyncio
 import contextlib
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import structlog
 
+from streamer.admin.live.charts import Row, marks_of
 from streamer.admin.live.past_events import PastEvent, past_event
-from streamer.admin.live.source_history import SourceHistory
+from streamer.admin.live.source_history import SampledEngine, SourceHistory
 from streamer.admin.live.table_activity import ChangeActivity, TableActivity
+from streamer.admin.live.way_of_changes import WayFacts
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.copies import CopyProgress, read_progress
 from streamer.bookkeeping.relation_records import read_labels
@@ -26,8 +28,6 @@ from streamer.bookkeeping.verifications import VerificationRecord
 from streamer.errors.error_classes import StreamerError, UnreadyError
 from streamer.errors.error_reports import ErrorReport, error_fields
 from streamer.observability.logs import redact
-from streamer.observability.metrics import Metrics
-from streamer.runtime.session.supervisor import Supervisor
 from streamer.runtime.target_health import TargetHealth
 from streamer.target.connection import TargetAddress
 
@@ -49,20 +49,11 @@ ShownState = tuple[str, ErrorReport | None]
 """State and error of a source or table."""
 
 
-class Watched(Protocol):
+class Watched(SampledEngine, Protocol):
     """The observed object, which is an engine."""
 
     @property
-    def supervisors(self) -> Sequence[Supervisor]: ...
-
-    @property
-    def metrics(self) -> Metrics: ...
-
-    @property
     def target(self) -> TargetHealth: ...
-
-    @property
-    def bookkeeping(self) -> Bookkeeping | None: ...
 
 
 @dataclass(slots=True)
@@ -140,12 +131,14 @@ class Events:
         self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
         self._activity = ChangeActivity()
         self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
+        self._started_at: datetime | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def start(self) -> None:
         """Begin to poll, unless polling has begun."""
         if not self._is_closed:
+            self._started_at = self._started_at or datetime.now(UTC)
             self.history.start()
         if not self._is_closed and (self._task is None or self._task.done()):
             self._seen = self._read_state()
@@ -168,6 +161,33 @@ class Events:
     def past(self) -> list[PastEvent]:
         """Return the last events, the newest first."""
         return list(reversed(self._past))
+
+    def marks(self, source: str | None = None, table: str | None = None) -> list[Row]:
+        """Return the events to mark in the charts of a source, of its table *table*, or of the
+        fleet.
+        """
+        now = datetime.now(UTC)
+        return marks_of(self.past(), now, self._started_at, source=source, table=table)
+
+    def way_facts(self, held_tables: int, held_bytes: int) -> WayFacts:
+        """Return what this process knows about changes on their way to the target."""
+        work, target = self.history.work.summarize(), self._engine.target
+        pipelines = [s.pipeline for s in self._engine.supervisors if s.pipeline is not None]
+        undelivered = [pipeline.undelivered for pipeline in pipelines]
+        ages = [part.seconds for part in undelivered if not part.is_full]
+        return WayFacts(
+            lag_seconds=max((pipeline.lag_seconds() for pipeline in pipelines), default=0.0),
+            undelivered_bytes=sum(part.size for part in undelivered),
+            undelivered_seconds=max(ages, default=0.0),
+            is_full=any(part.is_full for part in undelivered),
+            queued_bytes=work.queued_bytes,
+            held_bytes=held_bytes,
+            held_tables=held_tables,
+            use=work.use,
+            commits_per_second=work.commits_per_second,
+            waits=target.waits.workers,
+            target_error=target.error,
+        )
 
     def source_states(self) -> dict[tuple[str, str | None], ShownState]:
         """Return `known_states` of sources alone, without the tables."""
@@ -280,6 +300,7 @@ class Events:
 
     def _remember(self, now: SeenState) -> None:
         """Store rates and errors."""
+        self.history.work.sample()
         self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
         seconds = max(now.at - self._seen.at, 0.001)
         for label, changes in now.changes.items():

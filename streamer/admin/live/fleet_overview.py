@@ -17,6 +17,7 @@ from streamer.admin.live.effects_of_target import (
     state_of_source,
 )
 from streamer.admin.live.problem_view import shown
+from streamer.admin.live.way_of_changes import held_of
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.report.problems import Problem
@@ -68,6 +69,8 @@ class FleetOverview:
     """The copies of all sources together, see `view.copy_progress`."""
     queue: list[Row]
     """Sources that copy or wait for their turn; sources that copy come first."""
+    held: tuple[int, int] = (0, 0)
+    """The number of tables that hold changes, and the bytes of these changes."""
 
     @property
     def healths(self) -> dict[str, int]:
@@ -101,7 +104,11 @@ def fleet_overview_of(sources: Sequence[Row], target: Row | None = None) -> Flee
     queue = [line.row for line in lines if line.row["copies"] or line.row["waiting_for"]]
     queue.sort(key=lambda row: (row["copies"] is None, row["seconds_left"] or 0.0))
     return FleetOverview(
-        lines, status_view.summary(list(sources), target), status_view.copy_progress(sources), queue
+        lines,
+        status_view.summary(list(sources), target),
+        status_view.copy_progress(sources),
+        queue,
+        held_of(sources),
     )
 
 

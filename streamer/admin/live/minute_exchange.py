@@ -39,7 +39,7 @@ class MinuteExchange:
     def __init__(
         self,
         find_bookkeeping: Callable[[], Bookkeeping | None],
-        series: Series,
+        series: Series[str],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._find_bookkeeping = find_bookkeeping

@@ -1,16 +1,14 @@
-"""Lag, rate and retained WAL of each source over the last day, in memory. Pure.
+"""Three values of each source, of each table or of the process over the last day, in memory. Pure.
 
-Two rings of slots hold the values of every source: slots of 10 s for an hour, and slots of a minute
+Two rings of slots hold the values of a subject: slots of 10 s for an hour, and slots of a minute
 for a day. The number of a slot follows from the time, so a stopped process or a restart leaves a
-gap. A source takes 22 kB, whatever the number of its tables.
+gap. A subject takes 22 kB.
 """
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import groupby
-from typing import Final
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
 
 from streamer.bookkeeping.minutes import Minute, Values
 
@@ -22,22 +20,23 @@ KEPT_SECONDS: Final = COARSE_SECONDS * COARSE_SLOTS
 FIELDS: Final = ("lag_seconds", "changes_per_second", "retained_wal_bytes")
 AHEAD_SECONDS: Final = 3600
 """How far the clock of a sibling process may be ahead."""
-WIDTH: Final = 240
-HEIGHT: Final = 32
-DOT: Final = 3
-"""The width of a value without a neighbour."""
-DRAWN_POINTS: Final = 120
-"""The maximum number of points in a small chart."""
+
+S = TypeVar("S", bound=Hashable)
+"""The subject of values: a source, a table or the process."""
+Point = tuple[int, Values]
 
 
-class Ring:
-    """The newest values of all sources, in slots of *seconds*."""
+class Ring(Generic[S]):
+    """The newest values of all subjects, in slots of *seconds*."""
 
     def __init__(self, seconds: int, slots: int) -> None:
         self.seconds = seconds
         self._slots = slots
         self._newest: int | None = None
-        self._sources: dict[str, array[float]] = {}
+        self._subjects: dict[S, array[float]] = {}
+        self._totals: dict[int, Values] = {}
+        self._outdated: set[int] = set()
+        """The slots whose totals the ring must compute again."""
 
     @property
     def newest(self) -> int | None:
@@ -45,71 +44,100 @@ class Ring:
         return self._newest
 
     @property
-    def sources(self) -> Iterable[str]:
-        return self._sources.keys()
+    def subjects(self) -> Iterable[S]:
+        return self._subjects.keys()
 
-    def put(self, source: str, slot: int, values: Values) -> None:
+    def put(self, subject: S, slot: int, values: Values) -> None:
         """Store the values of a slot. If *slot* is far behind, somebody has set the clock back, and
         the ring starts over.
         """
         self._advance(slot)
-        held = self._sources.get(source)
+        held = self._subjects.get(subject)
         if held is None:
-            held = self._sources[source] = array("f", [math.nan]) * (self._slots * len(FIELDS))
+            held = self._subjects[subject] = array("f", [math.nan]) * (self._slots * len(FIELDS))
         for number, value in enumerate(values):
             index = number * self._slots + slot % self._slots
             held[index] = math.nan if value is None else value
+        self._outdated.add(slot)
 
     def _advance(self, slot: int) -> None:
         """Empty the slots between the newest and *slot*, for reuse."""
         if self._newest is None or slot <= self._newest - self._slots:
-            self._sources.clear()
+            self._subjects.clear()
+            self._totals.clear()
+            self._outdated.clear()
         elif slot > self._newest:
             passed = range(max(self._newest, slot - self._slots) + 1, slot + 1)
-            for held in self._sources.values():
+            for held in self._subjects.values():
                 for passed_slot in passed:
                     for number in range(len(FIELDS)):
                         held[number * self._slots + passed_slot % self._slots] = math.nan
+            for passed_slot in passed:
+                self._totals.pop(passed_slot - self._slots, None)
+                self._outdated.discard(passed_slot - self._slots)
         else:
             return
         self._newest = slot
 
-    def get(self, source: str, slot: int) -> Values:
+    def get(self, subject: S, slot: int) -> Values:
         """Return the values of a slot that the ring holds."""
-        return self._values(self._sources[source], slot)
+        return self._values(self._subjects[subject], slot)
 
     def _values(self, held: "array[float]", slot: int) -> Values:
         values = (held[number * self._slots + slot % self._slots] for number in range(len(FIELDS)))
-        lag, rate, wal = (None if math.isnan(value) else value for value in values)
-        return lag, rate, wal
+        first, second, third = (None if math.isnan(value) else value for value in values)
+        return first, second, third
 
-    def known_values(self, source: str, slot: int) -> Values | None:
+    def known_values(self, subject: S, slot: int) -> Values | None:
         """Return the values of a slot; None without a known value."""
-        newest, held = self._newest, self._sources.get(source)
+        newest, held = self._newest, self._subjects.get(subject)
         if newest is None or held is None or not newest - self._slots < slot <= newest:
             return None
         values = self._values(held, slot)
         return values if has_values(values) else None
 
-    def points(self, source: str) -> list[tuple[int, Values]]:
-        """Return time and values of each slot of a source, from the first known slot on.
+    def points(self, subject: S) -> list[Point]:
+        """Return time and values of each slot of a subject, from the first known slot on.
 
         A thread may call this while the event loop adds values.
         """
-        newest, held = self._newest, self._sources.get(source)
-        if newest is None or held is None:
+        held = self._subjects.get(subject)
+        return [] if held is None else self._from_first(lambda slot: self._values(held, slot))
+
+    def totals(self) -> list[Point]:
+        """Return time and total of each slot, from the first known slot on.
+
+        A total is the highest first value, and the sums of the second and third values.
+        The ring keeps the totals, so a call reads only the slots that have changed. A thread may
+        call this while the event loop adds values.
+        """
+        totals = self._totals
+        while self._outdated:
+            slot = self._outdated.pop()
+            if self._newest is not None and slot > self._newest - self._slots:
+                totals[slot] = self._total(slot)
+        return self._from_first(lambda slot: totals.get(slot, UNKNOWN))
+
+    def _total(self, slot: int) -> Values:
+        subjects = list(self._subjects.values())
+        begins = (number * self._slots + slot % self._slots for number in range(len(FIELDS)))
+        lags, rates, sizes = (_known(subjects, begin) for begin in begins)
+        return max(lags, default=None), _sum(rates), _sum(sizes)
+
+    def _from_first(self, read: Callable[[int], Values]) -> list[Point]:
+        if self._newest is None:
             return []
-        slots = range(newest - self._slots + 1, newest + 1)
-        points = [(slot * self.seconds, self._values(held, slot)) for slot in slots]
+        slots = range(self._newest - self._slots + 1, self._newest + 1)
+        points = [(slot * self.seconds, read(slot)) for slot in slots]
         first = next((n for n, (_, values) in enumerate(points) if has_values(values)), len(points))
         return points[first:]
 
-    def known(self, source: str, field: int, since: float) -> list[tuple[int, float]]:
+    def known(self, subject: S, field: int, since: float) -> list[tuple[int, float]]:
         """Return times and known values of a field after *since*.
 
         The fleet overview reads many sources, so the method reads a single field.
         """
-        newest, held = self._newest, self._sources.get(source)
+        newest, held = self._newest, self._subjects.get(subject)
         if newest is None or held is None:
             return []
         first_slot = max(newest - self._slots, int(since) // self.seconds) + 1
@@ -120,20 +148,41 @@ class Ring:
             if not math.isnan(value := held[begin + slot % count])
         ]
 
-    def retain(self, sources: Iterable[str]) -> None:
-        """Remove the sources that are not in *sources*."""
-        for source in self._sources.keys() - set(sources):
-            del self._sources[source]
+    def retain(self, subjects: Iterable[S]) -> None:
+        """Remove the subjects that are not in *subjects*."""
+        for subject in self._subjects.keys() - set(subjects):
+            del self._subjects[subject]
 
 
-class Series:
-    """The last day of all sources: the last hour in fine slots, older minutes in coarse slots."""
+def summary(several: Iterable[Values]) -> Values:
+    """Summarize several moments: the highest first and third value, and the mean second value."""
+    firsts, seconds, thirds = _known_columns(several)
+    mean = sum(seconds) / len(seconds) if seconds else None
+    return max(firsts, default=None), mean, max(thirds, default=None)
 
-    def __init__(self) -> None:
-        self._fine = Ring(FINE_SECONDS, FINE_SLOTS)
-        self._coarse = Ring(COARSE_SECONDS, COARSE_SLOTS)
 
-    def merge(self, minutes: Iterable[Minute], now: float) -> None:
+def highest(several: Iterable[Values]) -> Values:
+    """Summarize several moments: the highest values."""
+    columns = _known_columns(several)
+    firsts, seconds, thirds = (max(column, default=None) for column in columns)
+    return firsts, seconds, thirds
+
+
+def _known_columns(several: Iterable[Values]) -> Iterator[list[float]]:
+    columns = list(zip(*several, strict=True)) or [(), (), ()]
+    return ([value for value in column if value is not None] for column in columns)
+
+
+class Series(Generic[S]):
+    """The last day of all subjects: the last hour in fine slots, older minutes in coarse slots."""
+
+    def __init__(self, summarize: Callable[[Iterable[Values]], Values] = summary) -> None:
+        """*summarize* returns the values of a minute from the values of its moments."""
+        self._fine: Ring[S] = Ring(FINE_SECONDS, FINE_SLOTS)
+        self._coarse: Ring[S] = Ring(COARSE_SECONDS, COARSE_SLOTS)
+        self._summarize = summarize
+
+    def merge(self: "Series[str]", minutes: Iterable[Minute], now: float) -> None:
         """Add stored minutes, of this or another process, the newest version of a minute last.
 
         Minutes outside the last day come from a wrong clock, so the method drops them.
@@ -146,71 +195,85 @@ class Series:
                 self._coarse.put(minute.source, number, minute.values)
                 newest = max(newest, number)
 
-    def minute(self, source: str, at: int) -> Minute | None:
+    def minute(self: "Series[str]", source: str, at: int) -> Minute | None:
         """Return the minute of a source that begins at *at*, if known."""
         values = self._coarse.known_values(source, at // COARSE_SECONDS)
         return None if values is None else Minute(at, source, values)
 
-    def add(self, at: float, samples: dict[str, Values]) -> list[Minute]:
-        """Add the values of a moment, in unix time; return the minute that the values complete."""
+    def add(self, at: float, samples: dict[S, Values]) -> list[tuple[int, S, Values]]:
+        """Add the values of a moment, in unix time; return the minutes that the values complete,
+        each with the time of its beginning.
+        """
         slot, latest = int(at) // FINE_SECONDS, self._fine.newest
-        completed: list[Minute] = []
+        completed: list[tuple[int, S, Values]] = []
         if latest is not None and slot * FINE_SECONDS // COARSE_SECONDS != _minute_of(latest):
             completed = self._complete(_minute_of(latest))
-        for source, values in samples.items():
-            self._fine.put(source, slot, values)
+        for subject, values in samples.items():
+            self._fine.put(subject, slot, values)
         return completed
 
-    def _complete(self, number: int) -> list[Minute]:
-        """Move a minute to the coarse slots: highest lag and WAL, and mean rate."""
+    def _complete(self, number: int) -> list[tuple[int, S, Values]]:
+        """Move a minute to the coarse slots."""
         slots_of_minute = COARSE_SECONDS // FINE_SECONDS
         slots = range(number * slots_of_minute, (number + 1) * slots_of_minute)
         minutes = []
-        for source in self._fine.sources:
-            values = summary(self._fine.get(source, slot) for slot in slots)
+        for subject in self._fine.subjects:
+            values = self._summarize(self._fine.get(subject, slot) for slot in slots)
             if has_values(values):
-                self._coarse.put(source, number, values)
-                minutes.append(Minute(number * COARSE_SECONDS, source, values))
+                self._coarse.put(subject, number, values)
+                minutes.append((number * COARSE_SECONDS, subject, values))
         return minutes
 
-    def points(self, source: str, *, since: float = 0.0) -> list[tuple[int, Values]]:
-        """Return times and values of a source after *since*, the oldest first.
+    def points(self, subject: S, *, by_minute: bool = False, since: float = 0.0) -> list[Point]:
+        """Return times and values of a subject after *since*, the oldest first.
 
         A minute of the last hour in which a sibling process ran the source is a single point.
+        *by_minute*: return only minutes.
         """
-        fine, coarse = self._fine.points(source), self._coarse.points(source)
-        if fine:
-            begin = fine[0][0]
-            minutes = {at: values for at, values in coarse if has_values(values)}
-            coarse = [point for point in coarse if point[0] < begin]
-            coarse += _gap(coarse, begin - begin % COARSE_SECONDS)
-            fine = list(_filled(fine, minutes))
-            # The clock of the process that now runs the source may be ahead.
-            end = fine[-1][0]
-            fine += [(at, minutes[at]) for at in minutes if end < at <= end + AHEAD_SECONDS]
-        return [point for point in (*coarse, *fine) if point[0] > since]
+        fine = [] if by_minute else self._fine.points(subject)
+        return _joined(fine, self._coarse.points(subject), since)
 
-    def rates(self, source: str, since: float) -> list[tuple[int, float]]:
-        """Return times and known rates of a source after *since*, the oldest first."""
+    def totals(self, *, by_minute: bool, since: float = 0.0) -> list[Point]:
+        """Return times and totals of all subjects after *since*, the oldest first.
+
+        *by_minute*: return only minutes, because siblings run some of the sources.
+        """
+        fine = [] if by_minute else self._fine.totals()
+        return _joined(fine, self._coarse.totals(), since)
+
+    def rates(self, subject: S, since: float) -> list[tuple[int, float]]:
+        """Return times and known rates of a subject after *since*, the oldest first."""
         field = FIELDS.index("changes_per_second")
-        fine = self._fine.known(source, field, since)
+        fine = self._fine.known(subject, field, since)
         sampled = {at - at % COARSE_SECONDS for at, _ in fine}
-        coarse = self._coarse.known(source, field, since)
+        coarse = self._coarse.known(subject, field, since)
         return sorted([*(point for point in coarse if point[0] not in sampled), *fine])
 
-    def retain(self, sources: Iterable[str]) -> None:
-        """Remove the sources that are not in *sources*."""
-        names = list(sources)
-        self._fine.retain(names)
-        self._coarse.retain(names)
+    def retain(self, subjects: Iterable[S]) -> None:
+        """Remove the subjects that are not in *subjects*."""
+        kept = list(subjects)
+        self._fine.retain(kept)
+        self._coarse.retain(kept)
 
 
-_UNKNOWN: Final[Values] = (None, None, None)
+UNKNOWN: Final[Values] = (None, None, None)
 
 
-def _filled(
-    fine: list[tuple[int, Values]], minutes: dict[int, Values]
-) -> Iterator[tuple[int, Values]]:
+def _joined(fine: list[Point], coarse: list[Point], since: float) -> list[Point]:
+    """Return the points after *since*: minutes before the first fine point, and fine points."""
+    if fine:
+        begin = fine[0][0]
+        minutes = {at: values for at, values in coarse if has_values(values)}
+        coarse = [point for point in coarse if point[0] < begin]
+        coarse += _gap(coarse, begin - begin % COARSE_SECONDS)
+        fine = list(_filled(fine, minutes))
+        # The clock of the process that now runs the source may be ahead.
+        end = fine[-1][0]
+        fine += [(at, minutes[at]) for at in minutes if end < at <= end + AHEAD_SECONDS]
+    return [point for point in (*coarse, *fine) if point[0] > since]
+
+
+def _filled(fine: list[Point], minutes: dict[int, Values]) -> Iterator[Point]:
     """Yield fine points; the points of *minutes* fill the gaps of this process."""
     for at, values in fine:
         begin = at - at % COARSE_SECONDS
@@ -220,10 +283,10 @@ def _filled(
             yield at, minutes[begin]
 
 
-def _gap(points: list[tuple[int, Values]], begin: int) -> list[tuple[int, Values]]:
+def _gap(points: list[Point], begin: int) -> list[Point]:
     """Return a point without values for a gap before *begin*, so that no line spans the gap."""
     if points and begin - points[-1][0] > COARSE_SECONDS:
-        return [(points[-1][0] + COARSE_SECONDS, _UNKNOWN)]
+        return [(points[-1][0] + COARSE_SECONDS, UNKNOWN)]
     return []
 
 
@@ -236,94 +299,10 @@ def has_values(values: Values) -> bool:
     return any(value is not None for value in values)
 
 
-def summary(several: Iterable[Values]) -> Values:
-    """Summarize several moments: the highest lag and WAL, and the mean rate."""
-    columns = list(zip(*several, strict=True)) or [(), (), ()]
-    lags, rates, sizes = ([v for v in column if v is not None] for column in columns)
-    return (
-        max(lags, default=None),
-        sum(rates) / len(rates) if rates else None,
-        max(sizes, default=None),
-    )
+def _known(subjects: "list[array[float]]", index: int) -> list[float]:
+    # An unknown value is the only value that differs from itself.
+    return [value for held in subjects if (value := held[index]) == value]
 
 
-# ---- small pictures ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """A series in the shape of a curve. ``lines``: points of polylines; a gap separates lines."""
-
-    lines: list[str]
-    highest: float
-    seconds: float
-
-
-def trends(points: list[tuple[int, Values]]) -> dict[str, Trend]:
-    """Return the curves of a source by field; empty with fewer than two points."""
-    if len(points) < 2:
-        return {}
-    few = _thinned(points)
-    return {
-        name: draw([(at, values[number]) for at, values in few])
-        for number, name in enumerate(FIELDS)
-    }
-
-
-def _thinned(points: list[tuple[int, Values]]) -> list[tuple[float, Values]]:
-    """Return at most `DRAWN_POINTS` points, each a summary of the points that it replaces."""
-    if len(points) <= DRAWN_POINTS:
-        return [(float(at), values) for at, values in points]
-    begin, width = points[0][0], (points[-1][0] - points[0][0]) / (DRAWN_POINTS - 1)
-    parts = groupby(points, key=lambda point: int((point[0] - begin) / width))
-    return [
-        (begin + number * width, summary(values for _, values in part)) for number, part in parts
-    ]
-
-
-def draw(values: list[tuple[float, float | None]]) -> Trend:
-    """Return a series as polylines in a box of WIDTH by HEIGHT; the newest value is at the right.
-
-    The distance of the points determines the width, so that a young process shows a whole line.
-    """
-    begin, end = values[0][0], values[-1][0]
-    seconds = max(end - begin, 1.0)
-    highest = max((value for _, value in values if value is not None), default=0.0)
-    top = highest or 1.0
-    lines: list[list[str]] = [[]]
-    for at, value in values:
-        if value is None:
-            lines.append([])
-            continue
-        x, y = (at - begin) / seconds * WIDTH, HEIGHT - 1 - value / top * (HEIGHT - 2)
-        lines[-1].append(f"{x:.1f},{y:.1f}")
-    return Trend([" ".join(_visible(line)) for line in lines if line], highest, seconds)
-
-
-def _visible(line: list[str]) -> list[str]:
-    """Return a line unchanged; a single value between gaps becomes a short line."""
-    if len(line) > 1:
-        return line
-    x, _, y = line[0].partition(",")
-    begin = min(max(0.0, float(x) - DOT / 2), WIDTH - DOT)
-    return [f"{begin:.1f},{y}", f"{begin + DOT:.1f},{y}"]
-
-
-def spark(rates: list[tuple[int, float]], *, slots: int = 30) -> str:
-    """Return the rates of the last hour as the points of a polyline, in a box of slots by 12.
-
-    The numbers are whole, because the fleet overview shows many curves. Empty with fewer than two
-    known values.
-    """
-    if not rates:
-        return ""
-    end, width = rates[-1][0], FINE_SECONDS * FINE_SLOTS / slots
-    highest: dict[int, float] = {}
-    for at, rate in rates:
-        place = slots - 1 - int((end - at) / width)
-        if place >= 0:
-            highest[place] = max(highest.get(place, 0.0), rate)
-    if len(highest) < 2:
-        return ""
-    top = max(highest.values()) or 1.0
-    return " ".join(f"{x},{11 - round(value / top * 10)}" for x, value in sorted(highest.items()))
+def _sum(values: list[float]) -> float | None:
+    return sum(values) if values else None

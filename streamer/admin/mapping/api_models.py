@@ -353,16 +353,51 @@ class BulkAnswer(BaseModel):
     sources: list[BulkOutcome]
 
 
-class HistoryAnswer(BaseModel):
-    """The last day of a source as columns of equal length. ``times``: unix time, each 10 s in the
-    last hour, before that each minute. An unknown value is null.
+class HistoryMark(BaseModel):
+    """An event to mark in a chart. ``at``: unix time. A restart, error or copy of which the process
+    knows.
     """
 
-    source: str
+    at: int
+    kind: Literal["restart", "error", "copy"]
+    text: str
+
+
+class _History(BaseModel):
+    """The last day as columns of equal length. ``times``: unix time, each 10 s in the last hour,
+    before that each minute. An unknown value is null.
+    """
+
     times: list[int]
     lag_seconds: list[float | None]
     changes_per_second: list[float | None]
+    marks: list[HistoryMark]
+
+
+class HistoryAnswer(_History):
+    """The last day of a source."""
+
+    source: str
     retained_wal_bytes: list[float | None]
+
+
+class TableHistoryAnswer(_History):
+    """The last day of a table, as far as this process has sampled the table."""
+
+    source: str
+    table: str
+    held_bytes: list[float | None]
+
+
+class FleetHistoryAnswer(_History):
+    """The last day of all sources: the highest lag, and totals. If processes share the sources,
+    each point is a minute.
+    """
+
+    retained_wal_bytes: list[float | None]
+    p50_seconds: list[float | None]
+    p95_seconds: list[float | None]
+    p99_seconds: list[float | None]
 
 
 class SourceProblem(BaseModel):

@@ -54,6 +54,14 @@ def rate(value: float | None) -> str:
     return f"{value:.1f}/s" if 0 < value < 10 else f"{count(value)}/s"
 
 
+_FORMS: Final = {"latency": latency, "rate": rate, "size": size}
+
+
+def written(value: float | None, form: str) -> str:
+    """Write a value in a form: ``latency``, ``rate`` or ``size``."""
+    return _FORMS[form](value)
+
+
 def plural(number: int, singular: str, many: str | None = None) -> str:
     """Write a number with a noun."""
     return f"{count(number)} {singular if number == 1 else many or singular + 's'}"

@@ -6,10 +6,12 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 
 from streamer.admin.live import fleet_overview, status_view
-from streamer.admin.live.minute_series import trends
+from streamer.admin.live.charts import FLEET_CHARTS, SOURCE_CHARTS, ChartView, chart_view
 from streamer.admin.live.problem_view import problems_for_operator
 from streamer.admin.live.status_reader import StatusReader
-from streamer.admin.page.page_frame import Frame, Row, row_number
+from streamer.admin.live.way_of_changes import held_of
+from streamer.admin.mapping.admin_threads import in_admin_thread
+from streamer.admin.page.page_frame import Frame, Row, is_refresh, row_number
 from streamer.errors.error_classes import NotFoundError
 from streamer.mapping.rules import SourceLabel
 
@@ -46,10 +48,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             request,
             "source.html",
             source=status_view.with_activity(shown | {"tables": part}, frame.events.activity),
-            history=status_view.address(
-                "/api/sources/history", database=source["database"], sid=source["sid"]
-            ),
-            trends=trends(frame.events.history.points(label)),
+            trends=None if is_refresh(request) else _source_charts(frame, source),
             attention=problems_for_operator([source], target),
             states=status_view.state_filter([source], state, "/source", **choice),
             copies=status_view.copy_progress([source]),
@@ -67,6 +66,22 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     return router
 
 
+def _source_charts(frame: Frame, source: Row) -> ChartView:
+    label = SourceLabel(source["database"], source["sid"])
+    names = {"database": source["database"], "sid": source["sid"]}
+    history = status_view.address("/api/sources/history", **names)
+    return chart_view(SOURCE_CHARTS, frame.events.history.columns(label), history, label)
+
+
+async def _fleet_charts(frame: Frame, request: Request) -> ChartView | None:
+    """Return the charts of the fleet; None for a refresh, because a script draws the charts."""
+    if is_refresh(request):
+        return None
+    # The first totals of many sources take a moment, and the event loop also streams.
+    columns = await in_admin_thread(frame.events.history.fleet_columns)
+    return chart_view(FLEET_CHARTS, columns, "/api/fleet/history")
+
+
 async def _cards(frame: Frame, status: StatusReader, request: Request) -> Response:
     """Show each source with its tables."""
     sources, reason = await status.read()
@@ -81,6 +96,8 @@ async def _cards(frame: Frame, status: StatusReader, request: Request) -> Respon
         request,
         "overview.html",
         target=target,
+        card=await frame.target_card.view(held_of(sources)) if sources else None,
+        trends=await _fleet_charts(frame, request) if sources else None,
         sources=[
             status_view.with_activity(
                 status_view.source_view(source, target=target, state=state), frame.events.activity
@@ -139,6 +156,8 @@ async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> R
         request,
         "wall.html",
         target=target,
+        card=await frame.target_card.view(seen.held),
+        trends=await _fleet_charts(frame, request),
         is_confirmed=not target["error"],
         attention=problems_for_operator([], target),
         lines=[line.row | {"shown_state": line.shown_state} for line in part],

@@ -23,6 +23,7 @@ from streamer.admin.live.problem_view import shown
 from streamer.admin.mapping import api_models
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.page.render_templates import render
+from streamer.admin.page.target_card import TargetCard
 from streamer.admin.service.access import (
     SAFE_METHODS,
     Access,
@@ -56,6 +57,7 @@ class Frame:
         self.service = service
         self.access = access
         self.events = events
+        self.target_card = TargetCard(service, events)
         self._notes: OrderedDict[str, tuple[str, str]] = OrderedDict()
 
     def router(self) -> APIRouter:

@@ -66,6 +66,7 @@ def environment() -> Environment:
         "duration": number_text.duration,
         "latency": number_text.latency,
         "rate": number_text.rate,
+        "written": number_text.written,
         "ago": lambda value: number_text.ago(value, datetime.now(UTC)),
         "plural": number_text.plural,
         "state_kind": number_text.state_kind,

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import FormData
 
 from streamer.admin.live import status_view
+from streamer.admin.live.charts import TABLE_CHARTS, ChartView, chart_view
 from streamer.admin.live.problem_view import problems_of_table
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping import api_models
@@ -29,6 +30,7 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.mapping.relation_names import parse_name
+from streamer.mapping.rules import SourceLabel
 
 QUARANTINE_MAX: Final = 100
 _DONE: Final = {
@@ -69,6 +71,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             attention=problems_of_table(source, name, frame.events.target),
             is_repairing=frame.service.repairs.is_running(key),
             repair_failure=frame.service.repairs.failure(key),
+            trends=None if is_refresh(request) else _charts(frame, source, name),
             errors=frame.events.errors(shown["label"], name),
             rule=status_view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),
@@ -124,6 +127,13 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         return frame.redirect(back, f"{count} of its changes {word}")
 
     return router
+
+
+def _charts(frame: Frame, source: Row, table: str) -> ChartView:
+    label = SourceLabel(source["database"], source["sid"])
+    names = {"database": source["database"], "sid": source["sid"], "table": table}
+    history = status_view.address("/api/sources/history/table", **names)
+    return chart_view(TABLE_CHARTS, frame.events.history.table_columns(label, table), history)
 
 
 def _name(text: str) -> str:

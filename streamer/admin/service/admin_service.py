@@ -77,10 +77,13 @@ from streamer.postgres.password_source import PasswordSource
 from streamer.postgres.secret import Secret
 from streamer.postgres.url_passwords import has_mask
 from streamer.target.connection import TargetAddress
+from streamer.target.server_facts import ServerFacts, read_server_facts
 from streamer.util.migrations import read_migrations
 
 log = structlog.get_logger()
 
+FACTS_SECONDS: Final = 30.0
+"""The size of a database takes a look at each of its files."""
 EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
 
 
@@ -420,6 +423,23 @@ class AdminService:
         report = replace(report, mapping=self.problem or report.mapping)
         # Thousands of tables take a moment, and the event loop also streams.
         return await in_admin_thread(lambda: _with_redacted_sources(report.to_json()))
+
+    async def server_of_target(self) -> ServerFacts:
+        """Return version, size and connections of the target, at most `FACTS_SECONDS` old.
+
+        Raises TargetError.
+        """
+        return await self.reads.get(
+            "server of the target", TARGET, self._read_server_of_target, FACTS_SECONDS
+        )
+
+    async def _read_server_of_target(self) -> ServerFacts:
+        bookkeeping = Bookkeeping(self._address, "streamer page")
+        try:
+            async with bookkeeping.connection() as connection:
+                return await read_server_facts(connection)
+        finally:
+            await bookkeeping.close()
 
     async def discover(
         self, url: str | None, number: int | None, actor: str, *, database: int | None = None

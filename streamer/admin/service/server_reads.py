@@ -35,12 +35,19 @@ class ServerReads:
         self._reads: OrderedDict[Hashable, _Read] = OrderedDict()
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def get(self, key: Hashable, server: str, read: Callable[[], Awaitable[T]]) -> T:
+    async def get(
+        self,
+        key: Hashable,
+        server: str,
+        read: Callable[[], Awaitable[T]],
+        keep_seconds: float = KEEP_SECONDS,
+    ) -> T:
         """Return the result of *read*, or the shared result of a request for the same *key*.
 
-        *server*: the server whose limit applies. Raises the errors of *read*.
+        *server*: the server whose limit applies. *keep_seconds*: the greatest age of a result.
+        Raises the errors of *read*.
         """
-        if (shared := self._reads.get(key)) is None or self._is_old(shared):
+        if (shared := self._reads.get(key)) is None or _is_old(shared, keep_seconds):
             name = f"read of {server}"
             shared = _Read(asyncio.create_task(self._read(server, read), name=name))
             shared.task.add_done_callback(lambda task: self._end(key, shared))
@@ -65,8 +72,8 @@ class ServerReads:
         while len(self._reads) > KEPT_MAX:
             self._reads.popitem(last=False)
 
-    @staticmethod
-    def _is_old(read: _Read) -> bool:
-        if read.ended_at is None:
-            return False
-        return asyncio.get_running_loop().time() - read.ended_at > KEEP_SECONDS
+
+def _is_old(read: _Read, keep_seconds: float) -> bool:
+    if read.ended_at is None:
+        return False
+    return asyncio.get_running_loop().time() - read.ended_at > keep_seconds

@@ -166,6 +166,11 @@ class Worker:
         connecting.
         """
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the worker writes or commits a window."""
+        return self._committing is not None
+
     # ---- the queue -----------------------------------------------------------------------------
 
     def put(self, lane: Lane, *transactions: LaneTransaction) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from streamer.apply.write.worker import Worker
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate, read_installation
 from streamer.bookkeeping.requests import CHANNEL, WAITING, WAITING_FOR_TABLES
@@ -127,6 +128,11 @@ class Engine:
     def bookkeeping(self) -> Bookkeeping | None:
         """The bookkeeping in the target; None before the migrations and after the end."""
         return None if self._services is None else self._services.bookkeeping
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The apply workers; empty before the migrations and after the end."""
+        return [] if self._services is None else self._services.all_workers
 
     @property
     def mapping_problem(self) -> MappingProblem | None:

@@ -33,6 +33,7 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
@@ -45,6 +46,7 @@ from streamer.runtime.session.session import Session
 from streamer.runtime.session.source_checks import check_source
 from streamer.runtime.session.write_status import report_status
 from streamer.runtime.shutdown import endless, finishes_before
+from streamer.runtime.tables.lag import Undelivered
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.runtime.wal_retention.backlog_guard import BacklogGuard
 from streamer.source.catalog import flush_wal
@@ -441,6 +443,23 @@ class Pipeline:
 
     def lag_seconds(self) -> float:
         return 0.0 if self._session is None else self._session.lag.seconds(time.monotonic())
+
+    @property
+    def undelivered(self) -> Undelivered:
+        """The WAL that the source has not sent."""
+        session = self._session
+        if session is None:
+            return Undelivered(0, 0.0, is_full=False)
+        since = session.lag.undelivered_since
+        return Undelivered(
+            max(0, self.health.wal_end_lsn - session.tracker.newest_lsn),
+            0.0 if since is None else max(0.0, time.monotonic() - since),
+            is_full=not session.services.budget.has_room(session.tables),
+        )
+
+    def table_figures(self, name: RelationName) -> tuple[float, int] | None:
+        """Return `Relations.figures` of a table; None before the stream begins."""
+        return None if self._session is None else self._session.relations.figures(name)
 
     def table_lags(self) -> dict[str, float]:
         return {} if self._session is None else self._session.relations.lags()

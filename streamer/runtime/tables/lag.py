@@ -6,6 +6,7 @@ reads the end of the source's WAL, and the lag grows until the stream reaches th
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Final
 
 from streamer.apply.lanes.lane import Lane
@@ -18,6 +19,17 @@ STALLED_SECONDS: Final = 4.0
 """How long the source may hold changes back before the guard looks for the standby that delays
 them.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Undelivered:
+    """WAL of a source that the stream has not delivered, and its age. ``is_full``: the reader waits
+    for room in the queues of the workers.
+    """
+
+    size: int
+    seconds: float
+    is_full: bool
 
 
 class Lag:

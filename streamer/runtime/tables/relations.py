@@ -101,6 +101,15 @@ class Relations:
         """Return the lag of each table in seconds, by table name."""
         return {str(mapped.mapping.source): self.lag_seconds(mapped) for mapped in self}
 
+    def figures(self, name: RelationName) -> tuple[float, int] | None:
+        """Return the lag of a table in seconds, and the bytes of its held changes; None for a table
+        that no rule maps.
+        """
+        mapped = self._by_name.get(name)
+        if mapped is None:
+            return None
+        return self.lag_seconds(mapped), self.lane(mapped).held(mapped)[1]
+
     def lag_seconds(self, mapped: MappedRelation) -> float:
         return lane_lag_seconds(self.lane(mapped), self.clock, time.monotonic())
 

@@ -3,8 +3,9 @@
 // Keeps an open page up to date. Everything else works without it.
 //
 // The server reports every event on /api/events. The script writes lag, rates and the progress of
-// copies from its values into the page. For all else it fetches the page again, and replaces the
-// [data-live] parts that differ, so focus, scrolling and unfolded parts stay.
+// copies from its values into the page. For all else it fetches the page again, and Idiomorph changes
+// what differs in the [data-live] parts, so focus, scrolling and unfolded parts stay. An element with
+// an id stays the same element when it moves.
 
 const SLOW_MS = 10000; // interval for WAL and quarantine, which no event reports
 const SOON_MS = 300;
@@ -55,11 +56,9 @@ function put(elements, text) {
 const rates = new Map();
 
 function drawRates() {
+  for (const element of $("[data-rate]")) put([element], rate((rates.get(element.dataset.rate) || []).at(-1) || 0));
   for (const svg of $("[data-spark]")) {
-    const label = svg.dataset.spark;
-    const values = rates.get(label) || [];
-    const last = values.at(-1) || 0;
-    put(by("rate", label), rate(last));
+    const values = rates.get(svg.dataset.spark) || [];
     const top = Math.max(1, ...values);
     const points = values.map((value, i) => `${RATES_MAX - values.length + i},${(23 - (value / top) * 22).toFixed(1)}`);
     if (points.length < 2) continue;
@@ -85,55 +84,14 @@ function tick() {
 
 // ---- changing differing parts ----------------------------------------------------------------
 
-const keyOf = (node) => (node.nodeType === 1 ? node.getAttribute("data-key") : null);
+const EDITED = ":is(input:not([type=hidden]), select, textarea)"; // the user may be editing it
+const DRAWN = "[data-spark], [data-rate]"; // this script draws the content
 
-function isLike(a, b) {
-  return a.nodeType === b.nodeType && a.nodeName === b.nodeName && keyOf(a) === keyOf(b);
-}
-
-function update(old, fresh) {
-  if (old.nodeType !== 1) {
-    if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
-    return;
-  }
-  if (["data-spark", "data-rate", "data-own"].some((name) => old.hasAttribute(name))) {
-    return; // drawn here
-  }
-  for (const { name, value } of [...fresh.attributes]) {
-    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  }
-  for (const { name } of [...old.attributes]) {
-    const isUnfolded = name === "open" && old.nodeName === "DETAILS";
-    if (!fresh.hasAttribute(name) && !isUnfolded) old.removeAttribute(name);
-  }
-  if (["INPUT", "SELECT", "TEXTAREA"].includes(old.nodeName)) return; // the user may be editing it
-  const keyed = new Map();
-  for (const child of old.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
-  // A moved node loses the focus, so every other node moves first.
-  const stays = new Set([...fresh.childNodes].map(keyOf));
-  for (const [key, child] of keyed) if (!stays.has(key)) child.remove();
-  let place = old.firstChild;
-  for (const wanted of [...fresh.childNodes]) {
-    let found = keyOf(wanted) ? keyed.get(keyOf(wanted)) : place;
-    while (found && keyOf(found) && place && place !== found && !keyOf(place)) {
-      const next = place.nextSibling;
-      place.remove();
-      place = next;
-    }
-    if (found && isLike(found, wanted)) {
-      if (found !== place) old.insertBefore(found, place);
-      update(found, wanted);
-    } else {
-      found = old.insertBefore(document.importNode(wanted, true), place);
-    }
-    place = found.nextSibling;
-  }
-  while (place) {
-    const next = place.nextSibling;
-    place.remove();
-    place = next;
-  }
-}
+const callbacks = {
+  beforeNodeMorphed: (old) => old.nodeType !== 1 || !old.matches(`${EDITED}, ${DRAWN}`),
+  beforeNodeRemoved: (old) => old.nodeType !== 1 || !old.matches(".copy"),
+  beforeAttributeUpdated: (name, old) => name !== "open" || old.nodeName !== "DETAILS",
+};
 
 let refreshing = false;
 let refreshAgain = false;
@@ -155,7 +113,7 @@ async function refresh() {
     const parts = $("[data-live]", fresh);
     if (response.ok && parts.length) {
       const focused = document.activeElement;
-      for (const part of parts) for (const old of by("live", part.dataset.live)) update(old, part);
+      for (const part of parts) for (const old of by("live", part.dataset.live)) Idiomorph.morph(old, part, { callbacks });
       if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
       if (fresh.title) document.title = fresh.title;
       // Another process has other tokens.
@@ -330,13 +288,12 @@ function addCopyButtons() {
   if (!navigator.clipboard) return;
   for (const block of $("pre[data-copy]")) {
     if (block.querySelector("button")) continue;
-    const text = block.textContent;
     const button = document.createElement("button");
     button.type = "button";
     button.className = "copy";
     button.textContent = "Copy";
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(text);
+      await navigator.clipboard.writeText(block.firstChild.textContent);
       button.textContent = "Copied";
       setTimeout(() => (button.textContent = "Copy"), 2000);
     });

@@ -1,0 +1,54 @@
+"""The card of the target: its server, the work of this process, and the way of changes."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+from streamer.admin.live.events import Events
+from streamer.admin.live.way_of_changes import Way, way_of
+from streamer.admin.service.admin_service import AdminService
+from streamer.errors.error_classes import StreamerError
+from streamer.target.server_facts import ServerFacts
+
+Row = dict[str, Any]
+
+WAIT_SECONDS: Final = 1.0
+"""The limit of a page's wait for the facts of the server. A later page shows late facts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetView:
+    """The card. ``target``: the state; ``server``: None before the first answer."""
+
+    target: Row
+    server: ServerFacts | None
+    way: Way
+
+    @property
+    def needs_operator(self) -> bool:
+        """Whether the fleet overview shows the card before the sources."""
+        return bool(self.target["error"]) or self.way.slow is not None
+
+
+class TargetCard:
+    """Makes the card for the pages."""
+
+    def __init__(self, service: AdminService, events: Events) -> None:
+        self._service = service
+        self._events = events
+        self._server: ServerFacts | None = None
+
+    async def view(self, held: tuple[int, int]) -> TargetView:
+        """Return the card. *held*: the number of tables that hold changes, and the bytes."""
+        target = self._events.target
+        if not target["error"]:
+            await self._read()
+        return TargetView(target, self._server, way_of(self._events.way_facts(*held)))
+
+    async def _read(self) -> None:
+        """Read the server, unless a recent result exists; keep the last result if that fails."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                self._server = await self._service.server_of_target()
+        except (StreamerError, TimeoutError):
+            return
