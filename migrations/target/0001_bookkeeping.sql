@@ -59,6 +59,8 @@ create table streamer.replica (
     -- Host and pid.
     name text not null,
     backend_pid integer not null,
+    -- The version of streamer that the process runs.
+    version text not null,
     -- The address of its page and metrics.
     address text,
     -- The sources that the process may run, and the sources whose journal is on its disk: DATABASE

@@ -6,17 +6,32 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.bookkeeping_table import Executor
+from streamer.bookkeeping.replicas import read_processes
 from streamer.bookkeeping.requests import prune_requests
+from streamer.bookkeeping.schema_version import (
+    SchemaVersion,
+    lock_schema,
+    read_usable_version,
+)
 from streamer.bookkeeping.sources import read_source_labels
-from streamer.errors.error_classes import MappingError, TargetError
+from streamer.errors.error_classes import MappingError, TargetContentionError
 from streamer.postgres import replication_origin
 from streamer.target.connection import TargetAddress, TargetConnection
-from streamer.util.migrations import read_migrations
+from streamer.util.migrations import Migration, read_migrations
 
-REHEARSAL_LOCK_SECONDS: Final = 5
+LOCK_SECONDS: Final = 5
+"""A migration waits no longer for a table, because the writers of the table wait behind it."""
 _MADE: Final = re.compile(r"^create (table|function) (streamer\.\w+)", re.MULTILINE)
-_MIGRATION_LOCK: Final = 0x73747265616D  # "stream"
+_MIGRATION_TABLE_SQL: Final = """
+create schema if not exists streamer;
+create table if not exists streamer.migration (
+    number integer primary key,
+    name text not null,
+    -- The newest migration that a program has to know to run on the migrated schema.
+    needs integer not null,
+    applied_at timestamptz not null default now()
+)
+"""
 _DROP_SCHEMA_SQL: Final = """
 do $$ begin
     drop schema streamer;
@@ -36,7 +51,11 @@ def read_objects() -> dict[str, list[str]]:
 
 
 async def migrate(bookkeeping: Bookkeeping) -> None:
-    """Migrate the bookkeeping schema. Raises TargetError if a newer version made the schema."""
+    """Migrate the bookkeeping schema.
+
+    Raises TargetError if the schema needs a newer program, and TargetContentionError while older
+    programs run that the migrated schema would break.
+    """
     # One transaction, because readers of the bookkeeping must not find a half-created schema.
     async with bookkeeping.transaction() as connection:
         await _apply(connection)
@@ -46,11 +65,10 @@ async def migrate(bookkeeping: Bookkeeping) -> None:
 async def rehearse(connection: TargetConnection) -> None:
     """Migrate the bookkeeping schema in a transaction that is rolled back.
 
-    Raises the error of `migrate`, and TargetContentionError while a process creates the schema.
+    Raises the errors of `migrate`, and TargetContentionError while a process creates the schema.
     """
     await connection.execute("begin")
     try:
-        await connection.execute(f"set local lock_timeout = '{REHEARSAL_LOCK_SECONDS}s'")
         await _apply(connection)
     finally:
         if not connection.is_closed:
@@ -58,51 +76,59 @@ async def rehearse(connection: TargetConnection) -> None:
 
 
 async def _apply(connection: TargetConnection) -> None:
-    migrations = read_migrations("target")
-    await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
-    await connection.execute(
-        "create schema if not exists streamer;"
-        " create table if not exists streamer.migration (number integer primary key,"
-        " name text not null, applied_at timestamptz not null default now())"
-    )
+    await connection.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
+    await lock_schema(connection)
+    await connection.execute(_MIGRATION_TABLE_SQL)
+    version = await read_usable_version(connection)
     rows = await connection.fetch("select number from streamer.migration")
     applied = {int(row["number"]) for row in rows}
-    if applied and max(applied) > migrations[-1].number:
-        raise TargetError(
-            "the bookkeeping in the target was made by a newer streamer "
-            f"(migration {max(applied)})",
-            hint="run that version or a later one",
+    pending = [m for m in read_migrations("target") if m.number not in applied]
+    if version is not None:
+        await _require_no_older_process(connection, version, pending)
+    for migration in pending:
+        await connection.execute(migration.sql)
+        await connection.execute(
+            "insert into streamer.migration (number, name, needs) values ($1, $2, $3)",
+            migration.number,
+            migration.name,
+            migration.needs,
         )
-    for migration in migrations:
-        if migration.number not in applied:
-            await connection.execute(migration.sql)
-            await connection.execute(
-                "insert into streamer.migration (number, name) values ($1, $2)",
-                migration.number,
-                migration.name,
-            )
+
+
+async def _require_no_older_process(
+    connection: TargetConnection, version: SchemaVersion, pending: list[Migration]
+) -> None:
+    """Raise TargetContentionError if a process runs that may not know what *pending* needs.
+
+    A process that runs on the schema knows no more than ``version.needs`` for certain.
+    """
+    if all(migration.needs <= version.needs for migration in pending):
+        return
+    if names := await read_processes(connection):
+        raise TargetContentionError(
+            f"migration {pending[-1].number} of the bookkeeping waits for the end of processes of"
+            f" an earlier version: {', '.join(names)}",
+            hint="stop these processes; the new version then goes on by itself",
+        )
 
 
 SUMMARY_SQL: Final = "select number, name, applied_at from streamer.migration order by number"
 
 
-async def read_version(session: Executor) -> int | None:
-    """Return the number of the newest migration of the bookkeeping."""
-    number: int | None = await session.fetch_value("select max(number) from streamer.migration")
-    return number
-
-
 async def is_installed(bookkeeping: Bookkeeping) -> bool:
-    """Whether the bookkeeping tables exist in this version's form."""
+    """Whether the bookkeeping tables exist, with all migrations of this program.
+
+    Raises TargetError if the tables need a newer program.
+    """
     async with bookkeeping.connection() as connection:
         if await connection.fetch_value("select to_regclass('streamer.migration') is null"):
             return False
-        newest = await read_version(connection)
-        return bool(newest is not None and newest >= read_migrations("target")[-1].number)
+        version = await read_usable_version(connection)
+        return version is not None and version.is_complete
 
 
 async def require_installed(bookkeeping: Bookkeeping) -> None:
-    """Raise MappingError unless `is_installed`."""
+    """Raise MappingError unless `is_installed`. Raises TargetError, too."""
     if not await is_installed(bookkeeping):
         raise MappingError("nothing is set up yet", hint="start `streamer run` first")
 

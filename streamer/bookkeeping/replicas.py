@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated, Final
 
+from streamer import __version__
 from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Executor, fields_of
+from streamer.bookkeeping.schema_version import share_schema
 from streamer.errors.error_classes import NoReplicaError
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy
@@ -45,8 +47,8 @@ def _with_locks(sql: str, parameter: str = "$1") -> str:
 
 
 _JOIN_SQL: Final = """
-insert into streamer.replica (name, backend_pid, address)
-values ($1, pg_catalog.pg_backend_pid(), $2) returning id
+insert into streamer.replica (name, backend_pid, address, version)
+values ($1, pg_catalog.pg_backend_pid(), $2, $3) returning id
 """
 _PRUNE_SQL: Final = _with_locks(
     """
@@ -68,6 +70,15 @@ select s.database, s.sid, s.holder, l.pid
 from streamer.source s left join LOCKS l on l.id = s.id
 """
 )
+_PROCESSES_SQL: Final = f"""
+select distinct coalesce(r.name || ' (' || r.version || ')', s.holder, 'pid ' || l.pid) as process
+from {LOCKS_SQL} l
+left join streamer.replica r on l.class = $1 and r.id = l.id
+left join streamer.source s on l.class = $2 and s.id = l.id
+where l.class = $1 or l.class = $2 and not exists (
+    select from {LOCKS_SQL} o where o.class = $1 and o.pid = l.pid)
+order by 1
+"""
 _MAPPINGS_SQL: Final = """
 select fingerprint from streamer.mapping group by 1 order by pg_catalog.max(revision) desc
 """
@@ -103,6 +114,8 @@ class ReplicaRecord:
     name: str
     """Host and pid of the process."""
     backend_pid: int
+    version: str
+    """The version of streamer that the process runs."""
     address: str | None
     """The address at which the replica serves page and metrics."""
     sources: frozenset[str]
@@ -216,9 +229,13 @@ class Presence:
 
 
 async def join(session: TargetConnection, name: str, address: str | None) -> int:
-    """Register the process of *session*, which gets the lock; return the replica's number."""
+    """Register the process of *session*, which gets the lock; return the replica's number.
+
+    Raises TargetError if this program is too old for the bookkeeping.
+    """
     async with transaction(session):
-        number = int(await session.fetch_value(_JOIN_SQL, name, address))
+        await share_schema(session)
+        number = int(await session.fetch_value(_JOIN_SQL, name, address, __version__))
         await session.fetch_value(LOCK_SQL, signed(REPLICA_CLASS), number)
         await REPLICAS.delete(session, _PRUNE_SQL, REPLICA_CLASS, KNOWN_SECONDS)
     return number
@@ -243,6 +260,12 @@ async def read_fleet(session: TargetConnection) -> FleetRecord:
     }
     mappings = [row["fingerprint"] for row in await session.fetch(_MAPPINGS_SQL)]
     return FleetRecord(await read_replicas(session), owners, mappings)
+
+
+async def read_processes(session: Executor) -> list[str]:
+    """Return the names of the processes that hold the lock of a replica or of a source."""
+    rows = await session.fetch(_PROCESSES_SQL, REPLICA_CLASS, LOCK_CLASS)
+    return [row["process"] for row in rows]
 
 
 async def is_process_beginning(session: Executor) -> bool:

@@ -6,6 +6,7 @@ source meanwhile. Otherwise a copy replaces its rows.
 """
 
 import json
+from collections import defaultdict
 from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping_table import Executor
@@ -78,7 +79,12 @@ async def restore_records(
         _returned(json.loads(row["relation"]), may_resume=may_resume and row["is_current"])
         for row in rows
     ]
-    await RELATIONS.insert(session, returned)
+    by_columns: defaultdict[frozenset[str], list[dict[str, Any]]] = defaultdict(list)
+    for values in returned:
+        by_columns[frozenset(values)].append(values)
+    # A relation that left before a migration has no value for a column that the migration added.
+    for alike in by_columns.values():
+        await RELATIONS.insert(session, alike)
     await session.execute(
         "delete from streamer.former_relation where source_id = $1 and source = any ($2::text[])",
         source_id,

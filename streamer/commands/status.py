@@ -243,6 +243,7 @@ class StatusReport:
     def _replica(self, replica: ReplicaRecord) -> dict[str, Any]:
         return {
             "process": replica.name,
+            "version": replica.version,
             "address": replica.address,
             "sources": self.fleet.counts()[replica.name],
             "max_sources": replica.max_sources,

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+_NEEDS = re.compile(r"-- needs: (\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,16 @@ class Migration:
     number: int
     name: str
     sql: str
+
+    @property
+    def needs(self) -> int:
+        """The newest migration that a program has to know to run on the migrated schema.
+
+        The first line of the file names that migration, as in ``-- needs: 3``. Without this line,
+        only programs that know the migration itself run on the schema.
+        """
+        line = _NEEDS.match(self.sql)
+        return self.number if line is None else int(line[1])
 
 
 @cache

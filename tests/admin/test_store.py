@@ -54,11 +54,16 @@ async def test_a_migration_that_fails_leaves_nothing_behind(
     plain.close()
 
 
-async def test_what_a_newer_version_made_is_refused_in_one_line(tmp_path: Path) -> None:
+async def test_a_newer_schema_is_refused_in_one_line_unless_older_programs_run_on_it(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "mapping.sqlite"
     await (await open_store(path, Keyring.temporary())).close()
     with sqlite3.connect(path) as plain:
-        plain.execute("insert into migration values (999, 'later', 'now')")
+        plain.execute("insert into migration values (998, 'later', 1, 'now')")
+        plain.commit()
+        await (await open_store(path, Keyring.temporary())).close()
+        plain.execute("insert into migration values (999, 'later', 999, 'now')")
     plain.close()
 
     with pytest.raises(StoreError, match="newer streamer") as error:

@@ -17,6 +17,7 @@ from streamer.runtime.replicas.replica import CHECK_SECONDS, STABLE_SECONDS
 from tests.support.postgres import Database, assert_same
 from tests.support.process import Process, caught_up, command, is_frozen, report, status
 from tests.support.runbooks import run_block
+from tests.support.versions import NEXT, VARIABLE, next_tree, released_tree, version_of
 from tests.support.waiting import eventually
 
 SECONDS = 90.0
@@ -287,6 +288,49 @@ def test_a_replica_leaves_sources_that_it_cannot_reach_to_another_one(
         other = start(2)
         eventually(lambda: shares(other) == {other.process.pid: len(NAMES)}, SECONDS, "no share")
         site.are_equal(other)
+
+
+@pytest.mark.timeout(300)
+def test_replicas_of_two_versions_share_the_sources_during_an_upgrade(
+    tmp_path: Path, source: Database, target: Database
+) -> None:
+    site = Site(tmp_path, source, target)
+    released, following = released_tree(tmp_path / "released"), next_tree(tmp_path / "next")
+    with ExitStack() as stack:
+
+        def start(number: int, tree: Path) -> Process:
+            config, _ = site.config(number)
+            environment = {VARIABLE: str(tree)}
+            process = Process(config, program="tests.support.versions", environment=environment)
+            return stack.enter_context(process)
+
+        # GIVEN a process of the released version
+        old = start(1, released)
+        shared(old)
+        # WHEN a process of the next version migrates the bookkeeping, with changes in flight, THEN
+        # each has a share
+        new = start(2, following)
+        shared(old, new, write=site.write)
+        assert versions(new) == {old.process.pid: version_of(released), new.process.pid: NEXT}
+        assert target.execute("select distinct taste from streamer.relation") == [("sweet",)]
+        site.are_equal(new)
+        # WHEN the process dies, and the released version starts on the bookkeeping of the next
+        old.kill()
+        shared(new, write=site.write)
+        again = start(3, released)
+        # THEN each has a share
+        shared(again, new, write=site.write)
+        site.are_equal(again)
+        # WHEN the last process of the released version ends THEN the next version has all sources
+        assert again.terminate() == 0
+        shared(new, write=site.write)
+        site.are_equal(new)
+
+
+def versions(process: Process) -> dict[int, str]:
+    """Return the version of each replica, by pid."""
+    found = report(process.config)["replicas"]
+    return {int(each["process"].rpartition(":")[2]): each["version"] for each in found}
 
 
 def is_held_by(seen_by: Process, process: Process) -> bool:

@@ -121,7 +121,7 @@ async def test_bookkeeping_that_is_not_ours(role: str, checker: Checker) -> None
     await checker.mends(ERROR, 'schema "streamer"', "may not use it")
     await checker.mends(ERROR, 'schema "streamer"', "may not write its tables")
     assert not matching(await checker.findings(), ERROR)
-    checker.target.execute("insert into streamer.migration values (9999, 'from the future')")
+    checker.target.execute("insert into streamer.migration values (9999, 'from the future', 9999)")
     await checker.finds(ERROR, "was made by a newer streamer (migration 9999)")
 
 

@@ -29,6 +29,7 @@ def replica(number: int, text: str | None, revision: int | None = None) -> Repli
         number,
         f"h:{number}",
         1,
+        "0.1.0",
         None,
         none,
         None,

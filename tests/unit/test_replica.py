@@ -32,6 +32,7 @@ def record(
         number,
         name,
         100,
+        "0.1.0",
         None,
         sources,
         None,

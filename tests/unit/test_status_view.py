@@ -56,6 +56,7 @@ def replica(number: int) -> ReplicaRecord:
         number=number,
         name=f"host:{number}",
         backend_pid=number,
+        version="0.1.0",
         address=None,
         sources=nothing,
         max_sources=None,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from streamer.bookkeeping.schema_version import SchemaVersion
 from streamer.commands.check.capacity_findings import check_connections, target_needs
 from streamer.commands.check.target_facts import (
     BookkeepingFacts,
@@ -34,7 +35,9 @@ SERVER = TargetServer(
     synchronous_commit="on", fsync="on", max_connections=100, connections_reserved=3, connections_used=0,
 )  # fmt: skip
 NEWEST = read_migrations("target")[-1].number
-OURS = BookkeepingFacts(True, True, ("migration", "relation", "source"), (), NEWEST)
+OURS = BookkeepingFacts(
+    True, True, ("migration", "relation", "source"), (), SchemaVersion(NEWEST, NEWEST)
+)
 NOTHING = BookkeepingFacts(False, True, (), (), None)
 
 
@@ -43,6 +46,8 @@ def test_a_server_with_everything_right_has_no_findings() -> None:
     assert list(check_origins(SERVER, 99)) == []
     assert list(check_bookkeeping(SERVER, NOTHING)) == []
     assert list(check_bookkeeping(SERVER, OURS)) == []
+    newer = replace(OURS, version=SchemaVersion(NEWEST + 1, NEWEST))
+    assert list(check_bookkeeping(SERVER, newer)) == []
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,10 @@ def test_a_schema_streamer_that_cannot_be_used() -> None:
             "does not belong to streamer, but has a table relation",
         ),
         ({"forbidden_tables": ("source",)}, "may not write its tables"),
-        ({"migration": NEWEST + 1}, f"newer streamer (migration {NEWEST + 1})"),
+        (
+            {"version": SchemaVersion(NEWEST + 2, NEWEST + 1)},
+            f"newer streamer (migration {NEWEST + 2})",
+        ),
     ):
         (found,) = check_bookkeeping(SERVER, replace(OURS, **change))
         assert found.severity is ERROR

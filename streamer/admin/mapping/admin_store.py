@@ -559,12 +559,14 @@ async def _migrate(store: AdminStore) -> None:
     async with store._writes() as writer:
         await writer.execute(
             "create table if not exists migration (number integer primary key,"
-            " name text not null, applied_at text not null)"
+            " name text not null, needs integer not null, applied_at text not null)"
         )
-        (applied,) = await fetch_one(writer, "select coalesce(max(number), 0) from migration", [])
-    if applied > migrations[-1].number:
+        newest, needs = await fetch_one(
+            writer, "select max(number), coalesce(max(needs), 0) from migration", []
+        )
+    if needs > migrations[-1].number:
         raise StoreError(
-            f"mapping database {store.path} was made by a newer streamer (migration {applied})",
+            f"mapping database {store.path} was made by a newer streamer (migration {newest})",
             hint="run that version or a later one",
         )
     for migration in migrations:
@@ -577,8 +579,8 @@ async def _migrate(store: AdminStore) -> None:
             for statement in statements(migration.sql):
                 await writer.execute(statement)
             await writer.execute(
-                "insert into migration values (?, ?, ?)",
-                [migration.number, migration.name, now_text()],
+                "insert into migration values (?, ?, ?, ?)",
+                [migration.number, migration.name, migration.needs, now_text()],
             )
 
 

@@ -8,13 +8,13 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import (
     is_installed,
     read_installation,
-    read_version,
     rehearse,
 )
 from streamer.bookkeeping.deferred_indexes import read_deferred_targets
 from streamer.bookkeeping.purges import read_removed
 from streamer.bookkeeping.relation_columns import read_source_columns
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.schema_version import SchemaVersion, read_version
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
 from streamer.control.table_state import Need
@@ -33,7 +33,6 @@ from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.target.catalog import holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.target_sequences import TargetSequence, find_sequences
-from streamer.util.migrations import read_migrations
 
 OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
 STATEMENT_SECONDS: Final = 20
@@ -75,19 +74,18 @@ class TargetServer:
 
 @dataclass(frozen=True, slots=True)
 class BookkeepingFacts:
-    """Schema streamer. ``migration``: None without the table of migrations."""
+    """Schema streamer. ``version``: None without the table of migrations."""
 
     exists: bool
     may_use: bool
     tables: tuple[str, ...]
     forbidden_tables: tuple[str, ...]
-    migration: int | None
+    version: SchemaVersion | None
 
     @property
     def is_readable(self) -> bool:
-        """Whether the schema belongs to streamer, and to a version that this program knows."""
-        newest = read_migrations("target")[-1].number
-        return self.migration is not None and self.migration <= newest
+        """Whether the schema belongs to streamer, and this program runs on its version."""
+        return self.version is not None and self.version.is_usable
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +215,9 @@ def _would_make(facts: TargetFacts) -> bool:
     server, bookkeeping = facts.server, facts.bookkeeping
     if server.in_recovery or not (server.may_create and server.may_use_plpgsql):
         return False
-    if bookkeeping.migration is None:
+    if bookkeeping.version is None:
         return bookkeeping.may_use and OUR_TABLES.isdisjoint(bookkeeping.tables)
-    is_older = bookkeeping.migration < read_migrations("target")[-1].number
-    return is_older and not bookkeeping.forbidden_tables
+    return not bookkeeping.version.is_complete and not bookkeeping.forbidden_tables
 
 
 _SERVER_SQL: Final = f"""
@@ -265,13 +262,13 @@ from (select 1) one left join pg_namespace n on n.nspname = 'streamer'
 async def _read_bookkeeping(connection: TargetConnection) -> BookkeepingFacts:
     (row,) = await connection.fetch(_BOOKKEEPING_SQL)
     tables, forbidden = tuple(row["tables"]), tuple(row["forbidden_tables"])
-    migration = None
+    version = None
     if "migration" in tables and row["may_use"] and "migration" not in forbidden:
         try:
-            migration = await read_version(connection)
+            version = await read_version(connection)
         except TargetSchemaError:
-            migration = None  # a table of that name that belongs to another program
-    return BookkeepingFacts(row["exists"], row["may_use"], tables, forbidden, migration)
+            version = None  # a table of that name that belongs to another program
+    return BookkeepingFacts(row["exists"], row["may_use"], tables, forbidden, version)
 
 
 async def read_records(

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
+from streamer.bookkeeping.schema_version import NEWER_HINT
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -34,7 +35,6 @@ from streamer.postgres.quoting import quote_columns, quote_identifier, quote_lit
 from streamer.postgres.supported_versions import MAJOR_TESTED, VERSION_MIN
 from streamer.source.catalog import SourceRelation
 from streamer.target.standby_target import standby_error
-from streamer.util.migrations import read_migrations
 
 
 def check_target(
@@ -141,10 +141,8 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
             grant = at_target(f"grant all on all tables in schema streamer to {role}")
             problem = f'role "{server.role}" may not write its tables'
             yield error(place, problem, grant)
-    newest = read_migrations("target")[-1].number
-    if bookkeeping.migration is not None and bookkeeping.migration > newest:
-        problem = f"was made by a newer streamer (migration {bookkeeping.migration})"
-        yield error(place, problem, in_words("run that version or a later one"))
+    if (version := bookkeeping.version) is not None and not version.is_usable:
+        yield error(place, version.problem, in_words(NEWER_HINT))
 
 
 def check_namespaces(
