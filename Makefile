@@ -17,14 +17,14 @@ hot_tests := tests/unit/test_frame_reader.py tests/unit/test_fold.py tests/unit/
 	tests/property/test_fold.py tests/property/test_copydata.py
 build_tools := uv hatchling editables setuptools Cython
 
-.PHONY: help demo test screens image matrix torture fleet sanitize nightly check fix reference docs bench lock
+.PHONY: help demo test screens image matrix torture fleet sanitize nightly check fix reference docs bench lock release
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       demonstrates streamer on this machine; ARGS='--seconds 60 --keep'"
 	@echo "make test       runs the test suite; ARGS='-x tests/unit' selects tests"
 	@echo "make screens    takes pictures of every page, in build/screens"
-	@echo "make image      builds the wheel as the Dockerfile does, and runs the program from it"
+	@echo "make image      builds the wheel as the Dockerfile does, and runs program and demo from it; TEST_PYTHONS=python3.12:python3.14"
 	@echo "make matrix     runs integration and fault tests with several servers and settings; ARGS=--all takes all"
 	@echo "make torture    runs random work with random faults; SECONDS=300 SEED=1 WORKERS=1,8 STREAMING=off POSTGRES=16:18"
 	@echo "make fleet      shares tenants of two clusters among replicas and kills them; SOURCES=60 REPLICAS=3"
@@ -35,6 +35,7 @@ help:
 	@echo "make docs       builds the documentation as a site, in build/docs"
 	@echo "make reference  writes the generated parts of docs/reference, and config.example.yaml"
 	@echo "make bench      measures against PostgreSQL's own subscription; ARGS='--only insert,mix --rounds 5'"
+	@echo "make release    prepares the release of a version: VERSION=0.2.0; CONTRIBUTING.md has the next steps"
 	@echo "make lock       resolves the lock files again; ARGS=--upgrade takes the newest versions"
 
 demo: $(installed)
@@ -50,7 +51,7 @@ screens: $(installed)
 		$(python) -m pytest tests/browser --numprocesses 2 --dist worksteal $(ARGS)
 
 image: $(installed)
-	@$(python) -m pytest tests/image $(ARGS)
+	@scripts/with_java.sh $(python) -m pytest tests/image $(ARGS)
 
 matrix: $(installed)
 	@scripts/with_java.sh $(python) -m tests.matrix $(ARGS)
@@ -105,6 +106,9 @@ reference: $(installed)
 
 bench: $(installed)
 	@scripts/with_java.sh $(python) -m benchmarks $(ARGS)
+
+release: $(installed)
+	@$(python) -m scripts.release $(VERSION)
 
 lock: $(installed)
 	@$(lock) $(ARGS) --output-file requirements.lock pyproject.toml

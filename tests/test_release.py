@@ -1,13 +1,20 @@
 """The files that build and publish the package agree with each other and with the package."""
 
 import ast
+import itertools
 import re
+import shutil
 import tomllib
+from datetime import date
+from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 
 import streamer
+from scripts import release
+from streamer.util.migrations import read_migrations
 from tests.test_docs import ROOT
 
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -50,12 +57,62 @@ def test_wheels_are_built_for_each_python_that_the_package_names() -> None:
     assert built == classified_pythons()
 
 
-def test_a_release_needs_a_dated_entry_in_the_change_log() -> None:
+def test_the_newest_version_of_the_change_log_is_the_version_of_the_package() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
-    newest = re.search(r"^## (\S+), (unreleased|20\d\d-\d\d-\d\d)$", text, re.MULTILINE)
-    assert newest is not None
-    assert newest[1] == streamer.__version__
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings[0] == release.UNRELEASED.removeprefix("## ").strip()
+    for heading in headings[1:2]:
+        assert re.fullmatch(rf"{re.escape(streamer.__version__)}, 20\d\d-\d\d-\d\d", heading)
+
+
+def test_a_released_migration_never_changes() -> None:
+    present = set(release.checksums(ROOT))
+    released = (ROOT / release.CHECKSUMS).read_text(encoding="ascii").splitlines(keepends=True)
+
+    assert set(released) <= present, "write a new migration: CONTRIBUTING.md, Migrations"
+
+
+@pytest.mark.parametrize("kind", ["target", "admin"])
+def test_each_later_migration_names_the_programs_that_run_on_its_schema(kind: str) -> None:
+    migrations = read_migrations(kind)
+
+    assert [migration.number for migration in migrations] == list(range(1, len(migrations) + 1))
+    for before, migration in itertools.pairwise(migrations):
+        assert migration.sql.startswith("-- needs: "), migration.name
+        assert before.needs <= migration.needs <= migration.number
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The files that a release changes."""
+    shutil.copytree(ROOT / "migrations", tmp_path / "migrations")
+    (tmp_path / "streamer").mkdir()
+    (tmp_path / "streamer" / "__init__.py").write_text('"""Doc."""\n\n__version__ = "0.1.0"\n')
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Log\n\n## Unreleased\n\n- One.\n\n## 0.1.0, 2026-01-01\n"
+    )
+    return tmp_path
+
+
+def test_a_release_writes_version_date_and_checksums(tree: Path) -> None:
+    release.prepare(tree, "0.2.0", date(2026, 2, 3))
+
+    assert (tree / "streamer/__init__.py").read_text().endswith('__version__ = "0.2.0"\n')
+    assert (tree / "CHANGELOG.md").read_text() == (
+        "# Log\n\n## Unreleased\n\n## 0.2.0, 2026-02-03\n\n- One.\n\n## 0.1.0, 2026-01-01\n"
+    )
+    assert (tree / release.CHECKSUMS).read_text().splitlines(keepends=True) == list(
+        release.checksums(ROOT)
+    )
+    with pytest.raises(ValueError, match="no changes"):
+        release.prepare(tree, "0.2.1", date(2026, 2, 3))
+
+
+@pytest.mark.parametrize(("version", "words"), [("0.1.0", "already has"), ("v0.2", "look like")])
+def test_an_unsuitable_version_is_refused(tree: Path, version: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        release.prepare(tree, version, date(2026, 2, 3))
 
 
 DEPENDENCIES: Final = (ROOT / "docs" / "internals" / "dependencies.md").read_text(encoding="utf-8")

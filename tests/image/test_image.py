@@ -66,7 +66,7 @@ def test_wheel_holds_every_migration(wheel: Path) -> None:
 
     assert shipped == {
         f"streamer/migrations/{path.relative_to(ROOT / 'migrations')}": path.read_bytes()
-        for path in (ROOT / "migrations").rglob("*.sql")
+        for path in (ROOT / "migrations").rglob("*.*")
     }
 
 
