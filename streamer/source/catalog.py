@@ -463,6 +463,8 @@ def check_same_history(server: SourceServer, system_identifier: str | None, seen
 
 FAILOVER_SINCE: Final = 17_00_00
 ON_STANDBY_SINCE: Final = 16_00_00
+ON_DEMAND_SINCE: Final = 19_00_00
+"""A server with wal_level = replica writes logical WAL while a logical slot exists."""
 
 
 def find_unready(server: SourceServer, source: SourceMapping) -> Iterator[SourceError]:
@@ -483,7 +485,8 @@ def find_unready(server: SourceServer, source: SourceMapping) -> Iterator[Source
             f"{label}: is a standby, and failover: true needs the primary",
             hint="list all hosts in its url, with target_session_attrs=read-write",
         )
-    if server.wal_level != "logical":
+    decodes_on_demand = server.version >= ON_DEMAND_SINCE and server.wal_level == "replica"
+    if server.wal_level != "logical" and not decodes_on_demand:
         set_level = at_source("alter system set wal_level = 'logical'")
         yield SourceUnreadyError(
             f"{label}: wal_level is {server.wal_level}",

@@ -26,6 +26,7 @@ from streamer.mapping.relation_names import RelationName, parse_relation
 from streamer.mapping.rule_options import DdlCapture, DdlKind, Initial, OnDdl, on_ddl_by_kind
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
+from streamer.source.catalog import find_unready
 from tests.unit.test_capacity_findings import SERVER, SLOT
 
 USAGE = Usage(
@@ -46,6 +47,22 @@ def facts_of(label: str = "shop", sid: str | None = None, **source: Any) -> Sour
 
 def problems(findings: Iterable[Finding]) -> list[str]:
     return [f"{f.severity.value}: {f.problem}" for f in findings]
+
+
+@pytest.mark.parametrize(
+    ("version", "wal_level", "count"),
+    [
+        (18_00_00, "replica", 1),
+        (18_00_00, "logical", 0),
+        (19_00_00, "minimal", 1),
+        (19_00_00, "replica", 0),
+    ],
+)
+def test_a_server_of_version_19_decodes_at_wal_level_replica(
+    version: int, wal_level: str, count: int
+) -> None:
+    server = replace(SERVER, version=version, wal_level=wal_level)
+    assert len(list(find_unready(server, facts_of().source))) == count
 
 
 @pytest.mark.parametrize(

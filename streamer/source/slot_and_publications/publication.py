@@ -38,6 +38,7 @@ log = structlog.get_logger()
 
 FILTERS_SINCE: Final = 15_00_00
 SCHEMAS_SINCE: Final = 15_00_00
+EXCEPT_SINCE: Final = 19_00_00
 LOCK_SECONDS: Final = 3
 """ALTER PUBLICATION locks the table against changes of its definition. The statement gives up soon,
 so that no session queues behind the lock.
@@ -92,15 +93,17 @@ class Publication:
     sends_generated: bool = False
     """Whether the publication sends values of generated columns (PostgreSQL 18)."""
     has_all_tables: bool = False
+    excepted: frozenset[RelationName] = frozenset()
+    """The tables that FOR ALL TABLES EXCEPT leaves out, with their partitions (PostgreSQL 19)."""
     namespaces: Mapping[str, PublishedSchema] = field(default_factory=dict)
     """The schemas of FOR TABLES IN SCHEMA, by name."""
     members: Mapping[RelationName, Member] = field(default_factory=dict)
 
     def has(self, relation: RelationName) -> bool:
         """Whether *relation*, which is neither unlogged nor a partition, is published."""
-        return (
-            self.has_all_tables or relation in self.members or relation.namespace in self.namespaces
-        )
+        if relation in self.members or relation.namespace in self.namespaces:
+            return True
+        return self.has_all_tables and relation not in self.excepted
 
     def fingerprint_of(self, identity: RelationIdentity) -> str | None:
         """Return the publication's fingerprint of a relation, which changes with every interruption
@@ -286,10 +289,18 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
                from pg_catalog.pg_publication_rel r
                join pg_catalog.pg_class c on c.oid = r.prrelid
                join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-              where r.prpubid = p.oid order by r.oid) as members,
-       {namespaces} as namespaces
+              where r.prpubid = p.oid and {is_member} order by r.oid) as members,
+       {excepted} as excepted, {namespaces} as namespaces
 from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
 """
+# The exception of a partitioned table includes its partitions, without rows of their own.
+_EXCEPTED_SQL: Final = """
+array(select pg_catalog.jsonb_build_array(n.nspname, c.relname)
+        from pg_catalog.pg_publication_rel r
+        join pg_catalog.pg_class c on c.oid = r.prrelid or c.oid in (
+               select t.relid from pg_catalog.pg_partition_tree(r.prrelid) t)
+        join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+       where r.prpubid = p.oid and r.prexcept order by 1)"""
 # Only SET SCHEMA writes the row of pg_depend that connects a table with its schema.
 _NAMESPACES_SQL: Final = """
 array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
@@ -305,7 +316,9 @@ array(select pg_catalog.jsonb_build_array(n.nspname, r.oid::text, (
 def publications_sql(version: int) -> str:
     """Return the query for publications by name. Pure."""
     namespaces = _NAMESPACES_SQL if version >= SCHEMAS_SINCE else "'{}'::jsonb[]"
-    return _PUBLICATIONS_SQL.format(namespaces=namespaces)
+    excepted = _EXCEPTED_SQL if version >= EXCEPT_SINCE else "'{}'::jsonb[]"
+    is_member = "not r.prexcept" if version >= EXCEPT_SINCE else "true"
+    return _PUBLICATIONS_SQL.format(namespaces=namespaces, excepted=excepted, is_member=is_member)
 
 
 async def read_publications(
@@ -333,6 +346,7 @@ def _publication(row: dict[str, Any]) -> Publication:
         via_root=stored.get("pubviaroot", False),
         sends_generated=stored.get("pubgencols", "n") != "n",
         has_all_tables=stored["puballtables"],
+        excepted=frozenset(RelationName(*names) for names in row["excepted"]),
         namespaces={
             name: PublishedSchema(fingerprint, moves or {})
             for name, fingerprint, moves in row["namespaces"]
