@@ -183,6 +183,7 @@ def test_the_tree_was_found() -> None:
         "errors.error_classes",
         "mapping.expressions",
         "mapping.relation_names",
+        "mapping.row_sid",
         "mapping.rule_options",
         "mapping.sid_and_history_columns",
         "postgres.keyed_hash",

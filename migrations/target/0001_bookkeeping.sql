@@ -120,6 +120,8 @@ create table streamer.relation (
     source_id bigint not null references streamer.source on delete cascade,
     source text not null,
     target text not null,
+    -- The sid of the relation's rows in the target; null for rows without a sid.
+    sid text,
     type text not null check (type in ('clone', 'append', 'history')),
     state text not null default 'init'
         check (state in ('init', 'copying', 'catching_up', 'ready', 'paused', 'error')),

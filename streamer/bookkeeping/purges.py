@@ -20,8 +20,8 @@ on conflict (database, sid, target) do update set
 
 _KEEP_TARGETS_SQL: Final = """
 insert into streamer.purge (database, sid, target)
-select distinct s.database, coalesce(s.sid, ''), r.target
-from streamer.source s join streamer.relation r on r.source_id = s.id where s.id = $1
+select distinct s.database, coalesce(r.sid, ''), r.target
+from streamer.source s join streamer.relation r on r.source_id = s.id {relations}
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
@@ -29,13 +29,22 @@ on conflict (database, sid, target) do update set
 # were never recorded may have any columns.
 _KEEP_COLUMNS_SQL: Final = """
 update streamer.purge p set columns = array(
-    select c.key from streamer.relation r, pg_catalog.jsonb_each_text(r.columns) c
-     where r.source_id = s.id and r.target = p.target and c.value::int > 0
+    select c.key from streamer.relation r join streamer.source s on s.id = r.source_id,
+         pg_catalog.jsonb_each_text(r.columns) c
+     {relations}
+       and (s.database, coalesce(r.sid, ''), r.target) = (p.database, p.sid, p.target)
+       and c.value::int > 0
     union select pg_catalog.unnest(p.columns))
-from streamer.source s
-where s.id = $1 and (p.database, p.sid) = (s.database, coalesce(s.sid, ''))
-  and exists (select from streamer.relation r where r.source_id = s.id and r.target = p.target)
+where (p.database, p.sid, p.target) in (
+    select s.database, coalesce(r.sid, ''), r.target
+    from streamer.relation r join streamer.source s on s.id = r.source_id {relations})
 """
+_OF_SOURCE: Final = "where s.id = $1"
+_OF_TABLES: Final = """
+where r.id = any ($1::int8[]) and r.sid is distinct from s.sid and r.sid is not null
+and (r.snapshot_lsn is not null or r.attempt > 0 or r.owns_rows)
+"""
+"""Relations with rows whose sid is not that of their source, which would not be purged with it."""
 _LEFT_COLUMNS_SQL: Final = """
 select p.target, c.name, pg_catalog.min(p.database) as database,
        nullif(pg_catalog.min(p.sid) filter (where p.finished_at is null), '') as unpurged_sid
@@ -49,11 +58,11 @@ group by 1, 2 order by 1, 2
 
 
 _LEFT_ROWS_SQL: Final = """
-select r.id as relation_id, r.source, r.target, s.database, s.sid,
+select r.id as relation_id, r.source, r.target, s.database, s.sid, r.sid as row_sid,
        p.began_at is not null as is_purged
 from streamer.relation r join streamer.source s on s.id = r.source_id
 join streamer.purge p
-  on (p.database, p.sid, p.target) = (s.database, coalesce(s.sid, ''), r.target)
+  on (p.database, p.sid, p.target) = (s.database, coalesce(r.sid, ''), r.target)
 where s.id = $1 and r.source = any ($2::text[])
   and not r.declared and r.snapshot_lsn is null and r.state = 'init'
 """
@@ -72,6 +81,7 @@ class RemainingRows:
     target: str
     database: str
     sid: str | None
+    row_sid: str | None
     is_purged: bool
 
     @property
@@ -82,15 +92,22 @@ class RemainingRows:
             self.target,
             self.database,
             self.sid,
+            row_sid=self.row_sid,
             is_purged=self.is_purged,
         )
 
 
 def remaining_rows_error(
-    source: str, target: str, database: str, sid: str | None, *, is_purged: bool
+    source: str,
+    target: str,
+    database: str,
+    sid: str | None,
+    *,
+    row_sid: str | None,
+    is_purged: bool,
 ) -> GapError:
     """Return the error of a table whose source was removed and has returned. Pure."""
-    label = SourceLabel(database, sid)
+    label = SourceLabel(database, row_sid)
     lack = "rows, because a purge has deleted rows" if is_purged else "the changes since then"
     again = run("resync", source, database=database, sid=sid)
     return GapError(
@@ -154,7 +171,7 @@ async def read_purges(session: Executor) -> list[PurgeRecord]:
 
 async def store_targets(session: Executor, source_id: int) -> None:
     """Store the tables and columns of a source before its removal, because its rows stay."""
-    await session.execute(_KEEP_TARGETS_SQL, source_id)
+    await session.execute(_KEEP_TARGETS_SQL.format(relations=_OF_SOURCE), source_id)
     await store_columns(session, source_id)
 
 
@@ -162,7 +179,16 @@ async def store_columns(session: Executor, source_id: int) -> None:
     """Store the columns of a source that is about to be removed, for tables with recorded
     columns.
     """
-    await session.execute(_KEEP_COLUMNS_SQL, source_id)
+    await session.execute(_KEEP_COLUMNS_SQL.format(relations=_OF_SOURCE), source_id)
+
+
+async def store_rows(session: Executor, relation_ids: Collection[int]) -> None:
+    """Store tables and columns of relations that leave the mapping, because their rows stay.
+
+    The rows with the sid of the source are stored when the source leaves.
+    """
+    for sql in (_KEEP_TARGETS_SQL, _KEEP_COLUMNS_SQL):
+        await session.execute(sql.format(relations=_OF_TABLES), list(relation_ids))
 
 
 async def read_remaining_columns(session: Executor) -> list[RemainingColumn]:

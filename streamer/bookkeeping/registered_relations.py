@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_table import Executor
-from streamer.bookkeeping.purges import read_remaining_rows
+from streamer.bookkeeping.purges import read_remaining_rows, store_rows
 from streamer.bookkeeping.relation_columns import request_unfilled
 from streamer.bookkeeping.relation_records import RELATIONS, RelationRecord
 from streamer.bookkeeping.unmapped_relations import forget_former, restore_records, store_former
@@ -22,9 +22,10 @@ from streamer.target.connection import TargetConnection
 from streamer.util.failpoints import failpoint
 
 _OF_SOURCES: Final = "where source_id = $1 and source = any ($2::text[])"
-_MOVED: Final = """
-using unnest($2::text[], $3::text[]) w (source, target)
-where r.source_id = $1 and r.source = w.source and r.target <> w.target
+_MOVED_SQL: Final = """
+select r.id from streamer.relation r
+join unnest($2::text[], $3::text[], $4::text[]) w (source, target, sid) on w.source = r.source
+where r.source_id = $1 and (r.target <> w.target or r.sid is distinct from w.sid)
 """
 # Otherwise the planner would request columns with a negative number again.
 _RECOMPUTED_SQL: Final = """
@@ -48,21 +49,20 @@ async def register_relations(
 
     A copy replaces the rows of a relation that was in the mapping before. With *may_resume*, the
     stream is about to begin at the acknowledged position: the relation continues if that position
-    has not moved since. A relation with a new target is new. With a new type, or new expressions, a
-    copy fills the same target again, unless the mapping says `initial: none`. A relation that keeps
-    history applies its changes up to the point of that copy. If only `set` differs, this function
-    requests the columns that `set` changes, if `can_backfill` allows a backfill. *definitions*: the
-    known definitions of the source.
+    has not moved since. A relation with a new target or a new sid is new. With a new type, or new
+    expressions, a copy fills the same target again, unless the mapping says `initial: none`. A
+    relation that keeps history applies its changes up to the point of that copy. If only `set`
+    differs, this function requests the columns that `set` changes, if `can_backfill` allows a
+    backfill. *definitions*: the known definitions of the source.
 
     The number of statements does not depend on the number of relations, because a start with
     thousands of relations would take thousands of round trips.
     """
     by_name = {str(mapping.source): mapping for mapping in mappings}
-    targets = {source: str(mapping.target) for source, mapping in by_name.items()}
+    rows_of = {source: (str(m.target), m.sid) for source, m in by_name.items()}
     async with bookkeeping.transaction() as connection:
-        of_targets = (source_id, list(targets), list(targets.values()))
-        await RELATIONS.delete(connection, _MOVED, *of_targets)
-        returned = await restore_records(connection, source_id, targets, may_resume=may_resume)
+        await _remove_moved(connection, source_id, rows_of)
+        returned = await restore_records(connection, source_id, rows_of, may_resume=may_resume)
         new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
         await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
         await _refuse_remaining_rows(connection, source_id, by_name.values())
@@ -78,8 +78,19 @@ async def register_relations(
     return [records[source] for source in by_name]
 
 
+async def _remove_moved(
+    connection: TargetConnection, source_id: int, rows_of: Mapping[str, tuple[str, str | None]]
+) -> None:
+    """Remove the records of relations that now write other rows. Their former rows stay."""
+    targets, sids = zip(*rows_of.values(), strict=True) if rows_of else ((), ())
+    values = (source_id, list(rows_of), list(targets), list(sids))
+    if moved := [row["id"] for row in await connection.fetch(_MOVED_SQL, *values)]:
+        await store_rows(connection, moved)
+        await RELATIONS.delete(connection, "where id = any ($1::int8[])", moved)
+
+
 def _mapped(mapping: RelationMapping) -> dict[str, Any]:
-    names = {"source": mapping.source, "target": mapping.target}
+    names = {"source": mapping.source, "target": mapping.target, "sid": mapping.sid}
     return names | {"type": mapping.type, "expressions": mapping.rule.expressions_fingerprint}
 
 
@@ -191,6 +202,7 @@ async def forget_relation(bookkeeping: Bookkeeping, relation_id: int) -> None:
 async def remove_relation(session: Executor, relation_id: int) -> None:
     """Remove a relation in the transaction of the caller, and store it as a former relation."""
     await store_former(session, relation_id)
+    await store_rows(session, [relation_id])
     await RELATIONS.delete(session, "where id = $1", relation_id)
 
 

@@ -58,6 +58,8 @@ class RelationRecord(StateRecord):
     source_id: int
     source: str
     target: str
+    sid: str | None
+    """The sid of the relation's rows in the target."""
     type: str
     attempt: int
     rows_copied: int
@@ -109,7 +111,11 @@ UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
 RELATIONS: Final = BookkeepingTable("relation", "r", RelationRecord)
 _OTHER_WRITERS_SQL: Final = """
 select r.target, s.database from streamer.relation r join streamer.source s on s.id = r.source_id
-where s.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1
+where r.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1
+"""
+_OF_SID_SQL: Final = """
+select r.source from streamer.relation r join streamer.source s on s.id = r.source_id
+where s.database = $1 and r.sid = $2 and s.sid is distinct from r.sid order by 1 limit 1
 """
 _LABELS_SQL: Final = """
 select r.id as relation_id, s.database, s.sid, r.source
@@ -213,6 +219,12 @@ async def find_other_writer(
     """
     rows = await session.fetch(_OTHER_WRITERS_SQL, database, sid, list(targets))
     return (rows[0]["target"], rows[0]["database"]) if rows else None
+
+
+async def find_relation_of_sid(session: Executor, database: str, sid: str) -> str | None:
+    """Return a source table of *database* whose rows have *sid* by the rule of the table."""
+    table: str | None = await session.fetch_value(_OF_SID_SQL, database, sid)
+    return table
 
 
 async def read_labels(

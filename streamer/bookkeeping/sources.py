@@ -84,9 +84,9 @@ select database, sid, state, error, error_code, slot, publication, holder, ackno
 from streamer.source order by database, sid
 """
 _WRITERS_SQL: Final = f"""
-select distinct s.database, s.sid from streamer.source s
+select distinct s.database, s.sid, r.sid as row_sid from streamer.source s
 join streamer.relation r on r.source_id = s.id
-where r.target = $1 and ($2 or s.sid is not distinct from $3::text)
+where r.target = $1 and ($2 or r.sid is not distinct from $3::text)
   and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
 """
 _CHECK_SQL: Final = """
@@ -99,12 +99,12 @@ from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
 async def read_writers(
     session: Executor, target: str, *, any_sid: bool, sid: str | None
 ) -> list[tuple[str, str | None]]:
-    """Return label and sid of the running sources that write to *target*.
+    """Return the labels of the running sources that write to *target*, with the sids of the rows.
 
-    *sid*: the sid of the sources, unless *any_sid* is true.
+    *sid*: the sid of the rows, unless *any_sid* is true.
     """
     rows = await session.fetch(_WRITERS_SQL, target, any_sid, sid)
-    return [(SourceLabel(row["database"], row["sid"]), row["sid"]) for row in rows]
+    return [(SourceLabel(row["database"], row["sid"]), row["row_sid"]) for row in rows]
 
 
 async def read_source_records(session: Executor) -> list[SourceRecord]:

@@ -7,6 +7,7 @@ source meanwhile. Otherwise a copy replaces its rows.
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping_table import Executor
@@ -28,11 +29,15 @@ set acknowledged_lsn = excluded.acknowledged_lsn, relation = excluded.relation
 """
 _FORMER_SQL: Final = """
 select f.relation::text as relation, f.acknowledged_lsn = s.acknowledged_lsn as is_current
-from unnest($2::text[], $3::text[]) w (source, target)
+from unnest($2::text[], $3::text[], $4::text[]) w (source, target, sid)
 join streamer.former_relation f on f.source_id = $1 and f.source = w.source
 join streamer.source s on s.id = f.source_id
-where f.relation->>'target' = w.target
+where f.relation->>'target' = w.target and f.relation->>'sid' is not distinct from w.sid
   and not exists (select from streamer.relation o where o.source_id = $1 and o.source = w.source)
+"""
+_FORGET_SID_SQL: Final = """
+delete from streamer.former_relation f using streamer.source s
+where s.id = f.source_id and s.database = $1 and f.relation->>'sid' = $2
 """
 _OF_PROCESS: Final = (
     *("id", "columns", "chunks", "transport", "transport_reason", "source_oid"),
@@ -67,14 +72,19 @@ async def store_former(session: Executor, relation_id: int) -> None:
 
 
 async def restore_records(
-    session: Executor, source_id: int, targets: dict[str, str], *, may_resume: bool
+    session: Executor,
+    source_id: int,
+    rows_of: Mapping[str, tuple[str, str | None]],
+    *,
+    may_resume: bool,
 ) -> set[str]:
     """Create the records of relations that were mapped before; return their source names.
 
-    *targets*: the target names by source name. *may_resume*: the stream is about to begin at the
-    acknowledged position.
+    *rows_of*: the target and the sid of the rows, by source name. *may_resume*: the stream is about
+    to begin at the acknowledged position.
     """
-    rows = await session.fetch(_FORMER_SQL, source_id, list(targets), list(targets.values()))
+    targets, sids = zip(*rows_of.values(), strict=True) if rows_of else ((), ())
+    rows = await session.fetch(_FORMER_SQL, source_id, list(rows_of), list(targets), list(sids))
     returned = [
         _returned(json.loads(row["relation"]), may_resume=may_resume and row["is_current"])
         for row in rows
@@ -88,9 +98,14 @@ async def restore_records(
     await session.execute(
         "delete from streamer.former_relation where source_id = $1 and source = any ($2::text[])",
         source_id,
-        list(targets),
+        list(rows_of),
     )
     return {relation["source"] for relation in returned}
+
+
+async def forget_former_of_sid(session: Executor, database: str, sid: str) -> None:
+    """Delete the former relations of *database* whose rows have *sid*."""
+    await session.execute(_FORGET_SID_SQL, database, sid)
 
 
 async def forget_former(session: Executor, source_id: int) -> None:

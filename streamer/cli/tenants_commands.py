@@ -36,7 +36,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Confirm.")]
 
 @tenants.command("list", epilog=example("streamer tenants list --database shop"))
 def list_tenants(database: DatabaseOption = None, as_json: JsonOption = False) -> None:
-    """List mapped databases, and removed databases whose rows may still be in the target."""
+    """List mapped databases and schemas, and removed ones whose rows may still be in the target."""
     from streamer.commands.tenants import tenant_list
 
     _, mapping, address = load_with_target()

@@ -124,6 +124,8 @@ class TableStatus:
     """
     definitions: list[DefinitionRecord] = field(default_factory=list)
     """Definitions that `create` demands and the target lacks."""
+    sid: str | None = None
+    """The sid of the table's rows: that of the source, or the `sid` of the table's rule."""
 
 
 @dataclass(slots=True)
@@ -469,6 +471,7 @@ def _table_status(
         truncates_skipped=relation.truncates_skipped,
         waits_before=None if mass_delete is None else mass_delete.to_json(),
         definitions=definitions,
+        sid=relation.sid,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

@@ -119,7 +119,7 @@ def build_table(facts: TableFacts, kind: HashKind, buckets: int) -> ComparedTabl
         is_ordered=is_ordered,
         buckets=buckets,
         hash=kind,
-        has_sid=sid is not None,
+        row_sid=sid,
         has_char=any(value.target.base_oid == _CHAR for value in values),
         source=_source_side(facts, values),
         target=_target_side(facts, values, sid),
@@ -169,10 +169,10 @@ def _plain_value(column: "DefinedColumn", target: TargetColumn) -> _Value:
 def _own_sid(facts: TableFacts) -> str | None:
     mapped = {facts.mapping.target_column(column.name) for column in facts.relation.columns}
     if not facts.target.has_sid or SID in mapped:
-        if facts.target.has_sid and facts.sid is not None:
+        if facts.target.has_sid and facts.mapping.sid is not None:
             raise two_sids(facts.mapping)
         return None
-    return facts.sid
+    return facts.mapping.sid
 
 
 def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:

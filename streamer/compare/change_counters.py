@@ -186,7 +186,8 @@ def table_counters(
         if number not in sources or number not in targets:
             continue
         pairs = tuple(zip(sources[number], targets[number], strict=True))
-        rule = hashlib.sha256(repr((mapping.target, mapping.rule)).encode()).hexdigest()[:16]
+        written = repr((mapping.rows, mapping.rule))
+        rule = hashlib.sha256(written.encode()).hexdigest()[:16]
         name = str(mapping.source)
         counters[name] = TableCounters(rule, positions.get(name, ""), *pairs)
     return counters

@@ -154,7 +154,7 @@ class ComparedTable:
     without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
     empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same
     order and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
-    ``has_sid``: the target's rows have the sid. ``has_char``: a column of type ``"char"`` is
+    ``row_sid``: the sid of the target's rows, if any. ``has_char``: a column of type ``"char"`` is
     compared as a number.
     """
 
@@ -173,7 +173,7 @@ class ComparedTable:
     is_ordered: bool
     buckets: int
     hash: HashKind
-    has_sid: bool
+    row_sid: str | None
     has_char: bool
     source: Side
     target: Side

@@ -161,6 +161,8 @@ class TableResult:
     """The differences of the definitions; None if these were not compared."""
     repaired: int | None = None
     """How many rows a repair has made equal; None without a repair."""
+    row_sid: str | None = None
+    """The sid of the table's rows."""
 
     @property
     def is_different(self) -> bool:
@@ -308,6 +310,7 @@ class Comparison:
                         source.database,
                         source.sid,
                         relation.relation_id,
+                        row_sid=relation.sid,
                     ),
                 )
                 for relation in await read_relation_records(self._bookkeeping, record.source_id)
@@ -376,7 +379,6 @@ class Comparison:
                                 facts.relation.oid,
                                 rule,
                                 aim,
-                                sid=source.sid,
                                 others=rules.values(),
                                 is_shared=aim.has_sid and bool(neighbours),
                             )

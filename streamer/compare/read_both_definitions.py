@@ -28,7 +28,6 @@ async def read_differences(
     mapping: RelationMapping,
     table: TargetRelation,
     *,
-    sid: str | None,
     others: Collection[RelationMapping],
     is_shared: bool = False,
 ) -> list[DefinitionDifference]:
@@ -39,8 +38,11 @@ async def read_differences(
     """
     source = (await read_at_source(plain, [oid]))[oid]
     present = (await read_at_target(target, [table.oid]))[table.oid]
-    place = TargetPlace.at(mapping, sid, table)
-    places = {mapped.source: TargetPlace(mapped, place.has_sid) for mapped in others}
+    place = TargetPlace.at(mapping, table)
+    places = {
+        mapped.source: TargetPlace(mapped, place.has_sid and mapped.sid is not None)
+        for mapped in others
+    }
     differences = table_difference(source, place, places.get, present, is_shared=is_shared)
     ours, theirs = await read_source_types(plain, oid), await read_target_types(target, table)
     keeps_more = is_shared or any(rule.type is TableType.HISTORY for rule in (mapping, *others))

@@ -36,7 +36,7 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
         yield f"update {quoted} set {changed} where {_one(table, quoted, old)}"
     for old in () if table.keeps_more else target_rows:
         yield f"delete from {quoted} where {_one(table, quoted, old)}"
-    sid_value = {"sid": table.sid} if table.has_sid else {}
+    sid_value = _sid_value(table)
     for values in source_rows:
         row = sid_value | values
         listed = ", ".join(_literal(value) for value in row.values())
@@ -45,9 +45,13 @@ def statements(table: ComparedTable, entry: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def _sid_value(table: ComparedTable) -> Values:
+    return {} if table.row_sid is None else {"sid": table.row_sid}
+
+
 def _one(table: ComparedTable, quoted: str, values: Values) -> str:
     """Return the condition for a single row among several rows with *values*."""
-    row = ({"sid": table.sid} if table.has_sid else {}) | values
+    row = _sid_value(table) | values
     condition = " and ".join(
         f"{quote_identifier(column)} is null"
         if value is None

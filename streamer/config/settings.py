@@ -277,6 +277,17 @@ class TableSettings(Strict):
         'source table, as in `"archive.*"`. A part in double quotes is literal.',
         examples=["sales.orders"],
     )
+    sid: str | None = Field(
+        default=None,
+        min_length=1,
+        title="Source id of the rows",
+        description="The sid of the table's rows, instead of the sid of the url, for a database "
+        "with a schema for each tenant. `{schema}` stands for the schema of the source table. "
+        "`{schema:tenant_(.*)}` stands for the group of a regular expression that matches the "
+        "whole name. `{table}`, `{database}` and `{sid}` work, too. The target table needs a "
+        "column `sid`.",
+        examples=["{schema}"],
+    )
     type: TableType = Field(
         default=TableType.CLONE,
         title="Type",

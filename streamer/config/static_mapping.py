@@ -23,6 +23,7 @@ from streamer.mapping.relation_names import (
     parse_relation,
     parse_target,
 )
+from streamer.mapping.row_sid import SidTemplate
 from streamer.mapping.rule_options import (
     Create,
     DdlCapture,
@@ -46,6 +47,7 @@ from streamer.mapping.rules import (
     SourceMapping,
     TableRule,
     check_target,
+    sid_of,
     target_of,
 )
 from streamer.mapping.shared_targets import find_clashes
@@ -81,8 +83,7 @@ def load(path: Path, overrides: dict[str, Any] | None = None) -> tuple[Settings,
         settings.sources,
         settings.target.schema_,
         settings.on_error,
-        settings.target.create,
-        settings.spool.is_lasting,
+        settings,
         describe,
         document.replaced,
         {
@@ -135,8 +136,8 @@ def _without(
 class MappingBuilder:
     """Builds a `Mapping` from settings of sources, in a file or in the mapping database.
 
-    *describe* names the place of a location under ``sources``, for errors.
-    *may_journal*: a directory for journals exists.
+    *settings*: the settings of the process. *describe* names the place of a location under
+    ``sources``, for errors.
     *replaced*: the environment variables in strings.
     *faults*: missing variables or passwords, each at a location in one source.
     """
@@ -146,8 +147,7 @@ class MappingBuilder:
         groups: Sequence[SourceSettings],
         target_namespace: str,
         on_error: OnError,
-        create: Create,
-        may_journal: bool,
+        settings: Settings,
         describe: Callable[[Location], str],
         replaced: Replaced | None = None,
         faults: dict[Location, MappingFault] | None = None,
@@ -163,8 +163,7 @@ class MappingBuilder:
         self._groups = groups
         self._target_namespace = target_namespace
         self._on_error = on_error
-        self._create = create
-        self._may_journal = may_journal
+        self._settings = settings
         self._describe = describe
 
     def _error(self, location: Location, problem: str, hint: str | None = None) -> MappingError:
@@ -281,24 +280,22 @@ class MappingBuilder:
     def _on_max_retained_wal(self, group: SourceSettings, location: Location) -> OnMaxRetainedWal:
         """Return the reaction. Raises MappingError for a journal without a directory."""
         reaction = group.on_max_retained_wal
-        if reaction is OnMaxRetainedWal.SPOOL and not self._may_journal:
+        if reaction is OnMaxRetainedWal.SPOOL and not self._settings.spool.is_lasting:
             place = (*location, "on_max_retained_wal")
             problem = "a journal needs a directory that survives a restart"
             raise self._error(place, problem, hint="set spool.directory")
-        default = OnMaxRetainedWal.SPOOL if self._may_journal else OnMaxRetainedWal.WARN
+        default = (
+            OnMaxRetainedWal.SPOOL if self._settings.spool.is_lasting else OnMaxRetainedWal.WARN
+        )
         return reaction or default
 
     def _rules(self, group: SourceSettings, location: Location) -> tuple[TableRule, ...]:
         rules: list[TableRule] = []
         for name, table in group.tables.items():
             place = (*location, "tables", name)
-            rule = self._rule(name, table, place, group.create or self._create)
-            if rule.hashes and group.ddl is not DdlCapture.OFF:
-                raise self._error(
-                    (*place, "set"),
-                    "`ddl: capture` could write plain values to a hashed column",
-                    hint="leave `ddl` out for the sources of this table",
-                )
+            rule = self._rule(name, table, place, group.create or self._settings.target.create)
+            if group.ddl is not DdlCapture.OFF:
+                self._check_capture(rule, place)
             if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
                 rule = replace(rule, on_column_added=OnColumnAdded.IGNORE)
             for earlier in rules:
@@ -314,10 +311,27 @@ class MappingBuilder:
                 )
         return tuple(rules)
 
+    def _check_capture(self, rule: TableRule, place: Location) -> None:
+        """Refuse rules that `ddl: capture` excludes."""
+        if rule.hashes:
+            raise self._error(
+                (*place, "set"),
+                "`ddl: capture` could write plain values to a hashed column",
+                hint="leave `ddl` out for the sources of this table",
+            )
+        if rule.sid is not None and self._settings.consistency == "transaction":
+            raise self._error(
+                (*place, "sid"),
+                "with `ddl: capture` and `consistency: transaction`, a changed table would wait "
+                "for tables of other schemas, whose changes come later in the same lane",
+                hint="leave `ddl` out for the sources of this table, or set `consistency: table`",
+            )
+
     def _rule(self, name: str, table: TableSettings, place: Location, create: Create) -> TableRule:
         try:
             pattern = parse_relation(name, "public")
-            target = self._target(pattern, table.target)
+            sid = None if table.sid is None else SidTemplate.parse(table.sid)
+            target = self._target(pattern, table.target, sid)
         except MappingError as exc:
             raise self._error(place, exc.message, exc.hint) from None
         columns = None if table.columns is None else tuple(table.columns.items())
@@ -340,6 +354,7 @@ class MappingBuilder:
         return TableRule(
             pattern=pattern,
             target=target,
+            sid=sid,
             type=table.type,
             columns=columns,
             exclude=frozenset(table.exclude).difference(h.column for h in hashes),
@@ -521,11 +536,13 @@ class MappingBuilder:
                 place, str(exc), hint="write one SQL expression over the source's columns"
             ) from None
 
-    def _target(self, pattern: RelationPattern, target: str | None) -> RelationPattern | None:
+    def _target(
+        self, pattern: RelationPattern, target: str | None, sid: SidTemplate | None
+    ) -> RelationPattern | None:
         if target is None:
             return None
         parsed = parse_target(target, self._target_namespace)
-        check_target(pattern, parsed)
+        check_target(pattern, parsed, sid)
         return parsed
 
     def _check_shared_targets(self, mapping: Mapping) -> None:
@@ -536,10 +553,11 @@ class MappingBuilder:
                 example = RelationName(rule.pattern.namespace, rule.pattern.name)
                 try:
                     target = target_of(source, rule, example, mapping.target_namespace)
+                    sid = None if rule.pattern.is_pattern else sid_of(source, rule, example)
                 except MappingError as exc:
                     raise self._error(("sources",), exc.message, exc.hint) from None
                 if not rule.pattern.is_pattern:
-                    writers.setdefault(target, []).append((source.label, source.sid))
+                    writers.setdefault(target, []).append((source.label, sid))
         for target, several in writers.items():
             for clash in find_clashes(target, several):
                 raise self._error(("sources",), clash.message, clash.hint)

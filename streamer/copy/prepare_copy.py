@@ -60,6 +60,7 @@ from streamer.copy.swap_rows import RowSwap, WriteMode
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.remedies import Remedy, run
 from streamer.mapping.expressions import Expression, ExpressionFacts
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import Initial, MetadataKind, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal, quote_qualified
@@ -343,6 +344,8 @@ class Preparation:
             pairs = [(mapped, prepared.get(mapped, relation)) for mapped, relation in pairs]
         if missing or late:
             tables = await read_relations(target, targets)
+        if self._changed is None:
+            await self._widen(target, pairs, tables)
         copies: list[TableCopy] = []
         for mapped, relation in pairs:
             table = tables.get(mapped.mapping.target)
@@ -394,21 +397,45 @@ class Preparation:
         pairs: Sequence[Pair],
         facts: dict[MappedRelation, ExpressionFacts],
     ) -> None:
+        # Tables of a source may share a target, which gets the definition of the first table.
+        creators: dict[RelationName, Pair] = {}
+        for pair in pairs:
+            creators.setdefault(pair[0].mapping.target, pair)
         oids = {column.type_oid for _, relation in pairs for column in relation.columns}
         types = await read_types(source, oids)
         new_tables = [
             NewTable(
                 relation,
                 mapped.mapping,
-                mapped.source.sid,
                 facts[mapped].types,
                 mapped.relation_id,
             )
-            for mapped, relation in pairs
+            for mapped, relation in creators.values()
         ]
         created = await create_tables(target, new_tables, types)
-        self._created |= {mapped for mapped, _ in pairs if mapped.mapping.target in created}
+        self._created |= {creators[name][0] for name in created}
         failpoint("sync.table_created")
+
+    async def _widen(
+        self,
+        target: TargetConnection,
+        pairs: Sequence[Pair],
+        tables: dict[RelationName, TargetRelation],
+    ) -> None:
+        """Widen the *tables* that *pairs* share with other tables, before any plan of a copy.
+
+        Tables of a source may share a target, so a later table may widen the target of an earlier
+        table.
+        """
+        for mapped, relation in pairs:
+            mapping = mapped.mapping
+            table = tables.get(mapping.target)
+            if mapped.state.is_to_mark_synced or mapping.sid is None:
+                continue
+            if table is not None and table.has_sid:
+                tables[mapping.target] = await widen_shared_table(
+                    self._address, target, table, relation, mapping
+                )
 
     async def _check_fits(
         self,
@@ -422,11 +449,6 @@ class Preparation:
         """
         mapped, relation = copy.mapped, copy.relation
         mapping, published = mapped.mapping, published_relation(relation)
-        sid = mapped.source.sid
-        if self._changed is None and sid is not None and copy.target.has_sid:
-            copy.target = await widen_shared_table(
-                self._address, target, copy.target, relation, mapping, sid
-            )
         facts_now = mapped.source.with_definition(relation)
         types = {column.name: column.type for column in relation.columns}
         missing = missing_columns(published, mapping, copy.target)
@@ -448,7 +470,6 @@ class Preparation:
             published,
             mapping,
             copy.target,
-            sid=mapped.source.sid,
             primary_key=facts_now.primary_key,
             source_keys=facts_now.unique_keys,
             has_partial_key=facts_now.has_partial_key,

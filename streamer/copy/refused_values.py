@@ -30,7 +30,6 @@ async def remedy_for_values(
             mapped.mapping,
             table,
             await read_target_types(target, table),
-            sid=source.sid,
             peers=neighbours,
         )
     except TargetSchemaError as exc:

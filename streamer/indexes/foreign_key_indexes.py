@@ -183,7 +183,6 @@ class ForeignKeyFacts:
     mappings: tuple[RelationMapping, ...]
     foreign_keys: tuple[tuple[RelationName, str, tuple[str, ...]], ...]
     lag_bytes: int | None
-    sid: str | None
 
 
 async def read_foreign_key_facts(
@@ -213,7 +212,6 @@ async def read_foreign_key_facts(
             for row in rows
         ),
         None if acknowledged is None else max(0, end - acknowledged),
-        source.sid,
     )
 
 
@@ -293,7 +291,7 @@ def _source_keys(
         if table is None or any(c is None or c not in table.columns for c in columns):
             continue
         target_columns = tuple(column for column in columns if column is not None)
-        by_sid = source.sid is not None and table.has_sid and SID not in target_columns
+        by_sid = mapping.sid is not None and table.has_sid and SID not in target_columns
         keys.append(
             ForeignKey(table.name, target_columns, f"{constraint} of {source.label} {name}", by_sid)
         )

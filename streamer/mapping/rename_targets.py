@@ -24,7 +24,7 @@ from streamer.mapping.rules import (
     RelationMapping,
     SourceMapping,
     find_rules,
-    target_of,
+    map_relation,
 )
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 
@@ -37,6 +37,8 @@ class Renamed:
     former: RelationName
     target: RelationName
     now: RelationName
+    sid: str | None = None
+    """The sid of the relation's rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,20 @@ def follow(
     advice = rule_hint(now, target)
     if rule is None:
         return Obstacle("no rule matches the new name", advice)
-    ruled = target_of(source, rule, now, target_namespace)
+    mapping = map_relation(source, rule, now, target_namespace)
+    if mapping.sid != move.sid:
+        return Obstacle(
+            f'its rows have sid "{move.sid}", and the new name would get sid "{mapping.sid}"',
+            "rename it back; or, to copy the new name as another tenant, add the former name to "
+            "`exclude_tables`",
+        )
+    ruled = mapping.target
     if ruled != target and source.on_ddl[DdlKind.RENAME_TABLE] is not OnDdl.APPLY:
         return Obstacle(
             f'its target would be renamed to "{ruled}", and on_ddl is not apply for rename_table',
             f"{advice}, or set `on_ddl: {{rename_table: apply}}`",
         )
-    return RelationMapping(now, ruled, rule)
+    return mapping
 
 
 def rule_hint(now: RelationName, target: RelationName) -> str:

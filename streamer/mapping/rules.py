@@ -23,6 +23,7 @@ from streamer.mapping.relation_names import (
     RelationPattern,
     can_be_stored,
 )
+from streamer.mapping.row_sid import SidTemplate
 from streamer.mapping.rule_options import (
     ON_DDL_DEFAULT,
     Create,
@@ -71,6 +72,8 @@ class TableRule:
 
     pattern: RelationPattern
     target: RelationPattern | None = None
+    sid: SidTemplate | None = None
+    """The sid of the table's rows; None for the sid of the url."""
     type: TableType = TableType.CLONE
     columns: tuple[tuple[str, str], ...] | None = None
     exclude: frozenset[str] = frozenset()
@@ -162,11 +165,20 @@ class TableRule:
 
 @dataclass(frozen=True, slots=True)
 class RelationMapping:
-    """A source relation with its target: a rule applied to a relation that exists."""
+    """A source relation with its target: a rule applied to a relation that exists.
+
+    ``sid``: the value of the column `sid` in the relation's rows, if the target has the column.
+    """
 
     source: RelationName
     target: RelationName
     rule: TableRule
+    sid: str | None = None
+
+    @property
+    def rows(self) -> tuple[RelationName, str | None]:
+        """The rows that the relation writes: the target, and the sid there."""
+        return self.target, self.sid
 
     @property
     def type(self) -> TableType:
@@ -405,7 +417,8 @@ def resolve(
 ) -> list[RelationMapping]:
     """Apply the rules of *source* to its *relations*; in order of name.
 
-    Raises MappingError if two patterns match the same relation, or if two relations share a target.
+    Raises MappingError if two patterns match the same relation, or if two relations would write the
+    same rows.
     An exact rule for a missing relation is an error, too, unless `on_table_dropped` allows the
     loss. The names of `former_names` do not count.
     """
@@ -419,10 +432,10 @@ def resolve(
                 hint="create the table there, or correct or remove its name in `tables`",
             )
     mapped = [
-        RelationMapping(relation, target_of(source, rule, relation, target_namespace), rule)
+        map_relation(source, rule, relation, target_namespace)
         for relation, rule in find_rules(source, present).items()
     ]
-    by_target: dict[RelationName, RelationName] = {}
+    by_rows: dict[tuple[RelationName, str | None], RelationName] = {}
     for mapping in mapped:
         if mapping.target.namespace == BOOKKEEPING:
             raise MappingError(
@@ -430,37 +443,71 @@ def resolve(
                 f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
                 hint="give it a `target` in another schema",
             )
-        first = by_target.setdefault(mapping.target, mapping.source)
+        first = by_rows.setdefault(mapping.rows, mapping.source)
         if first != mapping.source:
-            raise same_target(source, [first, mapping.source], mapping.target)
+            raise same_rows(source, [first, mapping.source], mapping)
     return mapped
+
+
+def map_relation(
+    source: SourceMapping, rule: TableRule, relation: RelationName, default_namespace: str
+) -> RelationMapping:
+    """Apply *rule* to *relation*. Raises MappingError, see `target_of` and `sid_of`."""
+    target = target_of(source, rule, relation, default_namespace)
+    return RelationMapping(relation, target, rule, sid_of(source, rule, relation))
+
+
+def sid_of(source: SourceMapping, rule: TableRule, relation: RelationName) -> str | None:
+    """Return the sid of the rows of *relation*. Raises MappingError for a name that does not
+    match.
+    """
+    if rule.sid is None:
+        return source.sid
+    try:
+        return rule.sid.fill(_names(source, relation))
+    except MappingError as exc:
+        raise MappingError(
+            f'table "{relation}" of source "{source.label}": {exc.message}', hint=exc.hint
+        ) from None
+
+
+def _names(source: SourceMapping, relation: RelationName) -> dict[str, str | None]:
+    """Return the texts of placeholders, by name."""
+    return {
+        "database": source.database,
+        "sid": source.sid,
+        "schema": relation.namespace,
+        "table": relation.name,
+    }
 
 
 def former_names(
     source: SourceMapping, present: Iterable[RelationName], target_namespace: str
 ) -> set[RelationName]:
-    """Return the tables of exact rules that *source* lacks, but whose target a *present* table has.
+    """Return the tables of exact rules that *source* lacks, but whose rows a *present* table has.
 
     A session has renamed such a table, and some tenants may still have the former name.
     """
     rules = find_rules(source, present := list(present))
-    targets = {target_of(source, rule, name, target_namespace) for name, rule in rules.items()}
+    rows = {map_relation(source, r, n, target_namespace).rows for n, r in rules.items()}
     return {
         name
         for name, rule in source.exact_names.items()
-        if name not in rules and target_of(source, rule, name, target_namespace) in targets
+        if name not in rules and map_relation(source, rule, name, target_namespace).rows in rows
     }
 
 
-def same_target(
-    source: SourceMapping, names: Sequence[RelationName], target: RelationName
+def same_rows(
+    source: SourceMapping, names: Sequence[RelationName], mapping: RelationMapping
 ) -> MappingError:
-    """Return the error for tables of a source with a common target."""
+    """Return the error for tables of a source that would write the rows of *mapping*."""
     listed = " and ".join(f'"{name}"' for name in names)
+    words = f', with sid "{mapping.sid}"' if mapping.rule.sid is not None else ""
     return MappingError(
         f'tables {listed} of source "{source.label}" would both be written to '
-        f'target table "{target}"',
-        hint="give all but one of them another `target`",
+        f'target table "{mapping.target}"{words}',
+        hint="give all but one of them another `target`, or give their rows different values of "
+        '`sid`, as in sid: "{schema}"',
     )
 
 
@@ -502,12 +549,7 @@ def target_of(
     if target is None:
         is_same = relation.namespace == default_namespace
         return relation if is_same else RelationName(default_namespace, relation.name)
-    words = {
-        "{database}": source.database,
-        "{sid}": source.sid,
-        "{schema}": relation.namespace,
-        "{table}": relation.name,
-    }
+    words = {f"{{{name}}}": text for name, text in _names(source, relation).items()}
 
     def fill(part: str, star: str) -> str:
         filled = PLACEHOLDER.sub(lambda found: {**words, "*": star}[found[0]] or "", part)
@@ -544,8 +586,10 @@ def _placeholders(target: RelationPattern) -> set[str]:
     }
 
 
-def check_target(pattern: RelationPattern, target: RelationPattern) -> None:
-    """Check that a rule for several tables has a target for each. Raises MappingError."""
+def check_target(
+    pattern: RelationPattern, target: RelationPattern, sid: SidTemplate | None = None
+) -> None:
+    """Check that a rule for several tables has a target or a sid for each. Raises MappingError."""
     placeholders = _placeholders(target)
     if "*" in placeholders and not pattern.is_pattern:
         raise MappingError(
@@ -557,8 +601,13 @@ def check_target(pattern: RelationPattern, target: RelationPattern) -> None:
         target.namespace_is_pattern and "*" in PLACEHOLDER.findall(target.namespace)
     )
     is_named = has_table if pattern.name_is_pattern else has_table or has_schema
+    if sid is not None:
+        has_table |= not pattern.name_is_pattern or sid.distinguishes("table")
+        has_schema |= not pattern.namespace_is_pattern or sid.distinguishes("schema")
+        is_named = is_named or (has_table and has_schema)
     if pattern.is_pattern and not is_named:
         raise MappingError(
             f"pattern {pattern} would write several tables into {target}",
-            hint='write a * where the table\'s own name goes, as in target: "archive.*"',
+            hint='write a * where the table\'s own name goes, as in target: "archive.*", or '
+            'distinguish their rows, as in sid: "{schema}"',
         )

@@ -32,7 +32,7 @@ class ObjectKind(enum.StrEnum):
 class TargetPlace:
     """The target of a source's table.
 
-    ``has_sid``: the target's column ``sid`` gets the source's sid. ``columns``: the target's
+    ``has_sid``: the target's column ``sid`` gets the sid of the mapping. ``columns``: the target's
     columns; None for an absent table, whose columns only the mapping decides. ``is_partitioned``:
     the target is a partitioned table.
     """
@@ -43,14 +43,11 @@ class TargetPlace:
     is_partitioned: bool = False
 
     @classmethod
-    def at(cls, mapping: RelationMapping, sid: str | None, relation: TargetRelation | None) -> Self:
-        """Return the target of *mapping*.
-
-        *relation*: the target's table; None if absent. *sid*: the sid of the source.
-        """
+    def at(cls, mapping: RelationMapping, relation: TargetRelation | None) -> Self:
+        """Return the target of *mapping*. *relation*: the target's table; None if absent."""
         if relation is None:
-            return cls(mapping, sid is not None)
-        has_sid = sid is not None and relation.has_sid
+            return cls(mapping, mapping.sid is not None)
+        has_sid = mapping.sid is not None and relation.has_sid
         return cls(mapping, has_sid, frozenset(relation.columns), relation.is_partitioned)
 
     @property

@@ -545,6 +545,8 @@ class Renderer:
         if place.mapping.rule.may_lack_rows:
             condition = "copy_where" if place.mapping.rule.filter is None else "filter"
             raise _UnmadeError(f'`{condition}` keeps rows out of "{place.mapping.target}"')
+        if place.has_sid and place.mapping.sid != self._place.mapping.sid:
+            raise _UnmadeError(f'rows of "{place.mapping.target}" have another sid')
         if place.has_sid and not self._place.has_sid:
             raise _UnmadeError(f'only "{place.mapping.target}" has a column sid')
 

@@ -60,7 +60,6 @@ async def translate_changes(
     columns = DefinitionTranslator(
         mapped.mapping,
         target,
-        sid=mapped.source.sid,
         peers=peers.definitions,
         unchanged=peers.unchanged,
         unfilled=await read_unfilled(session, mapped.relation_id),
@@ -134,7 +133,6 @@ async def partition_translator(
     return PartitionTranslator(
         mapped.mapping,
         target,
-        sid=mapped.source.sid,
         source_columns=[column.name for column in command.definition.columns],
         target_partitions=await read_partitions(table.session, target),
         at=command.at,

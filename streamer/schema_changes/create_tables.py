@@ -65,9 +65,12 @@ class NewTable:
 
     relation: SourceRelation
     mapping: RelationMapping
-    sid: str | None
     computed_types: dict[str, str]
     relation_id: int = 0
+
+    @property
+    def has_sid(self) -> bool:
+        return self.mapping.sid is not None
 
     @property
     def quoted(self) -> str:
@@ -80,7 +83,7 @@ class NewTable:
             self.relation.columns,
             self.mapping,
             key=self._source_key,
-            has_sid=self.sid is not None,
+            has_sid=self.has_sid,
             computed_types=self.computed_types,
         )
 
@@ -93,7 +96,7 @@ class NewTable:
         """The columns that identify a row, the sid first."""
         names = map(self.mapping.target_column, self._source_key)
         key = [name for name in names if name is not None]
-        return [SID, *key] if key and self.sid is not None else key
+        return [SID, *key] if key and self.has_sid else key
 
     @property
     def timing(self) -> str:
@@ -104,7 +107,7 @@ class NewTable:
     def key_name(self) -> str | None:
         """The name of the primary key, if PostgreSQL's default name is unsuitable."""
         rule, relation = self.mapping.rule, self.relation
-        is_alike = self.mapping.type is not TableType.HISTORY and self.sid is None
+        is_alike = self.mapping.type is not TableType.HISTORY and not self.has_sid
         if rule.create is Create.COLUMNS or not is_alike or relation.key != relation.primary_key:
             return None
         names = [o.name for o in relation.objects if o.kind == "p"]
@@ -144,7 +147,7 @@ class NewTable:
         TargetSchemaError.
         """
         names = map(self.mapping.target_column, self.relation.column_names)
-        if self.sid is not None and SID in names:
+        if self.has_sid and SID in names:
             raise two_sids(self.mapping)
         count = len(self.columns)
         if count > TABLE_COLUMNS_MAX:

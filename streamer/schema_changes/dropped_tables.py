@@ -8,8 +8,8 @@ from typing import Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.registered_relations import remove_relation
-from streamer.mapping.relation_names import RelationName
-from streamer.mapping.sid_and_history_columns import SID, HistoryColumns
+from streamer.mapping.rules import RelationMapping
+from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier
 from streamer.target.catalog import read_relation
 from streamer.target.connection import may_replace_role, transaction
@@ -21,9 +21,7 @@ _AT: Final = "$1::text::timestamptz"
 async def forget_dropped(
     bookkeeping: Bookkeeping,
     relation_id: int,
-    target: RelationName,
-    sid: str | None,
-    history: HistoryColumns,
+    mapping: RelationMapping,
     *,
     ends_at: str | None,
 ) -> None:
@@ -34,15 +32,16 @@ async def forget_dropped(
     async with bookkeeping.connection() as connection:
         role = await may_replace_role(connection)
         async with transaction(connection):
-            relation = await read_relation(connection, target)
+            relation = await read_relation(connection, mapping.target)
             if ends_at is not None and relation is not None:
                 if role:
                     await connection.execute("set local session_replication_role = replica")
                 condition = "true"
                 values = [ends_at]
-                if relation.has_sid and sid is not None:
+                history = mapping.rule.history
+                if relation.has_sid and mapping.sid is not None:
                     condition = f"{quote_identifier(SID)}::text = $2"
-                    values.append(sid)
+                    values.append(mapping.sid)
                 await connection.execute(
                     f"update {relation.rows} set {history.end_sql(_AT, 'true')}"
                     f" where {history.is_open()} and {condition}",

@@ -51,14 +51,14 @@ class Objects:
 
         *peers*: see `ObjectTranslator`.
         """
-        place = TargetPlace.at(self._mapped.mapping, self._mapped.source.sid, relation)
+        place = TargetPlace.at(self._mapped.mapping, relation)
         place = replace(place, columns=columns)
         names = [*self._definition.all_indexes]
         referred = map(self._tables.find_mapping, self._definition.referenced)
         mappings = [mapping for mapping in referred if mapping is not None]
         return ObjectTranslator(
             place,
-            await read_places(self._target, mappings, self._mapped.source.sid),
+            await read_places(self._target, mappings),
             self._definition,
             (await read_at_target(self._target, [relation.oid]))[relation.oid],
             peers=peers if place.has_sid else (),
@@ -120,7 +120,7 @@ class Objects:
         await end_plans(self._target, relation_id, void)
         names = [c.sequence.name for c in columns if c.sequence is not None]
         used = await read_taken(self._target, mapping.target, names) if names else frozenset()
-        place = TargetPlace.at(mapping, self._mapped.source.sid, relation)
+        place = TargetPlace.at(mapping, relation)
         renderer = Renderer(self._definition, place, lambda _: None, used)
         planned = [plan for c in columns if (plan := renderer.filled(c)) is not None]
         await put_plans(self._target, relation_id, planned)

@@ -56,12 +56,10 @@ async def read_at_target(
     return {row["oid"]: definition_of(dict(row)) for row in rows}
 
 
-async def read_places(
-    target: TargetConnection, mappings: Sequence[RelationMapping], sid: str | None
-) -> Places:
+async def read_places(target: TargetConnection, mappings: Sequence[RelationMapping]) -> Places:
     """Return the target tables of a source's tables, to translate references of foreign keys."""
     relations = await read_relations(target, [mapping.target for mapping in mappings])
-    return {m.source: TargetPlace.at(m, sid, relations.get(m.target)) for m in mappings}.get
+    return {m.source: TargetPlace.at(m, relations.get(m.target)) for m in mappings}.get
 
 
 def definition_of(row: dict[str, Any]) -> TableDefinition:

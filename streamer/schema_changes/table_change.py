@@ -127,7 +127,7 @@ class TableChange:
     async def _lock(self, changes: Sequence[AnyChange]) -> TargetRelation:
         """Return the target's table, and lock the table's definition against all sessions."""
         name = self._table.mapped.mapping.target
-        if self._table.mapped.source.sid is not None:
+        if self._table.mapped.mapping.sid is not None:
             await lock_definition(self._target, name)
         await hold_plans(self._target, name)
         if _uses_types(changes):

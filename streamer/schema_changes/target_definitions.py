@@ -118,11 +118,6 @@ class TableWithDefinitions(Protocol):
     target: TargetRelation
     scope: CopyScope
 
-    @property
-    def sid(self) -> str | None:
-        """Return the value of the column `sid` in the rows of the source."""
-        ...
-
 
 async def plan_definitions(
     source: SourceMapping,
@@ -154,7 +149,7 @@ async def plan_definitions(
         if definition is None:
             continue
         mapping = copy.mapped.mapping
-        place = TargetPlace.at(mapping, source.sid, copy.target)
+        place = TargetPlace.at(mapping, copy.target)
         own_names = [*definition.all_indexes]
         own_names += [c.sequence.name for c in definition.columns if c.sequence is not None]
         taken_names = await read_taken(target, mapping.target, own_names)
@@ -190,7 +185,7 @@ async def _places(
             mappings = resolve(replace(source, rules=rules), present, target_namespace)
         except MappingError as exc:  # the join of the table reports the error
             log.warning("omitting foreign keys", source=source.label, error=exc.message)
-    return await read_places(target, [m for m in mappings if m.source in names], source.sid)
+    return await read_places(target, [m for m in mappings if m.source in names])
 
 
 # ---- making ------------------------------------------------------------------------------------

@@ -42,7 +42,6 @@ async def widen_shared_table(
     table: TargetRelation,
     relation: SourceRelation,
     mapping: RelationMapping,
-    sid: str,
 ) -> TargetRelation:
     """Widen a table that streamer created for several tenants; return the new definition.
 
@@ -50,7 +49,7 @@ async def widen_shared_table(
     Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements if
     the role lacks the privilege.
     """
-    statements = widening_statements(relation.definition, mapping, table, sid)
+    statements = widening_statements(relation.definition, mapping, table)
     if not statements:
         return table
     if table.name not in await read_created(target, [table.name]):
@@ -66,7 +65,7 @@ async def widen_shared_table(
             quoted = quote_qualified(table.name.namespace, table.name.name)
             await connection.execute(f"lock table {quoted} in access exclusive mode")
             present = await read_relation(connection, table.name) or table
-            statements = widening_statements(relation.definition, mapping, present, sid)
+            statements = widening_statements(relation.definition, mapping, present)
             calls = await ForeignCalls.before(connection, [quoted])
             for statement in statements:
                 await connection.execute(statement)

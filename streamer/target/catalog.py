@@ -147,7 +147,8 @@ async def read_relation(
 async def read_relations(
     connection: "TargetConnection", names: Sequence[RelationName]
 ) -> dict[RelationName, TargetRelation]:
-    """Read the definitions of existing tables among *names*."""
+    """Read the definitions of existing tables among *names*, where names may occur twice."""
+    names = list(dict.fromkeys(names))
     if not names:
         return {}
     rows = await connection.fetch(

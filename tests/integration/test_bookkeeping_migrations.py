@@ -168,7 +168,7 @@ async def test_tables_that_left_before_and_after_a_migration_return_together(
     source_id = await add_relation(books, "late")
     await unmap_relations(books)
 
-    names = {name: name for name in ("public.late", "public.early")}
+    names = {name: (name, None) for name in ("public.late", "public.early")}
     returned = await unmapped_relations.restore_records(books, source_id, names, may_resume=True)
 
     assert returned == set(names)

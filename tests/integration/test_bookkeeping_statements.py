@@ -225,7 +225,10 @@ async def test_a_relation_that_returns_is_as_it_was_unless_its_source_moved_on(
     if moves:
         await positions.reset_acknowledged(books, source_id, Lsn(8))
     returned = await unmapped_relations.restore_records(
-        books, source_id, {"public.t": "public.t", "public.u": "public.u"}, may_resume=True
+        books,
+        source_id,
+        {"public.t": ("public.t", None), "public.u": ("public.u", None)},
+        may_resume=True,
     )
     assert returned == {"public.t"}
     (after,) = await relation_records.read_relation_records(books)
@@ -475,7 +478,7 @@ async def test_rows_of_the_small_tables(books: Bookkeeping) -> None:
         await purges.finish_purge(target, purge)
         await registered_relations.remove_relation(target, relation_id)
         returned = await unmapped_relations.restore_records(
-            target, source_id, {"public.t": "public.t"}, may_resume=True
+            target, source_id, {"public.t": ("public.t", None)}, may_resume=True
         )
         assert returned == {"public.t"}
         await registered_relations.remove_relations(target, source_id)

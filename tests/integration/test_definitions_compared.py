@@ -48,7 +48,6 @@ async def differences(
         assert aim is not None
         found = await read_differences(
             *(plain, there, relations[names[1]].oid, mappings[1], aim),
-            sid=one.sid,
             others=mappings,
             is_shared=is_shared,
         )

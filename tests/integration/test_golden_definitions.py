@@ -95,7 +95,7 @@ class Pair:
         async with connection(self.one) as plain:
             types = await read_types(plain, {column.type_oid for column in relation.columns})
         made = [statement for type_ in types for statement in new_type_sql(type_)]
-        made += NewTable(relation, self.mapping, self.case.sid, {}).statements
+        made += NewTable(relation, self.mapping, {}).statements
         for planned in renderer.plan(self.mapping.rule.create):
             reason = planned.reason
             made += planned.statements if reason is None else [f"-- {reason}"]
@@ -110,7 +110,7 @@ class Pair:
             names = [column.name for column in after.columns]
             present = read_definition(self.target, "w.t")
             facts = GeneratedFacts.of(names, present, there.server_version)
-        translator = DefinitionTranslator(self.mapping, table, sid=self.case.sid, generated=facts)
+        translator = DefinitionTranslator(self.mapping, table, generated=facts)
         changes = all_differences(before, after)
         found = translator.translate([c for c in changes if isinstance(c, ColumnChange)])
         types = TypeTranslator({each.full_name: each for each in before.types or ()})

@@ -124,7 +124,7 @@ async def make_side(
     kvsz_id: str = IDENTITY,
 ) -> Side:
     make(target, name, kvsz_id)
-    mapping = relation_mapping(target=f"public.{name}", table_type=TableType.HISTORY)
+    mapping = relation_mapping(target=f"public.{name}", table_type=TableType.HISTORY, sid="eu")
     found = await read_relations(transaction.target, [mapping.target])
     types = {"id": 1700, "v": 25, "big": 25}
     columns = tuple(Column(n, oid, -1, n == "id") for n, oid in types.items())
@@ -132,7 +132,6 @@ async def make_side(
         Relation(RELID, "public", "t", "d", columns),
         mapping,
         found[mapping.target],
-        sid="eu",
         binary=binary,
         number=number,
     )

@@ -115,10 +115,11 @@ def relation_mapping(
     columns: dict[str, str] | None = None,
     exclude: Iterable[str] = (),
     on_column_added: OnColumnAdded = OnColumnAdded.STOP,
+    sid: str | None = None,
 ) -> RelationMapping:
     rule = table_rule(source, table_type=table_type, columns=columns, exclude=exclude)
     rule = replace(rule, on_column_added=on_column_added)
-    return RelationMapping(parse_name(source), parse_name(target), rule)
+    return RelationMapping(parse_name(source), parse_name(target), rule, sid)
 
 
 def apply_plan(
@@ -139,9 +140,8 @@ def apply_plan(
         there += ["kvsz_start", "kvsz_end", "kvsz_deleted"]
     return make_plan(
         relation(columns, key, identity=identity),
-        relation_mapping(table_type=table_type),
+        relation_mapping(table_type=table_type, sid=sid),
         target_relation(there, unique_keys=[tuple(key)] if key else []),
-        sid=sid,
         source_keys=(tuple(key),) if key else (),
         binary=binary,
         number=number,

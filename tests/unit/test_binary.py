@@ -42,9 +42,8 @@ def obstacle(
 ) -> str | None:
     return binary_obstacle(
         source,
-        mapping or relation_mapping(),
+        mapping or relation_mapping(sid=sid),
         target,
-        sid=sid,
         types=binary_types(18_00_00, 18_00_00),
         type_names={"m": "mood"},
     )

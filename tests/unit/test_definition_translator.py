@@ -66,9 +66,8 @@ def translation(
     if sid is not None:
         columns.append(DefinedColumn(99, "sid", "text", not_null=True))
     translator = DefinitionTranslator(
-        RelationMapping(NAME_T, NAME_T, rule),
+        RelationMapping(NAME_T, NAME_T, rule, sid),
         there or target(*columns),
-        sid=sid,
         peers=others,
         generated=facts
         or GeneratedFacts(

@@ -272,7 +272,6 @@ def test_binary_transport_takes_hashes_of_texts_only(tmp_path: Path) -> None:
             there,
             made,
             target_relation(["id", "email"]),
-            sid=None,
             types=binary_types(18_00_00, 18_00_00),
             type_names={},
         )
@@ -289,4 +288,4 @@ def test_a_plan_refuses_a_column_that_cannot_be_hashed(tmp_path: Path) -> None:
     ]:
         target = target_relation(["id", there], unique_keys=[tuple(key)])
         with pytest.raises(MappingError, match=problem):
-            make_plan(relation(columns, key), made, target, sid=None, primary_key=tuple(key))
+            make_plan(relation(columns, key), made, target, primary_key=tuple(key))

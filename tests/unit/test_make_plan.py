@@ -32,7 +32,6 @@ def test_columns_are_matched_by_name_whatever_their_order() -> None:
         relation(["a", "b", "c"], ["a"]),
         relation_mapping(),
         target_relation(["c", "extra", "a", "b"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "a"), (1, "b"), (2, "c")]
     assert plan.positions == (0, 1, 2)
@@ -40,7 +39,7 @@ def test_columns_are_matched_by_name_whatever_their_order() -> None:
 
 def test_a_missing_target_is_refused() -> None:
     with pytest.raises(TargetSchemaError, match=r'"sales\.t" does not exist') as caught:
-        make_plan(relation(["a"]), relation_mapping(target="sales.t"), None, sid=None)
+        make_plan(relation(["a"]), relation_mapping(target="sales.t"), None)
     assert "create_tables: true" in str(caught.value)
 
 
@@ -50,7 +49,6 @@ def test_missing_columns_are_refused_with_the_statement_that_adds_them() -> None
             relation(["a", 'we"ird', "c"], ["a"]),
             relation_mapping(target="sales.t"),
             target_relation(["a"], name="sales.t"),
-            sid=None,
             type_names={'we"ird': "numeric(10,2)"},
         )
     assert caught.value.message == 'target table "sales.t" has no column "we"ird", "c"'
@@ -68,7 +66,6 @@ def test_an_excluded_column_need_not_be_there() -> None:
         relation(["a", "b", "c"], ["a"]),
         relation_mapping(exclude=["b"]),
         target_relation(["a", "c"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "a"), (2, "c")]
 
@@ -78,7 +75,6 @@ def test_an_excluded_column_is_not_written_even_if_it_is_there() -> None:
         relation(["a", "b"], ["a"]),
         relation_mapping(exclude=["b"]),
         target_relation(["a", "b"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "a")]
 
@@ -88,7 +84,6 @@ def test_a_column_that_the_target_lacks_may_be_ignored() -> None:
         relation(["a", "b", "c"], ["a"]),
         relation_mapping(on_column_added=OnColumnAdded.IGNORE),
         target_relation(["a", "c"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "a"), (2, "c")]
 
@@ -99,7 +94,6 @@ def test_a_key_that_the_target_lacks_is_not_ignored() -> None:
             relation(["a", "b"], ["a"]),
             relation_mapping(on_column_added=OnColumnAdded.IGNORE),
             target_relation(["b"]),
-            sid=None,
         )
 
 
@@ -108,7 +102,6 @@ def test_a_renamed_column_goes_where_it_should() -> None:
         relation(["id", "name"], ["id"]),
         relation_mapping(columns={"id": "item_id", "name": "name"}),
         target_relation(["name", "item_id"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "item_id"), (1, "name")]
     assert key_of(plan) == ["item_id"]
@@ -120,7 +113,6 @@ def test_a_renamed_column_that_is_missing_is_named_as_the_target_would() -> None
             relation(["id"], ["id"]),
             relation_mapping(columns={"id": "item_id"}),
             target_relation(["id"]),
-            sid=None,
             type_names={"id": "bigint"},
         )
     assert 'add column "item_id" bigint' in str(caught.value)
@@ -131,7 +123,6 @@ def test_a_column_that_the_rule_does_not_list_may_be_missing() -> None:
         relation(["id", "later", "there"], ["id"]),
         relation_mapping(columns={"id": "id"}),
         target_relation(["id", "there"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "id"), (2, "there")]
 
@@ -142,7 +133,6 @@ def test_two_source_columns_never_go_to_one_target_column() -> None:
         relation(["id", "a", "b"], ["id"]),
         relation_mapping(columns={"id": "id", "a": "b"}),
         target_relation(["id", "b"]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "id"), (1, "b")]
 
@@ -153,7 +143,6 @@ def test_a_key_column_whose_name_another_column_takes_is_missed() -> None:
             relation(["a", "b"], ["b"]),
             relation_mapping(columns={"a": "b"}),
             target_relation(["b"]),
-            sid=None,
         )
 
 
@@ -162,7 +151,6 @@ def test_what_the_target_computes_is_not_written() -> None:
         relation(["id", "sum"], ["id"]),
         relation_mapping(),
         target_relation(["id", target_column("sum", generated=True, not_null=True)]),
-        sid=None,
     )
     assert columns_of(plan) == [(0, "id")]
 
@@ -182,25 +170,25 @@ def test_a_column_that_nothing_fills_must_be_able_to_do_without(
     target = target_relation(["id", column])
     if is_refused:
         with pytest.raises(TargetSchemaError, match=r'column "x" .* is NOT NULL'):
-            make_plan(relation(["id"], ["id"]), relation_mapping(), target, sid=None)
+            make_plan(relation(["id"], ["id"]), relation_mapping(), target)
     else:
-        plan = make_plan(relation(["id"], ["id"]), relation_mapping(), target, sid=None)
+        plan = make_plan(relation(["id"], ["id"]), relation_mapping(), target)
         assert columns_of(plan) == [(0, "id")]
 
 
 def test_an_identity_column_that_takes_no_updates_is_refused_with_what_to_run() -> None:
     target = target_relation(["id", target_column("n", "bigint", identity_always=True)])
     with pytest.raises(TargetSchemaError, match="GENERATED ALWAYS AS IDENTITY") as caught:
-        make_plan(relation(["id", "n"], ["id"]), relation_mapping(), target, sid=None)
+        make_plan(relation(["id", "n"], ["id"]), relation_mapping(), target)
     statement = 'alter table "public"."t" alter column "n" set generated by default'
     assert statement in str(caught.value)
 
 
 def test_an_identity_column_may_be_the_key_or_be_filled_by_inserts_alone() -> None:
     target = target_relation([target_column("id", "bigint", identity_always=True), "a"])
-    plan = make_plan(relation(["id", "a"], ["id"]), relation_mapping(), target, sid=None)
+    plan = make_plan(relation(["id", "a"], ["id"]), relation_mapping(), target)
     assert key_of(plan) == ["id"]
-    plan = make_plan(relation(["id", "a"], identity="n"), relation_mapping(), target, sid=None)
+    plan = make_plan(relation(["id", "a"], identity="n"), relation_mapping(), target)
     assert plan.identity is Identity.NONE
 
 
@@ -209,25 +197,21 @@ def test_an_identity_column_may_be_the_key_or_be_filled_by_inserts_alone() -> No
 
 def test_the_sid_is_written_where_the_target_has_a_column_for_it() -> None:
     target = target_relation(["id", target_column("sid", not_null=True)])
-    plan = make_plan(relation(["id"], ["id"]), relation_mapping(), target, sid="eu")
+    plan = make_plan(relation(["id"], ["id"]), relation_mapping(sid="eu"), target)
     assert plan.sid == "eu"
     assert columns_of(plan) == [(0, "id")]
     assert plan.truncates_by_delete
 
 
 def test_a_target_without_a_column_for_it_gets_no_sid() -> None:
-    plan = make_plan(
-        relation(["id"], ["id"]), relation_mapping(), target_relation(["id"]), sid="eu"
-    )
+    plan = make_plan(relation(["id"], ["id"]), relation_mapping(sid="eu"), target_relation(["id"]))
     assert plan.sid is None
     assert not plan.truncates_by_delete
 
 
 def test_a_target_that_wants_a_sid_is_refused_to_a_source_without() -> None:
     with pytest.raises(TargetSchemaError, match="this source has no sid"):
-        make_plan(
-            relation(["id"], ["id"]), relation_mapping(), target_relation(["id", "sid"]), sid=None
-        )
+        make_plan(relation(["id"], ["id"]), relation_mapping(), target_relation(["id", "sid"]))
 
 
 def test_a_source_column_called_sid_is_a_column_like_any_other() -> None:
@@ -235,7 +219,6 @@ def test_a_source_column_called_sid_is_a_column_like_any_other() -> None:
         relation(["id", "sid"], ["id"]),
         relation_mapping(),
         target_relation(["id", "sid"]),
-        sid=None,
     )
     assert plan.sid is None
     assert columns_of(plan) == [(0, "id"), (1, "sid")]
@@ -247,19 +230,21 @@ def test_a_source_column_called_sid_must_not_meet_the_sid() -> None:
     ) as caught:
         make_plan(
             relation(["id", "sid"], ["id"]),
-            relation_mapping(),
+            relation_mapping(sid="eu"),
             target_relation(["id", "sid"]),
-            sid="eu",
         )
     assert "`columns`" in str(caught.value)
 
 
 def test_renamed_or_excluded_it_does_not_meet_it() -> None:
     for mapping, names in (
-        (relation_mapping(exclude=["sid"]), ["id", "sid"]),
-        (relation_mapping(columns={"id": "id", "sid": "their_sid"}), ["id", "their_sid", "sid"]),
+        (relation_mapping(exclude=["sid"], sid="eu"), ["id", "sid"]),
+        (
+            relation_mapping(columns={"id": "id", "sid": "their_sid"}, sid="eu"),
+            ["id", "their_sid", "sid"],
+        ),
     ):
-        plan = make_plan(relation(["id", "sid"], ["id"]), mapping, target_relation(names), sid="eu")
+        plan = make_plan(relation(["id", "sid"], ["id"]), mapping, target_relation(names))
         assert plan.sid == "eu"
         assert "sid" not in [column.name for column in plan.columns]
 
@@ -273,7 +258,6 @@ def test_the_key_is_what_the_source_says(identity: str) -> None:
         relation(["a", "b", "c"], ["c", "a"], identity=identity),
         relation_mapping(),
         target_relation(["a", "b", "c"], unique_keys=[("b",)]),
-        sid=None,
     )
     assert plan.identity is Identity.KEY
     assert key_of(plan) == ["a", "c"]
@@ -298,7 +282,6 @@ def test_a_key_that_does_not_get_to_the_target_is_refused(
             relation(["a", "b"], ["a"]),
             relation_mapping(exclude=exclude),
             target_relation(there),
-            sid=None,
         )
 
 
@@ -311,9 +294,8 @@ def full(
 ) -> ApplyPlan:
     return make_plan(
         relation(["a", "b", "c"], identity="f"),
-        relation_mapping(exclude=exclude or []),
+        relation_mapping(exclude=exclude or [], sid=sid),
         target_relation(columns or ["a", "b", "c"], unique_keys=unique_keys),
-        sid=sid,
     )
 
 
@@ -365,14 +347,12 @@ def test_a_history_table_trusts_the_sources_primary_key() -> None:
     definition = relation(["a", "b"], identity="f")
 
     def plan_with(*keys: tuple[str, ...]) -> ApplyPlan:
-        return make_plan(
-            definition, mapping, target, sid=None, primary_key=("a",), source_keys=keys
-        )
+        return make_plan(definition, mapping, target, primary_key=("a",), source_keys=keys)
 
     plan = plan_with(("a",))
     assert key_of(plan) == ["a"]
     assert plan.must_order
-    assert make_plan(definition, mapping, target, sid=None).identity is Identity.ROW
+    assert make_plan(definition, mapping, target).identity is Identity.ROW
     # A deferrable index distinguishes versions, but not the rows of a transaction.
     late = plan_with()
     assert late.identity is Identity.ROW
@@ -383,8 +363,8 @@ def test_an_append_table_trusts_no_key_that_the_source_checks_late() -> None:
     target = target_relation(["a", "b"], unique_keys=[("a",)])
     mapping = relation_mapping(table_type=TableType.APPEND)
     definition = relation(["a", "b"], identity="f")
-    assert make_plan(definition, mapping, target, sid=None).identity is Identity.ROW
-    plan = make_plan(definition, mapping, target, sid=None, source_keys=(("a",),))
+    assert make_plan(definition, mapping, target).identity is Identity.ROW
+    plan = make_plan(definition, mapping, target, source_keys=(("a",),))
     assert key_of(plan) == ["a"]
 
 
@@ -395,7 +375,6 @@ def test_a_history_table_needs_its_columns() -> None:
             relation(["a"], ["a"]),
             relation_mapping(table_type=TableType.HISTORY),
             target,
-            sid=None,
         )
     hint = str(caught.value)
     assert 'add column "kvsz_deleted" boolean default false not null' in hint
@@ -408,20 +387,20 @@ def test_a_history_table_needs_its_columns() -> None:
 
 def test_triggers_that_fire_want_exact_order() -> None:
     target = target_relation(["a"], has_row_triggers=True)
-    plan = make_plan(relation(["a"], ["a"]), relation_mapping(), target, sid=None)
+    plan = make_plan(relation(["a"], ["a"]), relation_mapping(), target)
     assert plan.must_order
 
 
 def test_a_referenced_table_is_emptied_by_delete() -> None:
     target = target_relation(["a"], is_referenced=True)
-    plan = make_plan(relation(["a"], ["a"]), relation_mapping(), target, sid=None)
+    plan = make_plan(relation(["a"], ["a"]), relation_mapping(), target)
     assert plan.truncates_by_delete
 
 
 def test_a_key_with_the_sid_is_indexed_by_an_index_of_both() -> None:
     for unique_key, is_indexed in ((("sid", "a"), True), (("a",), True), (("a", "b"), False)):
         target = target_relation(["sid", "a", "b"], unique_keys=[unique_key])
-        plan = make_plan(relation(["a", "b"], ["a"]), relation_mapping(), target, sid="eu")
+        plan = make_plan(relation(["a", "b"], ["a"]), relation_mapping(sid="eu"), target)
         assert plan.key_is_indexed == is_indexed
 
 
@@ -437,7 +416,6 @@ def test_a_plan_keeps_what_it_was_made_for() -> None:
         relation(["a"], ["a"]),
         relation_mapping(target='my."t.x"'),
         target_relation(["a"], name='my."t.x"'),
-        sid=None,
         binary=True,
         number=7,
     )

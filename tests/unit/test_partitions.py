@@ -60,9 +60,8 @@ def translate(
         *((), (), frozenset(), False, False, True),
     )
     translator = PartitionTranslator(
-        of or mapping(),
+        replace(of or mapping(), sid=sid),
         target,
-        sid=sid,
         source_columns=["id", "region"],
         target_partitions=there,
         at="2024-01-01 00:00:00+00:00",

@@ -17,6 +17,7 @@ from streamer.mapping.rename_targets import (
     rename_all_sql,
     rename_sql,
 )
+from streamer.mapping.row_sid import SidTemplate
 from streamer.mapping.rule_options import ON_DDL_DEFAULT, DdlKind, OnDdl
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
@@ -27,6 +28,7 @@ from streamer.source.slot_and_publications.publication import (
     WantedMembers,
     publication_changes,
 )
+from tests.unit.build import source_mapping, table_rule
 
 FORMER = RelationName("public", "a_1")
 
@@ -180,6 +182,17 @@ CASES: dict[str, tuple[dict[Renamed, Facts], list[RelationName], list[str]]] = {
         ['"public.b" cannot be renamed either', "no rule", FOLLOWS],
     ),
 }
+
+
+def test_a_table_whose_rows_would_get_another_sid_does_not_follow() -> None:
+    """A renamed schema is another tenant."""
+    rule = replace(table_rule("tenant_*.t", target="t"), sid=SidTemplate.parse("{schema}"))
+    former, now = RelationName("tenant_a", "t"), RelationName("tenant_b", "t")
+    moved = Renamed(1, former, A, now, sid="tenant_a")
+    obstacle = follow(source_mapping(rules=[rule]), moved, "public")
+    assert isinstance(obstacle, Obstacle)
+    assert 'sid "tenant_a"' in obstacle.problem
+    assert 'sid "tenant_b"' in obstacle.problem
 
 
 def verdicts_of(moves: dict[Renamed, Facts], known: list[RelationName]) -> Verdicts:

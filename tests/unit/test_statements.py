@@ -54,12 +54,12 @@ def hostile_plan(
     there.append(target_column("sid", not_null=True))
     there += [target_column(c) for c in ("kvsz_start", "kvsz_end", "kvsz_deleted")]
     target = target_relation(there, unique_keys=unique, leading_index_columns=HOSTILE[2:3])
-    mapping = RelationMapping(name, name, table_rule(table_type=table_type))
+    sid = "e'u\\; drop table x; --"
+    mapping = RelationMapping(name, name, table_rule(table_type=table_type), sid)
     return make_plan(
         relation(HOSTILE, HOSTILE[:2] if keyed else (), identity=identity),
         mapping,
         dataclasses.replace(target, name=name),
-        sid="e'u\\; drop table x; --",
         primary_key=tuple(HOSTILE[:2]),
         source_keys=(tuple(HOSTILE[:2]),),
         number=3,
@@ -214,7 +214,7 @@ def test_the_staging_table_has_plain_types_and_a_name_of_the_plans_own() -> None
     domain = target_column("d", "s.positive", base_type="integer", not_null=True)
     target = target_relation([target_column("id", "bigint", not_null=True), domain])
     mapping = RelationMapping(target.name, target.name, table_rule())
-    plan = make_plan(relation(["id", "d"], ["id"]), mapping, target, sid=None, number=42)
+    plan = make_plan(relation(["id", "d"], ["id"]), mapping, target, number=42)
     statements = Statements(plan)
     assert statements.stage == "streamer_stage_42"
     assert statements.create_stage == (

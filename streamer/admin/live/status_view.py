@@ -213,13 +213,10 @@ def with_activity(shown: Row, activity: Activities) -> Row:
 
 
 def matching(tables: list[Row], text: str) -> list[Row]:
-    """Return the tables whose name at the source or target contains *text*."""
+    """Return the tables whose name at the source or target, or whose sid, contains *text*."""
     lowered = text.lower()
-    return [
-        table
-        for table in tables
-        if lowered in table["source"].lower() or lowered in (table["target"] or "").lower()
-    ]
+    shown = ("source", "target", "sid")
+    return [t for t in tables if any(lowered in (t.get(name) or "").lower() for name in shown)]
 
 
 def state_filter(sources: Iterable[Row], state: str, path: str, **parameters: Any) -> list[Row]:

@@ -108,8 +108,11 @@ def next_step_of(done: Row) -> str | None:
 
 
 def _shown(row: Row) -> Row:
+    of_source = {"database": row["database"], "sid": row["sid"]}
+    if row["source"] is not None:
+        of_source |= {"sid": row["source_sid"], "q": row["sid"]}
     return row | {
         "label": SourceLabel(row["database"], row["sid"]),
-        "address": status_view.address("/source", database=row["database"], sid=row["sid"]),
+        "address": status_view.address("/source", **of_source),
         "is_left": row["state"] in _LEFT,
     }

@@ -275,7 +275,7 @@ class MappedRelation:
         copy, or with rows in quarantine, needs a full copy.
         """
         present = self.mapping
-        if mapping is None or (present.target, present.type) != (mapping.target, mapping.type):
+        if mapping is None or (present.rows, present.type) != (mapping.rows, mapping.type):
             return False
         fingerprint = present.rule.expressions_fingerprint
         if fingerprint == mapping.rule.expressions_fingerprint:

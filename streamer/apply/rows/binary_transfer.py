@@ -111,7 +111,6 @@ def binary_obstacle(
     mapping: RelationMapping,
     target: TargetRelation | None,
     *,
-    sid: str | None,
     types: frozenset[int],
     type_names: Mapping[str, str],
 ) -> str | None:
@@ -145,7 +144,7 @@ def binary_obstacle(
             return (
                 f'column "{name}" of table "{table}" is {kind}, and {at_target.type} at the target'
             )
-    if target is not None and target.has_sid and sid is not None:
+    if target is not None and target.has_sid and mapping.sid is not None:
         is_ours = all(at_target is None or at_target.name != SID for _, at_target in written)
         if is_ours and target.columns[SID].type_oid not in TEXTUAL:
             kind = target.columns[SID].type

@@ -11,7 +11,7 @@ from streamer.apply.rows.apply_plan import ApplyPlan, Identity, PlanColumn, Plan
 from streamer.apply.rows.hashed_columns import check_hashes
 from streamer.decode.pgoutput import Relation
 from streamer.errors.error_classes import TargetSchemaError
-from streamer.errors.remedies import Remedy, at_target
+from streamer.errors.remedies import Remedy, at_target, run
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import METADATA_TYPES, DdlKind, OnColumnAdded, TableType
 from streamer.mapping.rules import RelationMapping
@@ -39,7 +39,6 @@ def make_plan(
     mapping: RelationMapping,
     target: TargetRelation | None,
     *,
-    sid: str | None,
     primary_key: tuple[str, ...] = (),
     source_keys: tuple[tuple[str, ...], ...] = (),
     has_partial_key: bool = False,
@@ -63,6 +62,7 @@ def make_plan(
     """
     if target is None:
         raise missing_target(mapping.target)
+    sid = mapping.sid
     if target.unlogged:
         raise unlogged_error(target.name, target.unlogged)
     columns, missing = match_columns(relation, mapping, target)
@@ -72,8 +72,10 @@ def make_plan(
     if has_sid and sid is None:
         raise TargetSchemaError(
             f'target table "{mapping.target}" has a column "sid" but this source has no sid',
-            hint="give its url a sid",
+            hint="give its url a sid, or the table in the mapping",
         )
+    if mapping.rule.sid is not None and not target.has_sid:
+        raise missing_sid(mapping)
     if target.has_sid and not has_sid and sid is not None:
         raise two_sids(mapping)
     if mapping.type is TableType.HISTORY:
@@ -104,6 +106,14 @@ def make_plan(
         binary=binary,
         number=number,
         inputs=_inputs(relation, mapping, columns, input_types or {}),
+    )
+
+
+def missing_sid(mapping: RelationMapping) -> TargetSchemaError:
+    """Return the error for a table whose rule has a sid, and whose target has no column. Pure."""
+    return TargetSchemaError(
+        f'`sid` distinguishes rows of target table "{mapping.target}", which has no column sid',
+        hint=Remedy.of("`", run("check"), "` prints the statements to run there"),
     )
 
 

@@ -465,7 +465,6 @@ class Planner:
             relation,
             mapped.mapping,
             target,
-            sid=mapped.source.sid,
             primary_key=mapped.source.primary_key,
             source_keys=mapped.source.unique_keys,
             has_partial_key=mapped.source.has_partial_key,
@@ -535,7 +534,6 @@ def _check_binary(plan: ApplyPlan, mapped: MappedRelation) -> None:
         plan.relation,
         plan.mapping,
         plan.target,
-        sid=mapped.source.sid,
         types=mapped.source.binary_types,
         type_names=mapped.source.types,
     )

@@ -86,4 +86,4 @@ def check_calls(
 
 def _place(facts: SourceFacts, target: TargetFacts, mapping: RelationMapping) -> TargetPlace:
     table = target.tables.get(mapping.target)
-    return TargetPlace.at(mapping, facts.source.sid, None if table is None else table.relation)
+    return TargetPlace.at(mapping, None if table is None else table.relation)

@@ -22,7 +22,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve, same_target
+from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve, same_rows
 from streamer.report.problems import Severity
 
 _KINDS: Final = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
@@ -218,13 +218,16 @@ def _check_extensions(source: SourceMapping, relations: list[SeenTable]) -> list
 
 
 def _check_shared_targets(source: SourceMapping, mapped: list[RelationMapping]) -> list[Finding]:
-    writers: dict[RelationName, list[RelationName]] = defaultdict(list)
+    writers: dict[tuple[RelationName, str | None], list[RelationMapping]] = defaultdict(list)
     for mapping in mapped:
-        writers[mapping.target].append(mapping.source)
+        writers[mapping.rows].append(mapping)
     return [
-        from_error(Place(source.label, str(names[0])), same_target(source, names, target))
-        for target, names in writers.items()
-        if len(names) > 1
+        from_error(
+            Place(source.label, str(several[0].source)),
+            same_rows(source, [mapping.source for mapping in several], several[0]),
+        )
+        for several in writers.values()
+        if len(several) > 1
     ]
 
 

@@ -26,7 +26,7 @@ class SharedTable:
     """A target table and the tenants that share it.
 
     ``relation``: wide enough for the definitions of all tenants. ``origins``: the label of the
-    source that defined the type of a column, by column.
+    tenant that defined the type of a column, by column.
     """
 
     relation: TargetRelation
@@ -45,10 +45,10 @@ class SharedTable:
                 columns[name] = target_column(
                     replace(column, name=name, not_null=False, default=None, identity="")
                 )
-                self.origins[name] = pair.facts.label
+                self.origins[name] = pair.tenant
             elif change.kind is DdlKind.WIDEN_TYPE:
                 columns[name] = replace(present, type=column.type, base_type=column.type)
-                self.origins[name] = pair.facts.label
+                self.origins[name] = pair.tenant
             elif change.kind is DdlKind.DROP_NOT_NULL:
                 unfilled.append(name)
         for name in set(unfilled) - set(self.relation.primary_key):
@@ -61,7 +61,7 @@ class SharedTable:
         for column in pair.relation.columns:
             name = pair.mapping.target_column(column.name)
             if name in self.relation.columns and not column.generated:
-                self.origins.setdefault(name, pair.facts.label)
+                self.origins.setdefault(name, pair.tenant)
 
 
 def shared_tables(
@@ -71,11 +71,11 @@ def shared_tables(
     created = {record.target for record in target.relations.values() if record.target_created}
     shared: dict[RelationName, SharedTable] = {}
     for facts in sources:
-        if facts.source.sid is None:
-            continue
         captures = facts.source.ddl is DdlCapture.CAPTURE
         for mapping, relation in facts.mapped():
             pair = Pair(facts, target, mapping, relation)
+            if mapping.sid is None:
+                continue
             if mapping.target not in shared:
                 table = target.tables.get(mapping.target)
                 if table is None and create_tables:
@@ -99,9 +99,7 @@ def shared_tables(
 
 def check_widening(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
     """Name the statements by which `run` widens its own table *relation* for this tenant."""
-    statements = widening_statements(
-        pair.relation.definition, pair.mapping, relation, pair.sid or ""
-    )
+    statements = widening_statements(pair.relation.definition, pair.mapping, relation)
     if statements:
         problem = f"its target table {pair.name} is narrower than this tenant's"
         yield info(pair.place, problem, in_words(f"`run` will: {'; '.join(statements)}"))
@@ -117,6 +115,8 @@ def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
         kind = pair.mapping.type_of(name, column.type)
         if kind == present.type or widens(kind, present.type):
             continue
+        if pair.mapping.rule.sid is not None and _bare(kind) == _bare(present.type):
+            continue  # each schema has a type of that name, and the target has the type of one
         origin = shared.origins.get(name, "another tenant")
         yield error(
             pair.place,
@@ -127,3 +127,8 @@ def check_common_types(pair: Pair, shared: SharedTable) -> Iterable[Finding]:
                 "its own"
             ),
         )
+
+
+def _bare(type_name: str) -> str:
+    """Return the name of a type without its schema."""
+    return type_name.rpartition(".")[2]

@@ -8,7 +8,7 @@ from streamer.commands.check.target_facts import TargetFacts
 from streamer.mapping.expressions import ExpressionFacts
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import TableType
-from streamer.mapping.rules import RelationMapping
+from streamer.mapping.rules import RelationMapping, SourceLabel
 from streamer.schema.indexes_constraints_types import DefinedType
 from streamer.schema.source_definition import DefinedColumn
 from streamer.schema.target_relation import TargetColumn, TargetRelation
@@ -30,8 +30,9 @@ class Pair:
         return Place(self.facts.label, str(self.mapping.source))
 
     @property
-    def sid(self) -> str | None:
-        return self.facts.source.sid
+    def tenant(self) -> str:
+        """The label of the tenant whose rows the table has."""
+        return SourceLabel(self.facts.source.database, self.mapping.sid)
 
     @property
     def name(self) -> RelationName:
@@ -53,7 +54,7 @@ class Pair:
     @property
     def wanted(self) -> NewTable:
         """The target table that `run` would create."""
-        return NewTable(self.relation, self.mapping, self.sid, self.expressions.types)
+        return NewTable(self.relation, self.mapping, self.expressions.types)
 
     @property
     def types(self) -> list[DefinedType]:

@@ -182,14 +182,11 @@ async def _judge_renames(
 
 
 def written_sid(
-    source: SourceMapping,
-    mapping: RelationMapping,
-    relation: SourceRelation,
-    target: TargetRelation,
+    mapping: RelationMapping, relation: SourceRelation, target: TargetRelation
 ) -> str | None:
-    """Return the sid that this source writes into *target*, if any."""
+    """Return the sid that *mapping* writes into *target*, if any."""
     target_names = {mapping.target_column(name) for name in relation.column_names}
-    return source.sid if target.has_sid and SID not in target_names else None
+    return mapping.sid if target.has_sid and SID not in target_names else None
 
 
 async def read_server(connection: TargetConnection) -> TargetFacts:
@@ -407,7 +404,7 @@ async def _read_occupied(
     namespace = facts.namespaces[mapping.target.namespace]
     if not namespace.may_use or "select" in table.missing_privileges or table.row_security:
         return
-    sid = written_sid(source, mapping, relation, table.relation)
+    sid = written_sid(mapping, relation, table.relation)
     key = (source.label, mapping.source)
     try:
         facts.occupied[key] = await holds_rows(connection, mapping.target, sid)

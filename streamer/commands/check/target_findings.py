@@ -191,8 +191,7 @@ def check_collisions(facts: TargetFacts, sources: Iterable[SourceFacts]) -> Iter
     writers: dict[RelationName, list[_Writer]] = defaultdict(list)
     for source in sources:
         for mapping, relation in source.mapped():
-            if all(writer is not source for writer, _, _ in writers[mapping.target]):
-                writers[mapping.target].append((source, mapping, relation))
+            writers[mapping.target].append((source, mapping, relation))
     for target, several in writers.items():
         yield from _check_writers(facts, target, several)
 
@@ -203,25 +202,32 @@ def _check_writers(
     table = facts.tables.get(target)
     existing = table.relation if table is not None else None
     lacks_sid = existing is not None and not existing.has_sid
-    names = {source.label: str(mapping.source) for source, mapping, _ in writers}
-    sids = {source.label: source.source.sid for source, _, _ in writers}
-    written = {
-        source.label: sids[source.label]
-        if existing is None
-        else written_sid(source.source, mapping, relation, existing)
+    names = {source.label: str(mapping.source) for source, mapping, _ in reversed(writers)}
+    sids = {source.label: mapping.sid for source, mapping, _ in reversed(writers)}
+    written = [
+        (
+            source.label,
+            mapping.sid if existing is None else written_sid(mapping, relation, existing),
+        )
         for source, mapping, relation in writers
-    }
-    for clash in find_clashes(target, written.items(), lacks_sid=lacks_sid):
+    ]
+    if lacks_sid and (first := next((m for _, m, _ in writers if m.rule.sid is not None), None)):
+        problem = f"target table {target} has no column sid, and the table has a `sid`"
+        fix = at_target(*_add_sid(facts, target, first.sid))
+        yield error(Place(", ".join(names), str(first.source)), problem, fix)
+        return
+    for clash in find_clashes(target, written, lacks_sid=lacks_sid):
         fix = in_words(clash.hint)
         if lacks_sid and len({sids[label] for label in clash.labels}) > 1:
             words = "or give one of the tables another `target`"
             fix = at_target(*_add_sid(facts, target, sids[clash.labels[0]]), words=words)
         yield error(Place(", ".join(clash.labels), names[clash.labels[0]]), clash.message, fix)
-    labels, first = ", ".join(names), next(iter(names.values()))
-    if existing is None and None in sids.values() and len(set(sids.values())) > 1:
+    labels, writer = ", ".join(names), next(iter(names.values()))
+    row_sids = {mapping.sid for _, mapping, _ in writers}
+    if existing is None and None in row_sids and len(row_sids) > 1:
         # The first source that creates the table decides whether the table has a column sid.
         problem = f"not all sources of target table {target} have a sid"
-        yield error(Place(labels, first), problem, in_words("give each of their urls a sid"))
+        yield error(Place(labels, writer), problem, in_words("give each of their urls a sid"))
     if existing is not None and existing.has_sid and len(writers) > 1:
         yield from _check_keys(facts, target, writers)
 
@@ -254,7 +260,7 @@ def _check_keys(
     """Find a unique key that rows of two sources could share."""
     existing = facts.tables[target].relation
     assert existing is not None
-    labels = ", ".join(source.label for source, _, _ in writers)
+    labels = ", ".join(dict.fromkeys(source.label for source, _, _ in writers))
     for key in existing.unique_keys:
         if SID in key:
             continue

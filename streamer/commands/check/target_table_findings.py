@@ -43,6 +43,7 @@ from streamer.errors.error_classes import MappingError, TargetSchemaError
 from streamer.errors.remedies import Remedy, Sql
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import Initial, OnColumnAdded, TableType
+from streamer.mapping.rules import SourceLabel
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.describing import USER_OIDS_BEGIN
 from streamer.postgres.quoting import (
@@ -231,7 +232,6 @@ def make_pair_plan(pair: Pair, target: TargetRelation) -> ApplyPlan:
         published_relation(relation),
         pair.mapping,
         target,
-        sid=pair.sid,
         primary_key=relation.primary_key,
         source_keys=relation.unique_keys,
         type_names=types,
@@ -307,7 +307,7 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
     """Find the privileges on the table that the role lacks."""
     role = pair.target.server.role
     deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
-    sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
+    sid = written_sid(pair.mapping, pair.relation, relation)
     needed = {"select", "insert", "update", "delete"}
     if deletes and sid is None:
         needed.add("truncate")
@@ -435,12 +435,14 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
 def check_remaining_rows(pair: Pair) -> Iterable[Finding]:
     """Rows of a source that was removed, in a table that `initial: none` marks as synced."""
     facts, mapping = pair.facts, pair.mapping
-    is_purged = pair.target.removed.get((facts.label, str(mapping.target)))
+    label = SourceLabel(facts.source.database, mapping.sid)
+    is_purged = pair.target.removed.get((label, str(mapping.target)))
     record = pair.target.record(facts.source, mapping)
     if mapping.rule.initial is Initial.NONE and record is None and is_purged is not None:
         source = facts.source
         names = str(mapping.source), str(mapping.target), source.database, source.sid
-        yield from_error(pair.place, remaining_rows_error(*names, is_purged=is_purged))
+        error = remaining_rows_error(*names, row_sid=mapping.sid, is_purged=is_purged)
+        yield from_error(pair.place, error)
 
 
 def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
@@ -452,7 +454,7 @@ def check_occupied(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:
         problem = f"streamer cannot tell whether target table {pair.name} holds rows: {occupied_by}"
         yield warning(pair.place, problem, in_words("try again when it is not locked"))
         return
-    sid = written_sid(pair.facts.source, pair.mapping, pair.relation, relation)
+    sid = written_sid(pair.mapping, pair.relation, relation)
     empty = f"truncate {pair.quoted}"
     if sid is not None:
         condition = f"{quote_identifier(SID)} = {quote_literal(sid).strip()}"

@@ -33,7 +33,6 @@ def _find_obstacle(facts: SourceFacts, version: int, target: TargetFacts) -> str
             published_relation(relation),
             mapping,
             None if table is None else table.relation,
-            sid=facts.source.sid,
             types=types,
             type_names={column.name: column.type for column in relation.columns},
         )

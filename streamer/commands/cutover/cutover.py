@@ -224,7 +224,7 @@ class Cutover:
         return [*facts.obstacles(stops=stops)]
 
     async def _find_uncountable(self) -> list[Problem]:
-        return [(text, None) for text in uncountable(self._source, await self._mappings())]
+        return [(text, None) for text in uncountable(await self._mappings())]
 
     async def _find_sequence_obstacles(self) -> list[Problem]:
         async with connection_of_run(self._source, self._bookkeeping) as plain:

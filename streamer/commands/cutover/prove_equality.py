@@ -164,7 +164,7 @@ class Equality:
         different = []
         async with connection_of_run(self._source, self._bookkeeping) as plain:
             mappings = await self.mappings(plain)
-            if obstacles := uncountable(self._source, mappings):
+            if obstacles := uncountable(mappings):
                 return obstacles
             for mapping in mappings:
                 source_table = quote_qualified(mapping.source.namespace, mapping.source.name)
@@ -210,12 +210,12 @@ class Equality:
         )
 
 
-def uncountable(source: SourceMapping, mappings: list[RelationMapping]) -> list[str]:
+def uncountable(mappings: list[RelationMapping]) -> list[str]:
     """Return the tables whose target rows do not correspond one to one to source rows. Pure."""
     return [
         f'rows of table "{mapping.source}" cannot be counted; use --compare changes'
         for mapping in mappings
         if mapping.type is not TableType.CLONE
         or mapping.rule.may_lack_rows
-        or source.sid is not None
+        or mapping.sid is not None
     ]

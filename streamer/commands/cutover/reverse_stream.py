@@ -48,6 +48,8 @@ def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[st
             reason = f"is of type {mapping.type.value}"
         elif rule.may_lack_rows or rule.set or rule.hashes or rule.exclude or rule.metadata:
             reason = "has a filter, copy_where, computed or excluded columns, or row metadata"
+        elif rule.sid is not None:
+            reason = "has a sid"
         if reason is not None:
             problems.append(f'table "{mapping.source}" {reason}, so its rows cannot go back')
     return problems

@@ -78,7 +78,13 @@ async def check_new(
             f'there is no group "{database}" to which a tenant could be added',
             hint=f"`{command('tenants list')}` shows the groups",
         )
-    if any(source.sid is None for source in group):
+    unnamed = [source for source in group if source.sid is None]
+    if any(rule.sid is not None for source in unnamed for rule in source.rules):
+        raise MappingError(
+            f'the tenants of "{database}" are schemas, so a new tenant joins by itself',
+            hint="create its schema and tables at the source",
+        )
+    if unnamed:
         raise MappingError(
             f'the source of "{database}" has no sid, so its rows cannot be told apart from others',
             hint="give its url a sid first; its tables then need a column sid and a resync",

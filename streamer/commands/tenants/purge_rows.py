@@ -15,6 +15,7 @@ from typing import Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import require_installed
+from streamer.bookkeeping.bookkeeping_table import Executor
 from streamer.bookkeeping.purges import (
     PurgeRecord,
     begin_purge,
@@ -24,10 +25,15 @@ from streamer.bookkeeping.purges import (
     store_columns,
 )
 from streamer.bookkeeping.registered_relations import remove_relations
-from streamer.bookkeeping.relation_records import find_other_writer, read_targets
+from streamer.bookkeeping.relation_records import (
+    find_other_writer,
+    find_relation_of_sid,
+    read_targets,
+)
 from streamer.bookkeeping.requests import PURGE, acting
 from streamer.bookkeeping.source_lock import LockSession
 from streamer.bookkeeping.sources import holds_lock, remove_source
+from streamer.bookkeeping.unmapped_relations import forget_former_of_sid
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import MappingError, TargetFencedError, TargetRejectedError
 from streamer.mapping.relation_names import RelationName, parse_name
@@ -116,6 +122,8 @@ async def purge(
     try:
         await require_installed(bookkeeping)
         await _check_known(bookkeeping, database, sid)
+        async with bookkeeping.connection() as connection:
+            await _refuse_mapped(connection, database, sid)
         if not isinstance(fence := await locks.acquire(source), FencingToken):
             raise MappingError(
                 f'source "{label}" is streaming: {fence} runs it',
@@ -134,6 +142,16 @@ async def purge(
     finally:
         await locks.close()
         await bookkeeping.close()
+
+
+async def _refuse_mapped(session: Executor, database: str, sid: str) -> None:
+    """Refuse a tenant of *database* that a source writes with the sid of its tables."""
+    if (table := await find_relation_of_sid(session, database, sid)) is not None:
+        raise MappingError(
+            f'table "{table}" of "{database}" is in the mapping and has rows with sid "{sid}", so '
+            "these rows must stay",
+            hint="drop the table at the source, or remove it from `tables`, first",
+        )
 
 
 async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> None:
@@ -192,6 +210,7 @@ async def _purge_all(
         await store_columns(target, fence.source_id)
         # From here on rows are missing, so the source needs a new copy if the mapping gets it back.
         await remove_relations(target, fence.source_id)
+        await forget_former_of_sid(target, database, sid)
         for record in records:  # tables that were dropped meanwhile
             if record.target not in relations:
                 await finish_purge(target, record)
@@ -226,6 +245,8 @@ async def _purge_table(
                     is_last = not step.repeats or not deleted
                     position = step.next_block if is_last else first
                     await move_purge(target, record, deleted, position, blocks)
+                    # A relation that joins after this check copies rows that the DELETE misses.
+                    await _refuse_mapped(target, record.database, record.sid)
                 count += deleted
                 failpoint("purge.stored")
                 report(await _read_purges(bookkeeping, record.database, record.sid))

@@ -51,6 +51,32 @@ class TenantTable:
     mapping: RelationMapping
     definition: TableDefinition | None
 
+    @property
+    def name(self) -> str:
+        """The common name of the table at all tenants; with a sid by rule, the name of the rule."""
+        rule = self.mapping.rule
+        return str(self.mapping.source if rule.sid is None else rule.pattern)
+
+    @property
+    def items(self) -> dict[Item, str]:
+        """The definitions of the table's items. Tenants that are schemas differ in the schema."""
+        items = items_of(self.definition)
+        if self.mapping.rule.sid is None or self.definition is None:
+            return items
+        namespace = self.definition.name.namespace
+        schemas = (f"{namespace}.", f"{quote_identifier(namespace)}.")
+
+        def without_schema(text: str) -> str:
+            for schema in schemas:
+                text = text.replace(schema, "")
+            return text
+
+        return {(TABLE, self.name): "present"} | {
+            (kind, without_schema(name)): without_schema(text)
+            for (kind, name), text in items.items()
+            if kind != TABLE
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Drift:
@@ -141,7 +167,7 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
         has_purges = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
         left = await read_remaining_columns(target) if has_purges else []
     items = list(judge(tenant_tables, {table.name: table for table in targets.values()}, left))
-    labels = [source.label for source in sources]
+    labels = sorted({table.source for table in tenant_tables} | {s.label for s in sources})
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
 
@@ -154,9 +180,8 @@ async def _read_source(
             plain, [definition.oid for definition in relations.values()]
         )
     by_name = {definition.name: definition for definition in definitions.values()}
-    label = SourceLabel(source.database, source.sid)
     return [
-        TenantTable(label, definition, by_name.get(definition.source)) for definition in mappings
+        TenantTable(SourceLabel(source.database, m.sid), m, by_name.get(m.source)) for m in mappings
     ]
 
 
@@ -165,14 +190,16 @@ def judge(
     targets: dict[RelationName, TableDefinition],
     left: Sequence[RemainingColumn] = (),
 ) -> Iterator[Drift]:
-    """Yield the items of all tables. Tenants of a group share a table if their sources' tables and
-    their targets have the same names. Pure.
+    """Yield the items of all tables. Pure.
+
+    Tenants of a group share a table if their sources' tables and their targets have the same names.
+    If a rule gives their tables a sid, only the rule and the targets have to be the same.
 
     *left*: columns that only removed tenants had.
     """
     groups: dict[tuple[str, str, str], list[TenantTable]] = {}
     for table in tables:
-        key = (table.source.database, str(table.mapping.source), str(table.mapping.target))
+        key = (table.source.database, table.name, str(table.mapping.target))
         groups.setdefault(key, []).append(table)
     for _, group in sorted(groups.items(), key=lambda item: item[0]):
         target = targets.get(group[0].mapping.target)
@@ -184,7 +211,7 @@ def judge(
 def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -> Iterator[Drift]:
     mapping = group[0].mapping
     tables = {table.source: table for table in group}
-    per_tenant = {table.source: items_of(table.definition) for table in group}
+    per_tenant = {table.source: table.items for table in group}
     target_items = items_of(target)
 
     @cache
@@ -200,7 +227,7 @@ def _judge_table(group: Sequence[TenantTable], target: TableDefinition | None) -
         is_required = place is not None and common is not None
         kind, name = item
         yield Drift(
-            table=str(mapping.source),
+            table=group[0].name,
             target_table=str(mapping.target),
             kind=kind,
             name=name,
@@ -235,7 +262,7 @@ def _judge_remaining(
     group: Sequence[TenantTable], target: TableDefinition, left: Sequence[RemainingColumn]
 ) -> Iterator[Drift]:
     mapping = group[0].mapping
-    present_items = {item for table in group for item in items_of(table.definition)}
+    present_items = {item for table in group for item in table.items}
     columns = {column.name: column for column in target.columns}
     for column in left:
         name = mapping.target_column(column.name)
@@ -254,7 +281,7 @@ def _judge_remaining(
             sid = column.unpurged_sid
             remedy = f"run first: {command('tenants purge', column.database, '--yes', sid=sid)}"
         yield Drift(
-            table=str(mapping.source),
+            table=group[0].name,
             target_table=str(mapping.target),
             kind="column",
             name=column.name,

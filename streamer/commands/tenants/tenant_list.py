@@ -1,18 +1,18 @@
-"""``streamer tenants list``: the mapped sources, and removed sources whose rows are still in the
-target.
+"""``streamer tenants list``: the mapped sources, the tenants that are schemas of a source, and
+removed tenants whose rows are still in the target.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import is_installed
 from streamer.bookkeeping.purges import PurgeRecord, read_purges
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
-from streamer.commands.status import SourceStatus, read_stored_status
+from streamer.commands.status import SourceStatus, TableStatus, read_stored_status
 from streamer.commands.terminal_table import Listing, ListingColumn
-from streamer.mapping.rules import Mapping, SourceLabel, find_source
+from streamer.mapping.rules import Mapping, SourceLabel
 from streamer.report.problem_facts import ReportedSource
 from streamer.report.problems import needs_operator, of_source
 from streamer.target.connection import TargetAddress
@@ -28,7 +28,8 @@ class Tenant:
     """A tenant in ``tenants list --json``.
 
     ``state``: the state of the source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows
-    of a removed tenant.
+    of a removed tenant. ``source``: the source whose tables have the sid by their rule; None for a
+    tenant that is a source itself.
     """
 
     database: str
@@ -40,6 +41,8 @@ class Tenant:
     error: str | None = None
     process: str | None = None
     purge: list[PurgeRecord] = field(default_factory=list)
+    source: str | None = None
+    source_sid: str | None = None
 
     @property
     def label(self) -> str:
@@ -73,7 +76,9 @@ async def read_tenants(
             purges = await read_purges(bookkeeping)
     finally:
         await bookkeeping.close()
-    tenants = [_mapped(status) for status in statuses] + _remaining(mapping, records, purges)
+    mapped = [_mapped(status) for status in statuses]
+    mapped += [tenant for status in statuses for tenant in _of_rules(status)]
+    tenants = mapped + _remaining({tenant.label for tenant in mapped}, records, purges)
     return [tenant for tenant in tenants if database in (None, tenant.database)]
 
 
@@ -93,10 +98,28 @@ def _mapped(status: SourceStatus) -> Tenant:
     )
 
 
+def _of_rules(status: SourceStatus) -> Iterator[Tenant]:
+    """Yield the tenants whose rows have a sid by the rules of their tables."""
+    tables: dict[str, list[TableStatus]] = {}
+    for table in status.tables:
+        if table.sid is not None and table.sid != status.sid:
+            tables.setdefault(table.sid, []).append(table)
+    tenant_of = _mapped(status)
+    for sid, tables_of_sid in sorted(tables.items()):
+        yield replace(
+            tenant_of,
+            sid=sid,
+            tables=len(tables_of_sid),
+            tables_ready=sum(table.state == "ready" for table in tables_of_sid),
+            source=status.label,
+            source_sid=status.sid,
+        )
+
+
 def _remaining(
-    mapping: Mapping, records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
+    mapped: Collection[str], records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
 ) -> list[Tenant]:
-    """Return the tenants without a mapping whose rows may be in the target."""
+    """Return the tenants without a mapping whose rows may be in the target. *mapped*: labels."""
     removed: dict[str, Tenant] = {}
     for record in records:
         if record.sid is not None:
@@ -109,17 +132,15 @@ def _remaining(
             tenant.purge.append(purge)
             if purge.has_begun:
                 tenant.state = PURGING
-    return [
-        tenant
-        for tenant in removed.values()
-        if find_source(mapping.sources, tenant.database, tenant.sid) is None
-    ]
+    return [tenant for label, tenant in removed.items() if label not in mapped]
 
 
 def remark_of(tenant: Tenant) -> str:
     """Return the remark about a tenant: its error, or its remaining rows."""
     if tenant.error:
         return tenant.error
+    if tenant.source is not None:
+        return f"tables of {tenant.source}"
     if tenant.state not in (REMOVED, PURGING):
         return ""
     begun = f"; {tenant.rows_purged:,} rows deleted so far" if tenant.state == PURGING else ""

@@ -20,6 +20,7 @@ from streamer.bookkeeping.relation_states import block_copy, demand_copy, requir
 from streamer.control.resync_options import Resync
 from streamer.copy.copy_coordinator import SyncCoordinator
 from streamer.errors.error_reports import ErrorReport
+from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rename_targets import Following, Obstacle, Renamed, rename_error
 from streamer.mapping.rule_options import OnTableDropped
 from streamer.runtime.guards.follow_renames import judge_renames
@@ -195,9 +196,7 @@ class TableCases:
             await forget_dropped(
                 self._bookkeeping,
                 mapped.relation_id,
-                mapped.mapping.target,
-                mapped.source.sid,
-                mapped.mapping.rule.history,
+                mapped.mapping,
                 ends_at=now["now"] if closes and not is_bare else None,
             )
             if is_bare:
@@ -273,7 +272,7 @@ class TableCases:
             if mapped.obstacle is not None and mapped in self._relations:
                 await self._obstacles.remove(mapped)
         moves = {
-            Renamed(mapped.relation_id, mapped.mapping.source, mapped.mapping.target, name): mapped
+            _renamed(mapped, name): mapped
             for mapped, waiting in self._open_cases(Fate.RENAMED).items()
             if (name := waiting.case.name) is not None
         }
@@ -345,3 +344,8 @@ class TableCases:
             if self._relations.awaits_copy(mapped) and self.may_be_copied(mapped):
                 self._relations.become(mapped, mapped.state.unblocked())
                 self._coordinator.request(mapped)
+
+
+def _renamed(mapped: MappedRelation, name: RelationName) -> Renamed:
+    mapping = mapped.mapping
+    return Renamed(mapped.relation_id, mapping.source, mapping.target, name, mapping.sid)

@@ -181,7 +181,7 @@ async def _check_resolves(mapping: Mapping) -> None:
             async with connection(source) as plain:
                 mapped, _ = await resolve_at(plain, source, mapping.target_namespace)
             for table in mapped:
-                writers.setdefault(table.target, []).append((source.label, source.sid))
+                writers.setdefault(table.target, []).append((source.label, table.sid))
         except SourceError as exc:
             log.warning(
                 "cannot check the rules against the target", source=source.label, error=str(exc)

@@ -107,7 +107,6 @@ async def _find_obstacles(
                 published_relation(relation),
                 mapping,
                 targets.get(mapping.target),
-                sid=source.sid,
                 types=types,
                 type_names={column.name: column.type for column in relation.columns},
             )

@@ -40,7 +40,7 @@ from streamer.errors.error_classes import (
 from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.errors.remedies import Remedy, run
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, target_of
+from streamer.mapping.rules import RelationMapping, SourceMapping, find_rules, map_relation
 from streamer.runtime.check_pace import BUSY_SECONDS
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
@@ -129,10 +129,9 @@ class TableEvents:
             rule = find_rules(self.source, [name]).get(name)
             if rule is None:
                 return None
-            target = target_of(self.source, rule, name, self._services.target_namespace)
+            return map_relation(self.source, rule, name, self._services.target_namespace)
         except MappingError:  # the join of the table reports the error
             return None
-        return RelationMapping(name, target, rule)
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
         for mapped in self.relations:

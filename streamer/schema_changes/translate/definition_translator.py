@@ -105,10 +105,10 @@ class _Present:
 class DefinitionTranslator:
     """Translates changes for the target of one relation.
 
-    *sid*: the sid in the target's rows, if any. *peers*: the definitions of peer sources.
-    *unchanged*: the peers that do not wait to make the same changes; None for all. *unfilled*:
-    columns of the target whose values existing rows lack. *generated*: facts about generated
-    columns. *renamed*: the new names of the target's types, by their names in *target*.
+    *peers*: the definitions of peer sources. *unchanged*: the peers that do not wait to make the
+    same changes; None for all. *unfilled*: columns of the target whose values existing rows lack.
+    *generated*: facts about generated columns. *renamed*: the new names of the target's types, by
+    their names in *target*.
     """
 
     def __init__(
@@ -116,7 +116,6 @@ class DefinitionTranslator:
         mapping: RelationMapping,
         target: TargetRelation,
         *,
-        sid: str | None,
         peers: Sequence[SourceDefinition] = (),
         unchanged: Sequence[SourceDefinition] | None = None,
         unfilled: Collection[str] = (),
@@ -127,7 +126,7 @@ class DefinitionTranslator:
         self._unfilled = unfilled
         self._generated = generated or GeneratedFacts()
         self._target = target
-        self._sid = sid if target.has_sid else None
+        self._sid = mapping.sid if target.has_sid else None
         self._peers = peers
         self._unchanged = peers if unchanged is None else unchanged
         self._alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"

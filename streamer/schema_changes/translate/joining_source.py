@@ -135,13 +135,13 @@ def widening(
 
 
 def widening_statements(
-    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation, sid: str
+    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
 ) -> list[str]:
     """Return the statements that make the `widening` of *target*."""
     changes, unfilled = widening(definition, mapping, target)
     alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
     return [
-        *_translator(definition, mapping, target, sid).translate(changes).statements,
+        *_translator(definition, mapping, target).translate(changes).statements,
         *(f"{alter} alter column {quote_identifier(name)} drop not null" for name in unfilled),
     ]
 
@@ -150,11 +150,10 @@ def _translator(
     definition: SourceDefinition,
     mapping: RelationMapping,
     target: TargetRelation,
-    sid: str | None,
     peers: Sequence[SourceDefinition] = (),
 ) -> DefinitionTranslator:
     facts = GeneratedFacts([column.name for column in definition.columns])
-    return DefinitionTranslator(mapping, target, sid=sid, peers=peers, generated=facts)
+    return DefinitionTranslator(mapping, target, peers=peers, generated=facts)
 
 
 def joining_statements(
@@ -163,7 +162,6 @@ def joining_statements(
     target: TargetRelation,
     types: Sequence[DefinedType],
     *,
-    sid: str | None,
     peers: Sequence[SourceDefinition],
 ) -> list[str]:
     """Return the statements after which *target* accepts all values of the source.
@@ -174,7 +172,7 @@ def joining_statements(
     changes = all_differences(part, definition)
     target_types = {type_.full_name: type_ for type_ in types}
     translator = TypeTranslator(target_types, [peer.types or () for peer in peers])
-    columns = _translator(definition, mapping, target, sid, peers)
+    columns = _translator(definition, mapping, target, peers)
     return [
         *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,
         *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,

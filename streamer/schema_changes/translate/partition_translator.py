@@ -43,7 +43,6 @@ class PartitionTranslator:
         mapping: RelationMapping,
         target: TargetRelation,
         *,
-        sid: str | None,
         source_columns: Sequence[str],
         target_partitions: Sequence[Partition],
         at: str,
@@ -51,7 +50,7 @@ class PartitionTranslator:
     ) -> None:
         self._mapping = mapping
         self._target = target
-        self._sid = sid if target.has_sid else None
+        self._sid = mapping.sid if target.has_sid else None
         self._columns = list(source_columns)
         self._target_partitions = list(target_partitions)
         self._at = f"{quote_literal(at)}::timestamptz"

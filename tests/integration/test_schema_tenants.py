@@ -1,0 +1,338 @@
+"""One database with a schema for each tenant, whose tables share the tables of the target."""
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.command_scope import Scope
+from streamer.commands.tenants.purge_rows import purge
+from streamer.commands.tenants.tenant_drift import read_drift
+from streamer.commands.tenants.tenant_list import read_tenants
+from streamer.errors.error_classes import MappingError
+from streamer.mapping.sid_and_history_columns import HISTORY_OPEN
+from streamer.target.connection import TargetAddress
+from tests.support.checking import ERROR, Checker
+from tests.support.comparing import Compare
+from tests.support.postgres import Database
+from tests.support.remedies import Operator, remedy_of
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+RULES = """
+"tenant_*.*": {sid: "{schema:tenant_(.*)}", on_table_dropped: keep, create: all}
+"""
+SETTINGS = "discovery_interval: 0.5"
+TABLES = """
+create schema tenant_{sid};
+create table tenant_{sid}.orders (id int primary key, v text, n int unique);
+create table tenant_{sid}.items (id int primary key, order_id int references tenant_{sid}.orders);
+insert into tenant_{sid}.orders select g, '{sid} ' || g, g from generate_series(1, 5) g;
+insert into tenant_{sid}.items select g, g from generate_series(1, 5) g;
+"""
+NAMES = ("orders", "items")
+
+
+def add_tenants(source: Database, sids: Iterable[str]) -> None:
+    for sid in sids:
+        source.execute(TABLES.format(sid=sid))
+
+
+def rows(db: Database, table: str, condition: str = "true") -> list[tuple[object, ...]]:
+    columns = {"orders": "id, v, n", "items": "id, order_id"}[table.rpartition(".")[2]]
+    return db.execute(f"select {columns} from {table} where {condition} order by 1")
+
+
+def assert_equal(source: Database, target: Database, sids: Iterable[str]) -> None:
+    for table in NAMES:
+        for sid in sids:
+            wanted = rows(source, f"tenant_{sid}.{table}")
+            assert rows(target, table, f"sid = '{sid}'") == wanted, (sid, table)
+
+
+async def test_each_schema_is_a_tenant_with_its_own_rows(
+    source: Database, target: Database, stream: MakeStreamer, compare: Compare
+) -> None:
+    add_tenants(source, "ab")
+    async with stream(RULES, settings=SETTINGS) as streamer:
+        await streamer.caught_up()
+        assert_equal(source, target, "ab")
+        # A source transaction changes rows with equal keys of both tenants, in one order.
+        source.execute(
+            "begin; update tenant_a.orders set v = 'x', n = n + 10;"
+            "update tenant_b.orders set v = v || '!' where id < 3;"
+            "delete from tenant_a.items where id = 1; insert into tenant_b.items values (6, 1);"
+            "truncate tenant_a.items; insert into tenant_a.items values (1, 2); commit"
+        )
+        await streamer.caught_up()
+        assert_equal(source, target, "ab")
+        # A schema joins by itself, with rows and with changes.
+        add_tenants(source, "c")
+        await streamer.table_state("tenant_c.orders", "ready")
+        await streamer.table_state("tenant_c.items", "ready")
+        source.execute("update tenant_c.orders set v = 'joined' where id = 2")
+        await streamer.caught_up()
+        assert_equal(source, target, "abc")
+        # The copy of one tenant's table leaves the rows of the others as they are.
+        versions = "select sid, id, xmin::text from orders where sid <> 'a' order by 1, 2"
+        before = target.execute(versions)
+        target.execute("update orders set v = 'wrong' where sid = 'a'; delete from items")
+        await streamer.ask("resync", "tenant_a.orders")
+        await streamer.caught_up()
+        assert target.execute(versions) == before
+        assert rows(target, "orders", "sid = 'a'") == rows(source, "tenant_a.orders")
+        # A comparison reads the rows of the tenant, and a repair writes only these.
+        target.execute("insert into items values ('a', 99, 1)")
+        results = await compare(streamer, repairs=True)
+        assert all(result.is_equal for result in results.values())
+        assert {result.row_sid for result in results.values()} == {"a", "b", "c"}
+        assert_equal(source, target, "abc")
+        keys = "select count(*) from pg_constraint where conrelid::regclass::text in {}"
+        kinds = target.value(keys.format("('orders', 'items')") + " and contype in ('p', 'u', 'f')")
+        assert kinds == 4
+
+
+async def test_a_dropped_schema_leaves_rows_that_a_purge_deletes(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    add_tenants(source, "ab")
+    async with stream(RULES, settings=SETTINGS) as streamer:
+        await streamer.caught_up()
+        address = TargetAddress.parse(streamer.settings.target.url)
+
+        async def listed() -> dict[str, tuple[str, int, str | None]]:
+            tenants = await read_tenants(address, streamer.mapping)
+            return {
+                tenant.label: (tenant.state, tenant.tables, tenant.source) for tenant in tenants
+            }
+
+        assert await listed() == {
+            "shop": ("streaming", 4, None),
+            "shop:a": ("streaming", 2, "shop"),
+            "shop:b": ("streaming", 2, "shop"),
+        }
+        with pytest.raises(MappingError, match="is in the mapping and has rows with sid"):
+            await purge(address, streamer.mapping, "shop", "b", actor="test")
+        source.execute("drop schema tenant_b cascade")
+
+        async def is_gone() -> bool:
+            return (await listed()).get("shop:b") == ("removed", 0, None)
+
+        await streamer.eventually(is_gone)
+        assert target.value("select count(*) from orders where sid = 'b'") == 5
+        done = await purge(address, streamer.mapping, "shop", "b", actor="test")
+        assert {record.target: record.rows_deleted for record in done} == {
+            "public.orders": 5,
+            "public.items": 5,
+        }
+        assert "shop:b" not in await listed()
+        # A schema of that name is a new tenant.
+        add_tenants(source, "b")
+        await streamer.table_state("tenant_b.orders", "ready")
+        await streamer.table_state("tenant_b.items", "ready")
+        await streamer.caught_up()
+        assert_equal(source, target, "ab")
+
+
+async def test_schemas_with_different_columns_share_tables_of_each_type(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    """In one round of copies the first table makes the target, and each later table widens it."""
+    kinds = {"a": "n int not null", "b": "n bigint, more text", "c": "note text", "d": "n smallint"}
+    for sid, columns in kinds.items():
+        create = f"create table tenant_{sid}.t (id int primary key, {columns})"
+        source.execute(f"create schema tenant_{sid}; {create}")
+    source.execute(
+        "insert into tenant_a.t values (1, 1); insert into tenant_b.t values (1, 3000000000, 'm');"
+        "insert into tenant_c.t values (1, 'x'); insert into tenant_d.t values (1, 4)"
+    )
+    add_tenants(source, "xy")
+    rules = """
+    "tenant_*.t": {target: all_of_them, sid: "{schema}"}
+    "tenant_*.orders": {type: history, on_table_dropped: close, sid: "{schema:tenant_(.*)}"}
+    "tenant_*.items": {type: append, on_table_dropped: keep, sid: "{schema:tenant_(.*)}"}
+    """
+    is_open = f"kvsz_end = {HISTORY_OPEN}"
+    versions = f"select sid, count(*), count(*) filter (where {is_open}) from orders group by 1"
+    async with stream(rules, settings=SETTINGS) as streamer:
+        await streamer.caught_up()
+        source.execute("; ".join(f"update tenant_{sid}.t set id = 2" for sid in kinds))
+        source.execute("update tenant_x.orders set v = 'later'; delete from tenant_x.items")
+        await streamer.caught_up()
+        assert target.execute("select sid, id, n, more, note from all_of_them order by sid") == [
+            ("tenant_a", 2, 1, None, None),
+            ("tenant_b", 2, 3000000000, "m", None),
+            ("tenant_c", 2, None, None, "x"),
+            ("tenant_d", 2, 4, None, None),
+        ]
+        address = TargetAddress.parse(streamer.settings.target.url)
+        drift = await read_drift(address, streamer.mapping, Scope(("tenant_*.t",)))
+        deviating = {item.name: set(item.deviating) for item in drift.items if not item.is_equal}
+        assert deviating["note"] == {"shop:tenant_c"}
+        assert deviating["more"] == {"shop:tenant_b"}
+        for sid in "xy":
+            there = rows(target, "orders", f"sid = '{sid}' and {is_open}")
+            assert there == rows(source, f"tenant_{sid}.orders")
+        counts = target.execute("select sid, count(*) from items group by 1 order by 1")
+        assert counts == [("x", 5), ("y", 5)]
+        await streamer.ask("resync", "tenant_x.orders")
+        await streamer.caught_up()
+        assert sorted(target.execute(versions)) == [("x", 10, 5), ("y", 5, 5)]
+        source.execute("drop schema tenant_y cascade")
+
+        async def is_ended() -> bool:
+            return sorted(target.execute(versions)) == [("x", 10, 5), ("y", 5, 0)]
+
+        await streamer.eventually(is_ended)
+
+
+async def test_a_changed_sid_copies_the_rows_again_and_the_former_rows_can_be_purged(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    add_tenants(source, "a")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, '"tenant_*.*": {sid: "{schema}"}')
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        write_config(path, source, target, RULES)
+        await streamer.apply()
+        await streamer.caught_up()
+        assert_equal(source, target, "a")
+        assert target.value("select count(*) from orders where sid = 'tenant_a'") == 5
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await purge(address, streamer.mapping, "shop", "tenant_a", actor="test")
+        assert target.execute("select distinct sid from orders") == [("a",)]
+    finally:
+        await streamer.stop()
+
+
+@pytest.mark.follows("apply.rows.make_plan:missing_sid")
+async def test_a_target_without_the_column_stops_the_tables_until_check_s_statements_ran(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("create schema tenant_a; create table tenant_a.t (id int primary key, v text)")
+    source.execute("insert into tenant_a.t values (1, 'x')")
+    target.execute("create table t (id int primary key, v text)")
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, '"tenant_*.t": {sid: "{schema}"}')
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        remedy = await remedy_of(streamer, "tenant_a.t", "which has no column sid")
+        await Operator(path, source, target).follow(remedy, table="tenant_a.t")
+        await streamer.ask("resume", "tenant_a.t")
+        await streamer.caught_up()
+        assert target.execute("select sid, id, v from t") == [("tenant_a", 1, "x")]
+        # The key has the sid, too.
+        target.execute("insert into t values (1, 'y', 'tenant_b')")
+    finally:
+        await streamer.stop()
+
+
+async def test_check_names_a_schema_that_has_no_sid(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute("create schema other; create table other.t (id int primary key)")
+    checker = Checker(tmp_path / "config.yaml", source, target)
+    checker.configure('"*.t": {sid: "{schema:tenant_(.*)}"}')
+    finding = await checker.finds(ERROR, "other.t", 'needs a schema that matches "tenant_(.*)"')
+    assert "narrow the name of the rule" in str(finding)
+
+
+async def test_definitions_of_schemas_change_and_schemas_get_new_names(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for sid in "ab":
+        source.execute(f"create schema tenant_{sid}")
+        source.execute(f"create table tenant_{sid}.t (id int primary key, v text)")
+        source.execute(f"insert into tenant_{sid}.t values (1, '1')")
+    rules = '"tenant_*.t": {sid: "{schema}"}'
+    group = "ddl: capture\non_ddl: apply"
+    async with stream(rules, settings=SETTINGS, group=group) as streamer:
+        await streamer.caught_up()
+        # The last schema makes the change for all.
+        source.execute("alter table tenant_a.t add column w int default 7")
+        source.execute("alter table tenant_a.t alter v type int using v::int * 2")
+        await remedy_of(streamer, "tenant_a.t", "waits for a decision")
+        source.execute("alter table tenant_b.t add column w int default 8")
+        source.execute("alter table tenant_b.t alter v type int using v::int * 2")
+        source.execute("insert into tenant_a.t values (2, 5); insert into tenant_b.t values (2, 6)")
+        await streamer.caught_up()
+        assert target.execute("select sid, id, v, w from t order by 1, 2") == [
+            ("tenant_a", 1, 2, 7),
+            ("tenant_a", 2, 5, 7),
+            ("tenant_b", 1, 2, 8),
+            ("tenant_b", 2, 6, 8),
+        ]
+        # The rows of a renamed schema have the former sid, so its tables wait.
+        source.execute("alter schema tenant_a rename to tenant_c")
+        source.execute("insert into tenant_c.t values (3); insert into tenant_b.t values (3)")
+        remedy = await remedy_of(streamer, "tenant_a.t", 'the new name would get sid "tenant_c"')
+        assert "rename it back" in str(remedy)
+        source.execute("alter schema tenant_c rename to tenant_a")
+        source.execute("insert into tenant_a.t values (4)")
+        await streamer.caught_up()
+        assert target.execute("select sid, id from t where id > 2 order by 1, 2") == [
+            ("tenant_a", 3),
+            ("tenant_a", 4),
+            ("tenant_b", 3),
+        ]
+
+
+async def test_schemas_come_and_go_while_processes_die(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    """In the end the rows of each tenant are those of its schema, whatever the order of events.
+    The tables in sync share a lane, which has changes of several tables for one target.
+    """
+    dice = random.Random(37)
+    present, path = set("ab"), tmp_path / "config.yaml"
+    add_tenants(source, sorted(present))
+    rules = '"tenant_*.*": {sid: "{schema:tenant_(.*)}", on_table_dropped: keep}'
+    settings = f"{SETTINGS}\nconsistency: transaction\nworkers: 3"
+    write_config(path, source, target, rules, settings=settings)
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        for step in range(12):
+            sid = dice.choice(sorted(present))
+            table = f"tenant_{sid}.{dice.choice(NAMES)}"
+            match dice.randrange(6):
+                case 0 if len(present) < 5:
+                    new = min(set("abcdef") - present)
+                    add_tenants(source, new)
+                    present.add(new)
+                case 1 if len(present) > 2:
+                    source.execute(f"drop schema tenant_{sid} cascade")
+                    present.discard(sid)
+                case 2:
+                    source.execute(f"truncate tenant_{sid}.items, tenant_{sid}.orders")
+                case 3:
+                    await streamer.kill()
+                    streamer.start()
+                case 4:
+                    target.execute(
+                        "insert into streamer.request (relation_id, action, options)"
+                        " select id, 'resync', '{}' from streamer.relation"
+                        f" where source = '{table}' and snapshot_lsn is not null"
+                    )
+            source.execute(
+                ";".join(
+                    f"insert into tenant_{name}.orders values ({100 + step}, 's', {100 + step})"
+                    f" on conflict do nothing; update tenant_{name}.orders set v = '{step}'"
+                    f" where id % {dice.randrange(2, 5)} = 0"
+                    for name in sorted(present)
+                )
+            )
+        for name in sorted(present):
+            for table in NAMES:
+                await streamer.table_state(f"tenant_{name}.{table}", "ready")
+        await streamer.caught_up()
+        assert_equal(source, target, sorted(present))
+    finally:
+        await streamer.stop()
