@@ -306,8 +306,8 @@ def test_links_resolve(path: Path) -> None:
         assert not anchor or anchor in anchors(linked), link
 
 
-def test_each_of_the_five_ways_names_a_file_once() -> None:
-    _, _, section = page("internals/architecture").partition("## The five ways\n")
+def test_each_of_the_five_paths_names_a_file_once() -> None:
+    _, _, section = page("internals/architecture").partition("## The five paths\n")
     section, _, _ = section.partition("\n## ")
     ways = re.split(r"^### ", section, flags=re.MULTILINE)[1:]
     assert len(ways) == 5
