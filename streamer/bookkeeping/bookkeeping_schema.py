@@ -98,9 +98,10 @@ async def _apply(connection: TargetConnection) -> None:
 async def _require_no_older_process(
     connection: TargetConnection, version: SchemaVersion, pending: list[Migration]
 ) -> None:
-    """Raise TargetContentionError if a process runs that may not know what *pending* needs.
+    """Raise TargetContentionError while a process runs that may be too old for *pending*.
 
-    A process that runs on the schema knows no more than ``version.needs`` for certain.
+    A running process certainly knows the migrations up to ``version.needs``, and perhaps no later
+    migration.
     """
     if all(migration.needs <= version.needs for migration in pending):
         return
@@ -108,7 +109,7 @@ async def _require_no_older_process(
         raise TargetContentionError(
             f"migration {pending[-1].number} of the bookkeeping waits for the end of processes of"
             f" an earlier version: {', '.join(names)}",
-            hint="stop these processes; the new version then goes on by itself",
+            hint="stop these processes; the new version then continues automatically",
         )
 
 

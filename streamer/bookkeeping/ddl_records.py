@@ -169,7 +169,7 @@ where relation_id = $1 and state in ('waiting', 'made', 'apply', 'skip')
 async def place_of_copy(
     session: Executor, relation_id: int, changes: Sequence[str], lsn: Lsn
 ) -> DdlPlace:
-    """Return the place of *changes* that a copy includes; its number is 0.
+    """Return the place, with number 0, of *changes* that a copy includes.
 
     Changes that already wait keep their place. *lsn*: the position of the source.
     """

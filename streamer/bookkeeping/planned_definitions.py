@@ -81,7 +81,7 @@ _REFERENCED_SQL: Final = """
 select pg_catalog.to_regclass($3) is null or exists (
            select from streamer.definition d join streamer.relation r on r.id = d.relation_id
             where r.target = $2 and d.state = 'pending' and d.kind in ('index', 'unique'))
-           as is_to_come,
+           as is_missing,
        (select case when bool_and(r.state = 'ready' and r.end_lsn <= s.acknowledged_lsn)
                     then pg_catalog.string_agg(r.end_lsn::text, ' ' order by r.id) end
           from streamer.relation r join streamer.source s on s.id = r.source_id
@@ -140,12 +140,12 @@ DEFINITIONS: Final = BookkeepingTable(
 
 @dataclass(frozen=True, slots=True)
 class ReferenceFacts:
-    """The tables of a foreign key. ``is_to_come``: the referenced table, or its index, is missing.
+    """The tables of a foreign key. ``is_missing``: the referenced table, or its index, is missing.
 
     ``positions``: the positions of the tables' streams, if these have applied all read changes.
     """
 
-    is_to_come: bool
+    is_missing: bool
     positions: str | None
 
     def may_succeed_later(self, now: Self, error: StreamerError) -> bool:
@@ -156,7 +156,7 @@ class ReferenceFacts:
         """
         if isinstance(error, ConflictError):
             return self.positions is None or self.positions != now.positions
-        return isinstance(error, TargetSchemaError) and self.is_to_come
+        return isinstance(error, TargetSchemaError) and self.is_missing
 
 
 async def read_reference(session: Executor, record: DefinitionRecord) -> ReferenceFacts:

@@ -2,8 +2,8 @@
 
 A request is ``queued`` until the process that streams its source has stored the requested state
 (`taken_requests`). Then it is ``taken``, and finally ``done`` or ``failed``. The row stays as
-history, beside the acts of commands that do their work themselves. Each request removes rows older
-than `KEPT_DAYS`.
+history, beside the actions of commands that do their work themselves. Each request removes rows
+older than `KEPT_DAYS`.
 """
 
 import enum
@@ -235,9 +235,9 @@ async def begin_act(
     label: str,
     options: dict[str, Any] | None = None,
 ) -> int:
-    """Store an act of a command on *label*, before its work begins; return the id of the act.
+    """Store an action of a command on *label* before its work begins; return the id.
 
-    An earlier act of the same kind without an outcome belongs to a killed command.
+    An earlier action of the same kind without an outcome belongs to a killed command.
     """
     stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
@@ -270,7 +270,7 @@ async def acting(
     label: str,
     options: dict[str, Any] | None = None,
 ) -> AsyncIterator[Act]:
-    """Store an act of a command on *label*, and the outcome at the end of the block."""
+    """Store an action of a command on *label*, and the outcome at the end of the block."""
     number, act = await begin_act(bookkeeping, actor, action, label, options), Act()
     try:
         yield act
@@ -292,7 +292,7 @@ async def prune_requests(session: Executor) -> None:
 
 
 async def read_acts(session: Executor, limit: int) -> tuple[list[Request], int]:
-    """Return the newest requests and acts of operators, and the number of all requests and acts."""
+    """Return the newest requests and actions of operators, and the number of all of them."""
     acts = await REQUESTS.read(
         session, "where q.actor is not null order by q.requested_at desc, q.id desc limit $1", limit
     )

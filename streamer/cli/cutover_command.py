@@ -1,4 +1,4 @@
-"""The command ``cutover``: programs go over from a source to the target."""
+"""The command ``cutover`` moves programs from a source to the target."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal

@@ -459,8 +459,8 @@ def compare(
         bool,
         typer.Option(
             "--continue",
-            help="Go on with an interrupted comparison of the last day. Ranges of rows that "
-            "it found equal are not read again.",
+            help="Continue an interrupted comparison that began within the last day, without the "
+            "ranges of rows that it found equal.",
         ),
     ] = False,
     database: DatabaseOption = None,
@@ -694,7 +694,7 @@ _GLOBAL_OPTIONS = ("-c", "--config", "--log-level", "--log-format")
 
 
 def _globals_first(arguments: list[str]) -> list[str]:
-    """Move global options in front of the command, from any place on the command line."""
+    """Move global options before the command, from any place on the command line."""
     first: list[str] = []
     others_last: list[str] = []
     items = iter(arguments)

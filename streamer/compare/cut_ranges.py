@@ -7,7 +7,7 @@ from typing import Final
 from streamer.postgres.key_ranges import Key, KeyRange
 
 RANGE_ROWS: Final = 50_000
-"""The number of rows of a first range: some tenths of a second for a server."""
+"""The number of rows of a first range, which a server reads in a few tenths of a second."""
 RANGES_MAX: Final = 4096
 """The number of ranges of a table. Larger tables have larger ranges, so that the driver's memory
 does not grow.

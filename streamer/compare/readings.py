@@ -459,7 +459,7 @@ commit, unless it waits for a standby.
 
 
 def read_source_lsn(connection: Connection) -> Lsn:
-    """Return a position behind every commit that an earlier statement has seen."""
+    """Return a position after every commit that an earlier statement has seen."""
     if connection.info.parameter_status("in_hot_standby") != "on":
         try:
             connection.execute(COMMIT_SQL)

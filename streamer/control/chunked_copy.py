@@ -107,7 +107,7 @@ def in_bytes(name: str, kind: str) -> str:
 
 
 def beyond(names: Sequence[str], types: Sequence[str], border: Sequence[str]) -> str:
-    """Return the condition for rows behind *border*. *names*: SQL of the columns."""
+    """Return the condition for rows beyond *border*. *names*: SQL of the columns."""
     return f"({', '.join(names)}) > ({_values(types, border)})"
 
 

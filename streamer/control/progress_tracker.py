@@ -106,7 +106,7 @@ class ProgressTracker:
     def dispatched_runs(self, end_lsn: Lsn, runs: Iterable[tuple[LanePending, Run]]) -> None:
         """Record consecutive transactions up to *end_lsn*, with the run of each lane.
 
-        Raises ValueError unless *end_lsn* is behind all dispatched transactions.
+        Raises ValueError unless *end_lsn* is after all dispatched transactions.
         """
         if end_lsn <= self.newest_lsn:
             raise ValueError(f"commit {end_lsn} is not after {self.newest_lsn}")

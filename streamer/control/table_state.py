@@ -82,7 +82,7 @@ class CopyScope:
     """The rows and columns of a copy.
 
     ``need`` is ``ROWS`` for all rows, ``PART`` for those of ``resync``, whose remaining rows follow
-    the stream meanwhile, and ``CHUNKS`` for those behind ``chunks``.
+    the stream meanwhile, and ``CHUNKS`` for the rows after ``chunks``.
     """
 
     need: Need
@@ -273,7 +273,7 @@ class TableState:
         return replace(self, is_read=True, point=None)
 
     def snapshot_passes(self, lsn: Lsn) -> Self:
-        """The point of the next snapshot will be behind *lsn*."""
+        """The point of the next snapshot will be after *lsn*."""
         return replace(self, point=lsn) if self.need in TO_POINT else self
 
     def copy_begins(self) -> Self:

@@ -89,7 +89,7 @@ class SyncEvents(Protocol):
         ...
 
     def snapshot_passes(self, relations: Sequence[MappedRelation], lsn: Lsn) -> None:
-        """Announce that the next snapshot of *relations*, and all later snapshots, are behind
+        """Announce that the next snapshot of *relations*, and all later snapshots, come after
         *lsn*.
 
         The next snapshot waits for sessions of the source. In synchronous mode, such a session may

@@ -13,7 +13,7 @@ copy of the rows between two keys, under the snapshot of a round:
    neither a TRUNCATE nor a change of a key can affect half a chunk;
 4. one statement stores the new border and P as the position. Then the drainer continues.
 
-A process that dies before step 4 leaves rows behind the border. The next process removes these rows
+A process that dies before step 4 leaves rows beyond the border. The next process removes these rows
 and repeats the chunk. Stream and slot are as for any table in sync. So streamer can continue at the
 next chunk whenever it can continue a table in sync, also after a fail-over.
 
@@ -110,7 +110,7 @@ def fingerprint(copy: TableCopy) -> str:
 
 
 def find_change(copy: TableCopy, former: ChunkedCopy) -> str | None:
-    """Return why *copy* cannot copy the chunk behind *former*, or None.
+    """Return why *copy* cannot copy the chunk after *former*, or None.
 
     Partitions may be attached and detached. A partition that stays must keep its storage.
     """
@@ -136,7 +136,7 @@ def begin_chunks(copy: TableCopy, columns: tuple[tuple[str, str], ...], limit: i
 
 @dataclass(frozen=True, slots=True)
 class ChunkPart:
-    """The rows of a heap behind ``low``, up to ``high``; each may be empty."""
+    """The rows of a heap after ``low``, up to ``high``; each may be empty."""
 
     heap: Heap
     low: Key
@@ -151,7 +151,7 @@ class ChunkPart:
 @dataclass(frozen=True, slots=True)
 class TableChunk:
     """A chunk. ``before``, ``after``: the rows of the target before and after the chunk's copy.
-    ``after`` is None behind the last chunk.
+    ``after`` is None after the last chunk.
     """
 
     before: ChunkedCopy
@@ -173,7 +173,7 @@ async def choose_columns(
 
 
 class ChunkSearch:
-    """Finds the end of the chunk behind *copied*, and the ends of the chunk's parts. Pure.
+    """Finds the end of the chunk after *copied*, and the ends of the chunk's parts. Pure.
 
     The caller adds the keys of one heap after another, in the order of the heaps' first keys.
     """
@@ -191,11 +191,11 @@ class ChunkSearch:
         return self._least[-1][1] if len(self._least) == self._size.keys else ()
 
     def needs(self, first: Values) -> bool:
-        """Whether a heap whose *first* key behind the border is given has rows of the chunk."""
+        """Whether a heap whose *first* key beyond the border is given has rows of the chunk."""
         return not self.last or first <= self._least[-1][0]
 
     def add(self, heap: Heap, keys: Sequence[Key]) -> None:
-        """Add the keys of every `ChunkSize.step`-th row of *heap* behind the border."""
+        """Add the keys of every `ChunkSize.step`-th row of *heap* beyond the border."""
         self._keys[heap] = tuple(keys)
         valued = [(key_values(key, self._before.types), key) for key in keys]
         self._least = sorted([*self._least, *valued])[: self._size.keys]
@@ -221,9 +221,9 @@ async def find_chunk(
 ) -> TableChunk:
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
-    *copied*: the rows that the target has; the border is empty in front of the first chunk. Each
+    *copied*: the rows that the target has; the border is empty before the first chunk. Each
     statement and each lock concerns a single partition, because a table may have thousands.
-    Partitions that begin behind the chunk are not read. Raises RewrittenError, psycopg.Error.
+    Partitions that begin after the chunk are not read. Raises RewrittenError, psycopg.Error.
     """
     firsts = {heap: await _read_first(plain, heap, copied) for heap in copy.seen.heaps}
     begun = [(key_values(key, copied.types), heap) for heap, key in firsts.items() if key]
@@ -252,7 +252,7 @@ def cut_into_parts(
 
 
 async def _read_first(plain: Connection, heap: Heap, copied: ChunkedCopy) -> Key | None:
-    """Return the first key of *heap* behind the border, or None.
+    """Return the first key of *heap* beyond the border, or None.
 
     An old snapshot sees no row of a table that was rewritten or renamed since. Without a part of
     the heap, no task would detect the new table.
@@ -263,7 +263,7 @@ async def _read_first(plain: Connection, heap: Heap, copied: ChunkedCopy) -> Key
     (store,) = heap.stores
     query = (
         f"select (select array[{texts}] from {_escaped(heap.relation_sql)} t"
-        f" where {_behind(copied)} order by {listed} limit 1) as k,"
+        f" where {_beyond(copied)} order by {listed} limit 1) as k,"
         " pg_catalog.pg_relation_filenode(%s::oid) is distinct from %s::oid"
         " or pg_catalog.to_regclass(%s)::oid is distinct from %s::int8::oid as is_another"
     )
@@ -283,7 +283,7 @@ async def _read_keys(
     query = (
         f"select k from (select pg_catalog.row_number() over (order by {listed}) as n,"
         f" array[{texts}] as k from {_escaped(heap.relation_sql)} t"
-        f" where {_behind(copied, last)} order by {listed} limit %s) r"
+        f" where {_beyond(copied, last)} order by {listed} limit %s) r"
         " where n %% %s = 0 order by n"
     )
     rows = await _fetch(plain, query, size.rows * size.parts, size.step)
@@ -306,7 +306,7 @@ def _columns(copied: ChunkedCopy) -> tuple[str, str]:
     return _escaped(", ".join(names)), _escaped(", ".join(f"{name}::text" for name in names))
 
 
-def _behind(copied: ChunkedCopy, last: Key = ()) -> str:
+def _beyond(copied: ChunkedCopy, last: Key = ()) -> str:
     names = [f"t.{quote_identifier(name)}" for name in copied.columns]
     return _escaped(_between(names, copied.types, copied.border, last))
 

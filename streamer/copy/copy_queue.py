@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from streamer.apply.lanes.lane import MappedRelation
 
 LOCK_AFTER_ROUNDS: Final = 3
-"""After this number of rounds that rewrites of the table ended, the next round locks the table."""
+"""The next round locks the table after rewrites of the table have ended this many rounds."""
 
 
 class CopyQueue:

@@ -166,7 +166,7 @@ class Round:
                     alike = to_mark_synced if mapped.state.is_to_mark_synced else to_copy
                     alike.append((mapped, relation))
                     continue
-                # The table may be renamed or dropped, about which the guard of the source decides.
+                # The guard of the source decides whether the table was renamed or dropped.
                 self._queue.give_up(mapped)
                 self._context.events.table_missing(mapped)
             for alike in (to_mark_synced, to_copy):
@@ -259,7 +259,7 @@ class Round:
         )
         sessions.push_async_callback(snapshot.close)
         if context.check_timeline is not None:
-            await context.check_timeline()  # the snapshot may be behind a fork
+            await context.check_timeline()  # the snapshot may be past a fork
         return snapshot
 
     async def _lock(self, exported: ExportedSnapshot) -> None:

@@ -174,7 +174,7 @@ class CopyPlanner:
             copy.seen = table
 
     def _is_published(self, table: TableSeen, publications: Iterable[Publication]) -> bool:
-        """Whether the stream has all changes behind the snapshot.
+        """Whether the stream has all changes after the snapshot.
 
         If a session drops and creates a table again, the guard publishes the new table a moment
         later. PostgreSQL 12 publishes the leaves of a partitioned table instead.
@@ -188,7 +188,7 @@ class CopyPlanner:
         table = await read_table_seen(
             plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned
         )
-        # A copy of some rows may omit rows of an attached partition. A chunk has only rows behind
+        # A copy of some rows may omit rows of an attached partition. A chunk has only rows beyond
         # the border, so only the first chunk determines the recorded partitions.
         if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
             if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing

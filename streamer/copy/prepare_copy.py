@@ -5,7 +5,7 @@ source, so that readers miss no row. ``streamer.relation.filling`` records the s
 the table holds only part of this source's rows, and streamer deletes that part.
 
 *Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
-transaction exchanges the rows (`streamer.copy.staging_tables`). A crash leaves the old rows.
+transaction swaps the rows (`streamer.copy.staging_tables`). A crash leaves the old rows.
 
 streamer removes rows of other programs only with consent.
 
@@ -481,10 +481,10 @@ class Preparation:
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
 
-    async def _clear_behind(
+    async def _clear_beyond(
         self, target: TargetConnection, copy: TableCopy, begun: CopyRecord
     ) -> None:
-        """Remove the rows of an earlier attempt behind the rows of former chunks."""
+        """Remove the rows of an earlier attempt beyond the rows of former chunks."""
         if copy.scope.chunks != begun.chunks:  # the outcome of a commit is unknown
             raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
         assert begun.chunks is not None
@@ -546,7 +546,7 @@ class Preparation:
                 mode = _choose_part_mode(copy, record.is_owner)
                 copy.way = replace(copy.way, mode=mode, owned_rows=record.is_owner)
             elif need is Need.CHUNKS:
-                await self._clear_behind(target, copy, record)
+                await self._clear_beyond(target, copy, record)
         if need is Need.ROWS:
             await self._begin_all_rows(target, copies, begun)
 

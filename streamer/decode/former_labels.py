@@ -2,7 +2,7 @@
 
 ALTER TYPE … RENAME VALUE locks no table. So a transaction may write rows, wait, and commit after
 the rename. PostgreSQL decodes each change by the catalogs of its position in the WAL (snapbuild.c,
-SnapBuildDistributeSnapshotAndInval). So such a row comes behind the rename with the former label,
+SnapBuildDistributeSnapshotAndInval). So such a row comes after the rename with the former label,
 which the type no longer has. Pure.
 """
 

@@ -134,7 +134,7 @@ class Truncate:
 def restarts_identity(payload: bytes) -> bool:
     """Whether a TRUNCATE message, without the xid of a stream, says RESTART IDENTITY.
 
-    The options come behind the kind and the number of relations: 1 is CASCADE, 2 RESTART IDENTITY
+    The options come after the kind and the number of relations: 1 is CASCADE, 2 RESTART IDENTITY
     ("Logical Replication Message Formats" in PostgreSQL's documentation).
     """
     return bool(payload[5] & 2)
@@ -427,7 +427,7 @@ def new_row(payload: bytes) -> list[bytes]:
 def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
     """Return the changes that lead to the row of a message, also where the target has that row.
 
-    An INSERT becomes an UPDATE, because both have the new row behind the OID. An UPDATE of a key
+    An INSERT becomes an UPDATE, because both have the new row after the OID. An UPDATE of a key
     becomes a DELETE of the old key, and an UPDATE of the row with the new key. Any different
     message stays.
     """

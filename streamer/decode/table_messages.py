@@ -44,7 +44,7 @@ class TableMessages:
         """
         for payload in payloads:
             kind = payload[0] if payload else 0
-            start = 5 if self._in_stream else 1  # behind the xid of a streamed message
+            start = 5 if self._in_stream else 1  # after the xid of a streamed message
             if kind == pgoutput.INSERT and bytes(payload[start : start + 4]) in self._relids:
                 yield self._message(bytes(payload), start)
                 continue

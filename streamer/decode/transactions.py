@@ -144,7 +144,7 @@ class StreamSpool(Protocol):
 
     def append(self, subxid: bytes, messages: list[bytes]) -> None: ...
     def append_large(self, subxid: bytes, message: bytes) -> None:
-        """Keep a row message, which still has *subxid* behind the kind, without a copy."""
+        """Keep a row message, which still has *subxid* after the kind, without a copy."""
         ...
 
     def replay(self) -> Iterator[tuple[bytes, list[bytes]]]: ...
@@ -470,7 +470,7 @@ class TransactionAssembler:
         if self._is_foreign:
             return
         self._instructions.append(Instruction(len(self._block.changes), message))
-        # Changes behind the instruction go into new lists.
+        # Changes after the instruction go into new lists.
         self._opened.clear()
         self._former += self._touched.values()
         self._touched.clear()

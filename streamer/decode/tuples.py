@@ -67,7 +67,7 @@ class MixedRow(Row):
 def read_text_tuple(data: bytes, position: int) -> tuple[Row, int]:
     """Read the TupleData of text transport at *position*; return the row and the end.
 
-    The end can lie behind the end of *data* if the message is truncated: the caller knows the end
+    The end can lie past the end of *data* if the message is truncated: the caller knows the end
     of the message and checks. IndexError and struct.error also mean a truncated message.
     """
     if isinstance(data, memoryview):

@@ -18,7 +18,7 @@ class ExactOrder:
         self._writer = writer
 
     async def write(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
-        """Write the transactions in front of the refused transaction; return their number and the
+        """Write the transactions before the refused transaction; return their number and the
         error. The caller commits them.
         """
         writer = self._writer

@@ -128,7 +128,7 @@ class Turn:
     async def _before_delete_limit(
         self, transactions: list[LaneTransaction]
     ) -> list[LaneTransaction]:
-        """Return the *transactions* in front of the first that waits for an operator. Leave out
+        """Return the *transactions* before the first that waits for an operator. Leave out
         changes that operators skip, or that a later chunk contains. If the very first transaction
         waits, pause its table.
         """
@@ -245,7 +245,7 @@ class Turn:
         return window, None
 
     async def _apply_in_order(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
-        """Commit the transactions in front of the transaction that the target refuses; return their
+        """Commit the transactions before the transaction that the target refuses; return their
         number and the error.
         """
         await self._writer.begin()

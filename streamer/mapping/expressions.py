@@ -445,7 +445,7 @@ def _is_plain(tokens: Sequence[Token], columns: frozenset[str]) -> bool:
             if token.value not in columns:
                 return False
             if follower is not None and (follower.kind == "string" or follower.value == "("):
-                return False  # a type in front of a constant, or a function
+                return False  # a type before a constant, or a function
     return True
 
 

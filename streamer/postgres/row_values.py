@@ -118,7 +118,7 @@ def hide_values(message: str) -> str:
         return message
     opening = message[: match.end()]
     end = message.rfind(_ENDINGS.get(opening[-1], ""), match.end())
-    # The values of a key can follow a quotation, and end behind the quotation.
+    # The values of a key can follow a quotation, and end after the quotation.
     key = message.rfind(")")
     if opening[-1] == '"' and ")=(" in message[match.end() :]:
         end = max(end, key)

@@ -449,7 +449,7 @@ class TypeName:
 
     @property
     def scale(self) -> int:
-        """The number of digits behind the decimal point of a numeric with modifiers."""
+        """The number of digits after the decimal point of a numeric with modifiers."""
         return self.modifiers[1] if len(self.modifiers) > 1 else 0
 
     @property

@@ -100,7 +100,7 @@ def type_difference(
 
 
 def _described(type_: DefinedType) -> str:
-    """Return the SQL of a type behind the name, with sorted checks and without the multirange,
+    """Return the SQL of a type after the name, with sorted checks and without the multirange,
     which PostgreSQL 13 lacks.
     """
     checks = tuple(sorted(type_.checks, key=lambda check: check[1:]))
@@ -200,8 +200,8 @@ def _partitions(
 def _partition(
     partition: Partition, tree: Sequence[Partition], render: Render, is_shared: bool
 ) -> str:
-    """Return the definition of a partition, behind the parent's name or, for a table of several
-    sources, behind the parent's bounds.
+    """Return the definition of a partition, after the parent's name or, for a table of several
+    sources, after the parent's bounds.
     """
     above = next((ancestor for ancestor in tree if ancestor.oid == partition.parent), None)
     parent = "" if above is None else above.name

@@ -1,6 +1,6 @@
 """Changes of definitions before a copy, at a source that captures definitions (`ddl: capture`).
 
-A copy of all rows drops the messages of the stream in front of the consistent point. So streamer
+A copy of all rows drops the messages of the stream before the consistent point. So streamer
 changes the target before the copy begins. The change is the difference between the stored
 definition, which the target has, and the present definition. `on_ddl` decides by kind, as in the
 stream.
@@ -57,9 +57,9 @@ log = structlog.get_logger()
 Pair = tuple[MappedRelation, SourceRelation]
 CHECK_SECONDS: Final = 0.05
 STREAM_SECONDS: Final = 2.0
-"""How long a copy waits for the stream before it gives its turn to the next copy."""
+"""How long a copy waits for the stream before the next copy gets its turn."""
 READS_MAX: Final = 5
-"""How often a copy reads a definition that keeps changing."""
+"""How many times a copy reads a definition that keeps changing."""
 
 
 _ALTERS_VALUES: Final = frozenset(
@@ -148,7 +148,7 @@ class ChangedDefinitions:
         await store_first_definitions(target, {mapped.relation_id: present})
 
     async def store_definitions(self, target: TargetConnection, pairs: Sequence[Pair]) -> None:
-        """Store the definitions that target tables fit, where no definition is stored yet.
+        """Store the definition of each target table that has no stored definition yet.
 
         A repeated copy compares with this definition. The method skips relations in sync: their
         lanes may be behind the present definition, and read definitions from the stream.

@@ -31,7 +31,7 @@ C = TypeVar("C")
 
 
 def of_class(changes: Iterable[AnyChange], kind: type[C]) -> list[C]:
-    """Return those of *changes* that have the class *kind*."""
+    """Return the *changes* of the class *kind*."""
     return [change for change in changes if isinstance(change, kind)]
 
 

@@ -262,7 +262,7 @@ def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
 async def _read_missing(
     connection: TargetConnection, types: Sequence[DefinedType]
 ) -> list[DefinedType]:
-    """Return those of *types* that the target lacks. Raises TargetSchemaError for a type of an
+    """Return the *types* that the target lacks. Raises TargetSchemaError for a type of an
     extension.
     """
     absent = await connection.fetch(

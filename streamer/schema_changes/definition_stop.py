@@ -1,5 +1,6 @@
-"""The stop of a table whose definition waits for an operator, with the commands that continue "
-"the table."""
+"""The stop of a table whose definition waits for an operator, with the commands that continue
+the table.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

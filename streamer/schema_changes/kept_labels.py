@@ -1,7 +1,7 @@
 """Labels that ended versions of a history contain and that the new enum of the column lacks.
 
-Such a version keeps its value. So the target's enum gets these labels, behind those of the source.
-An existing enum gets the labels in a transaction before the change.
+Such a version keeps its value. So the target's enum gets these labels, after the labels of the
+source. An existing enum gets the labels in a transaction before the change.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

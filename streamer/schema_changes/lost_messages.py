@@ -4,7 +4,7 @@ The capture gives a warning if it cannot send a message: a session holds the loc
 event triggers are disabled. The next message of the table replaces the lost message. A row may come
 before that message, with a column, a label or an attribute that the stored definition lacks. The
 drainer then reads the present definition of the source beside the stream. The drainer applies the
-parts of the difference that the row needs, in front of the row, and tries the row again.
+parts of the difference that the row needs, before the row, and tries the row again.
 """
 
 from collections.abc import Iterator, Sequence

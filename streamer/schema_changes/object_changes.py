@@ -79,7 +79,7 @@ class Objects:
         objects: Sequence[DefinedObject],
         former: frozenset[str],
     ) -> None:
-        """Plan those of the source's *objects* again that the target lost with a dropped column.
+        """Plan again the source's *objects* that the target lost with a dropped column.
 
         *former*: the names of the objects that the target's table had.
         """

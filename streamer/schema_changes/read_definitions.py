@@ -43,7 +43,7 @@ def definitions_sql(placeholder: str) -> str:
 
 
 async def read_at_source(plain: Connection, oids: Sequence[int]) -> dict[int, TableDefinition]:
-    """Return the definitions of those of the tables *oids* that exist, by OID."""
+    """Return the definitions of the existing tables among *oids*, by OID."""
     rows = await fetch_all(plain, definitions_sql("%s::oid[]"), oids) if oids else []
     return {row["oid"]: definition_of(row) for row in rows}
 
@@ -51,7 +51,7 @@ async def read_at_source(plain: Connection, oids: Sequence[int]) -> dict[int, Ta
 async def read_at_target(
     target: TargetConnection, oids: Sequence[int]
 ) -> dict[int, TableDefinition]:
-    """Return the definitions of those of the tables *oids* that exist, by OID."""
+    """Return the definitions of the existing tables among *oids*, by OID."""
     rows = await target.fetch(definitions_sql("$1::oid[]"), oids)
     return {row["oid"]: definition_of(dict(row)) for row in rows}
 

@@ -1,6 +1,6 @@
 """Makes one change of a source table's definition at the target, as `on_ddl` says for its kinds.
 
-A drainer makes the changes in the stream. A copy drops the messages in front of its
+A drainer makes the changes in the stream. A copy drops the messages before its
 consistent point, and makes these changes itself. A change that has to wait for an operator ends the
 transaction. A row of streamer.ddl then holds the statements.
 """

@@ -245,7 +245,7 @@ def remaining_statements(
 
 
 def around_table(record: DefinitionRecord) -> tuple[str, str] | None:
-    """Return the parts of the first statement of *record* before and behind the table's name.
+    """Return the parts of the first statement of *record* before and after the table's name.
 
     None without an expression of the source. Pure.
     """

@@ -60,7 +60,7 @@ class HistoryCheck:
     """Checks that the source sends the stored transaction again, and keeps later transactions to
     store.
 
-    With many transactions in flight, the check keeps only some. For a position behind an omitted
+    With many transactions in flight, the check keeps only some. For a position after an omitted
     transaction, the newest kept transaction would be too old. So `position_through` returns the end
     of the kept transaction instead.
     """

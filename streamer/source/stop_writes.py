@@ -3,7 +3,7 @@
 ``default_transaction_read_only`` of the database makes every later session of a program read-only
 (PostgreSQL documentation, "Client Connection Defaults"). streamer ends all existing sessions except
 its own, which set the parameter explicitly. A program that overrides the setting can still write;
-the stream then shows changes behind the marker.
+the stream then shows changes after the marker.
 
 ``pg_stat_activity`` hides the transactions of foreign roles from a role without
 ``pg_read_all_stats``. Such a session may write, so it counts as a writer.

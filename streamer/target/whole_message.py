@@ -1,4 +1,4 @@
-"""Sends a transaction in one message, and the rows of its COPY statements behind the message.
+"""Sends a transaction in one message, and the rows of its COPY statements after the message.
 
 The driver waits for the answer to each of its messages, and writes the rows of COPY in several
 pieces. For a small transaction these waits cost more than the work. PostgreSQL documentation,

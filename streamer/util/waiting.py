@@ -27,7 +27,7 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
 async def rest(seconds: float) -> None:
     """Let the event loop sleep after the present turn, for all tasks.
 
-    A wake-up costs more than most work behind it. A single wake-up then handles all that has
+    A wake-up costs more than most work that follows. A single wake-up then handles all that has
     arrived meanwhile: data of sources, and answers of the target. Several rests in a turn overlap.
     """
     asyncio.get_running_loop().call_soon(_sleep_until, time.monotonic() + seconds)

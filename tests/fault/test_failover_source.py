@@ -382,7 +382,7 @@ async def test_a_slot_that_was_made_behind_the_fork_is_no_way_on(
 async def test_a_script_that_only_the_target_still_has_stops_the_source(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
-    """No table of the target has a change from behind the fork."""
+    """No table of the target has a change from after the fork."""
     source, second = pair
     target.execute(DDL)
     streamer = configured(tmp_path, source, target, "failover: true")
@@ -461,7 +461,7 @@ async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
             await asyncio.to_thread(each.promote)
         keys = "select string_agg(id::text, ' ' order by id) from t"
 
-        # The target has no change from behind the fork, so either server will do.
+        # The target has no change from after the fork, so either server will do.
         for server in (second, third):
             streamer = configured(tmp_path, Database(server, "shop"), target, "failover: true")
             streamer.start()
@@ -489,7 +489,7 @@ async def test_two_standbys_that_became_the_same_timeline_are_two_histories(
             await streamer.eventually(is_told, SECONDS)
             error = str(streamer.engine.supervisors[0].failure)
             assert "failed over to timeline 2, which forked at" in error
-            assert "the target has changes behind that point: public.t" in error
+            assert "the target has changes after that point: public.t" in error
             assert target.value(keys) == "1 3"
         finally:
             await streamer.stop()

@@ -375,7 +375,7 @@ async def test_a_script_that_a_new_slot_leaves_out_stops_the_source_until_it_is_
             ("not committed", "waiting"),
             ("of another server", "missed"),
         ]
-        with pytest.raises(ScriptError, match="begins behind this script; check on both sides"):
+        with pytest.raises(ScriptError, match="begins after this script; check on both sides"):
             await change(streamer, "lost", "select 1")
         operator = Operator(streamer.path, source, target)
         for script in ("lost", "of another server"):

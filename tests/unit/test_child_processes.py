@@ -21,7 +21,7 @@ from streamer.runtime.child_processes.restarts import (
     SECONDS_MAX,
     VERDICTS_MAX,
     Restarts,
-    choose_server,
+    choose_acceptor,
 )
 from streamer.source.journal.journal_files import Journal, directory_of, remove_journal
 from streamer.source.journal.journal_records import JournalIdentity
@@ -62,8 +62,8 @@ def test_a_wrong_configuration_ends_all_at_once() -> None:
 
 
 def test_the_oldest_process_serves_the_port() -> None:
-    assert choose_server({1: 30.0, 2: 10.0, 3: 10.0}) == 2
-    assert choose_server({}) is None
+    assert choose_acceptor({1: 30.0, 2: 10.0, 3: 10.0}) == 2
+    assert choose_acceptor({}) is None
 
 
 async def heard(lines: bytes) -> tuple[list[str], list[int]]:

@@ -1,4 +1,4 @@
-"""Routes about many sources: the list, the history, and acts on many tables at once."""
+"""Routes about many sources: the list, the history, and requests for many tables at once."""
 
 from typing import Annotated, Any, Literal
 

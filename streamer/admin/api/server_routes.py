@@ -1,4 +1,4 @@
-"""Routes about the running sources: status, discovery, acts on tables, quarantine, events."""
+"""Routes about the running sources: status, discovery, requests for tables, quarantine, events."""
 
 from typing import Annotated, Any
 

@@ -18,9 +18,9 @@ import structlog
 
 from streamer.admin.live.charts import Row, marks_of
 from streamer.admin.live.past_events import PastEvent, past_event
+from streamer.admin.live.path_of_change import PathFacts
 from streamer.admin.live.source_history import SampledEngine, SourceHistory
 from streamer.admin.live.table_activity import ChangeActivity, TableActivity
-from streamer.admin.live.way_of_changes import WayFacts
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.copies import CopyProgress, read_progress
 from streamer.bookkeeping.relation_records import read_labels
@@ -169,13 +169,13 @@ class Events:
         now = datetime.now(UTC)
         return marks_of(self.past(), now, self._started_at, source=source, table=table)
 
-    def way_facts(self, held_tables: int, held_bytes: int) -> WayFacts:
+    def path_facts(self, held_tables: int, held_bytes: int) -> PathFacts:
         """Return what this process knows about changes on their way to the target."""
         work, target = self.history.work.summarize(), self._engine.target
         pipelines = [s.pipeline for s in self._engine.supervisors if s.pipeline is not None]
         undelivered = [pipeline.undelivered for pipeline in pipelines]
         ages = [part.seconds for part in undelivered if not part.is_full]
-        return WayFacts(
+        return PathFacts(
             lag_seconds=max((pipeline.lag_seconds() for pipeline in pipelines), default=0.0),
             undelivered_bytes=sum(part.size for part in undelivered),
             undelivered_seconds=max(ages, default=0.0),

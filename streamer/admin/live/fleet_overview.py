@@ -16,8 +16,8 @@ from streamer.admin.live.effects_of_target import (
     remaining_problems,
     state_of_source,
 )
+from streamer.admin.live.path_of_change import held_of
 from streamer.admin.live.problem_view import shown
-from streamer.admin.live.way_of_changes import held_of
 from streamer.mapping.rules import SourceLabel
 from streamer.observability.logs import redact
 from streamer.report.problems import Problem

@@ -27,7 +27,7 @@ READ_AT: Final = 25
 agree.
 """
 LATE_SECONDS: Final = 2 * COARSE_SECONDS
-"""Each read goes back this long before the last read but one, for minutes that arrived late."""
+"""Each read starts this long before the read before last, to include minutes that arrived late."""
 CHECK_SECONDS: Final = 1.0
 PART_SECONDS: Final = 600
 """The length of history in a single statement, because the event loop also streams."""
@@ -75,7 +75,7 @@ class MinuteExchange:
         await asyncio.sleep(seconds or COARSE_SECONDS)
 
     async def _try(self, act: Callable[[], Awaitable[None]]) -> None:
-        """Run *act*, and ignore a failure: the next minute repeats the act."""
+        """Call *act*, and ignore a failure: the next minute calls *act* again."""
         try:
             await act()
             self._failure = None

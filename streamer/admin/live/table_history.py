@@ -1,9 +1,9 @@
 """Lag, changes and held bytes over the last day, of the tables that changed lately or that a page
 shows.
 
-A process may have 100,000 tables, so the history keeps the first `TABLES_MAX` active tables. A
-table that has been idle for `IDLE_SECONDS` leaves its place to another active table. No table of
-the database stores these values, so a restart begins anew.
+A process may have 100,000 tables, so the history keeps the first `TABLES_MAX` active tables. An
+active table replaces a table that has been idle for `IDLE_SECONDS`. streamer does not store these
+values in the database, so a restart clears the history.
 """
 
 from collections.abc import Sequence
@@ -79,8 +79,8 @@ class TableHistory:
         return self._series.points((source, table), since=since)
 
     def _mark_active(self, table: Table, now: float, idle_since: float) -> None:
-        """Sample *table*, in the place of the table without activity since *idle_since*, if all
-        places are taken.
+        """Sample *table*. If the history is full, *table* replaces a table without activity since
+        *idle_since*.
         """
         if self._active_at.pop(table, None) is None:
             if len(self._names) >= TABLES_MAX:

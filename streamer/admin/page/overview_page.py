@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 from streamer.admin.live import fleet_overview, status_view
 from streamer.admin.live.charts import FLEET_CHARTS, SOURCE_CHARTS, ChartView, chart_view
+from streamer.admin.live.path_of_change import held_of
 from streamer.admin.live.problem_view import problems_for_operator
 from streamer.admin.live.status_reader import StatusReader
-from streamer.admin.live.way_of_changes import held_of
 from streamer.admin.mapping.admin_threads import in_admin_thread
 from streamer.admin.page.page_frame import Frame, Row, is_refresh, row_number
 from streamer.errors.error_classes import NotFoundError

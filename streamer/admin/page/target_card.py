@@ -1,11 +1,11 @@
-"""The card of the target: its server, the work of this process, and the way of changes."""
+"""The card of the target: its server, the work of this process, and the path of a change."""
 
 import asyncio
 from dataclasses import dataclass
 from typing import Any, Final
 
 from streamer.admin.live.events import Events
-from streamer.admin.live.way_of_changes import Way, way_of
+from streamer.admin.live.path_of_change import ChangePath, path_of
 from streamer.admin.service.admin_service import AdminService
 from streamer.errors.error_classes import StreamerError
 from streamer.target.server_facts import ServerFacts
@@ -22,12 +22,12 @@ class TargetView:
 
     target: Row
     server: ServerFacts | None
-    way: Way
+    path: ChangePath
 
     @property
     def needs_operator(self) -> bool:
         """Whether the fleet overview shows the card before the sources."""
-        return bool(self.target["error"]) or self.way.slow is not None
+        return bool(self.target["error"]) or self.path.slow is not None
 
 
 class TargetCard:
@@ -43,7 +43,7 @@ class TargetCard:
         target = self._events.target
         if not target["error"]:
             await self._read()
-        return TargetView(target, self._server, way_of(self._events.way_facts(*held)))
+        return TargetView(target, self._server, path_of(self._events.path_facts(*held)))
 
     async def _read(self) -> None:
         """Read the server, unless a recent result exists; keep the last result if that fails."""

@@ -83,7 +83,7 @@ from streamer.util.migrations import read_migrations
 log = structlog.get_logger()
 
 FACTS_SECONDS: Final = 30.0
-"""The size of a database takes a look at each of its files."""
+"""The maximum age of the facts, because the server reads the size of each file of a database."""
 EVERY_TABLE: Final = RelationPattern("*", "*", namespace_is_pattern=True, name_is_pattern=True)
 
 

@@ -300,7 +300,7 @@ class Hold(enum.Flag):
     BUSY = enum.auto()  # a lock or a similar transient obstacle at the target
     LARGE = enum.auto()  # a transaction larger than memory
     QUARANTINE = enum.auto()  # rows are in quarantine: a drainer handles later changes of them
-    POINT = enum.auto()  # a copy exchanges rows at a point: the drainer stops at that point
+    POINT = enum.auto()  # a copy swaps rows at a point: the drainer stops at that point
     CHUNKS = enum.auto()  # a copy in chunks: the drainer knows which rows are copied
     SLOW = enum.auto()  # slow at the target: a drainer spares the remaining lanes of the worker
 
@@ -638,7 +638,7 @@ class Lane:
             for lane_transaction in transactions:
                 for single in lane_transaction.split():
                     spool.append(single)
-            # The worker gives back the committing window after the transactions behind that window.
+            # The worker gives back the committing window after the transactions that follow.
             self.returned.insert(0, spool)
             self.is_at_point = False
         self._uncount(len(transactions))

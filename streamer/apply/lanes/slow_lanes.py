@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from streamer.apply.lanes.lane import Lane
 
 LONG_SECONDS_MIN: Final = 0.01
-"""A lane with shorter writes delays its worker little."""
+"""A lane with shorter writes hardly delays its worker."""
 LONG_TIMES: Final = 4
-"""A lane is long if its writes take this multiple of the time of the worker's median lane.
+"""The write of a lane is long if it takes this multiple of the time of the worker's median lane.
 
-On a busy machine all lanes are long, and moving a lane would not help.
+On a busy machine all writes are long, and moving a lane would not help.
 """
 WINDOWS: Final = 3
-"""A lane leaves after this number of consecutive long windows for which other lanes wait."""
+"""A lane leaves its worker after this many consecutive long writes that delay other lanes."""
 SLOW_SECONDS_MIN: Final = 0.03
 SLOW_CHANGES_PER_SECOND: Final = 2000
 """A lane with longer writes and a lower rate is slow."""
@@ -73,7 +73,7 @@ class SlowLanes:
         """Record that a worker wrote *change_count* changes of *lane* in *seconds*; return the move
         of the lane.
 
-        *others_wait*: other lanes have changes in this window or behind it. A move resets the
+        *others_wait*: other lanes have changes in this window or after it. A move resets the
         averages of the lane.
         """
         usual = self._usual.setdefault(lane, _Usual(seconds, change_count))

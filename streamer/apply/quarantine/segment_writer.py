@@ -2,7 +2,7 @@
 
 The server writes each change in a subtransaction, and lists the rejected changes and all later
 changes of the same keys. A value that the staging table refuses ends the COPY, which begins again
-behind that change.
+after that change.
 """
 
 from dataclasses import dataclass, field, replace
@@ -136,7 +136,7 @@ class SegmentWriter:
     async def _stage_segment(
         self, statements: Statements, segment: _ItemRun, run: OrderedRun
     ) -> None:
-        """Stage all changes that COPY accepts; behind a refused value, first try few changes."""
+        """Stage all changes that COPY accepts; after a refused value, first try few changes."""
         items, blocked, is_diverted = segment.items, segment.blocked, segment.is_diverted
         position, size = 0, STAGED_MAX if is_diverted else len(items)
         fault: tuple[int, StreamerError] | None = None
@@ -161,7 +161,7 @@ class SegmentWriter:
                 exc.transaction_number = items[chunk[number]].place[0]
                 if not is_diverted or fault is not None or not _concerns_row(exc):
                     raise
-                # Stage the changes in front of the refused value again.
+                # Stage the changes before the refused value again.
                 blocked.undo(key_count)
                 position, fault = begin, (chunk[number], exc)
                 continue

@@ -55,7 +55,7 @@ class Identity(enum.Enum):
 class PlanColumn:
     """A column of the target to write, and the position of the value in the source's row.
 
-    Values of `RowMetadata` have positions behind the source's values.
+    Values of `RowMetadata` have positions after the source's values.
 
     ``expression``: SQL that replaces the source's value. ``position`` is negative if the source has
     no value for the column.

@@ -67,7 +67,7 @@ class RowLayout:
     """How rows of *columns* items become rows of COPY data.
 
     ``positions``: the items to write, in order; None for all. ``prefix``: leading items that all
-    rows share. ``lead_count``: the number of columns behind the prefix that differ by row, see
+    rows share. ``lead_count``: the number of columns after the prefix that differ by row, see
     `encode_led_rows`.
     """
 
@@ -163,7 +163,7 @@ def _encode_chunks(rows: Iterable[PendingRow], layout: RowLayout) -> Iterator[by
 def encode_led_rows(
     chunks: Iterable[tuple[list[bytes], list[PendingRow]]], layout: RowLayout
 ) -> Iterator[bytes]:
-    """Yield COPY data for rows, each behind a lead: COPY data of ``lead_count`` columns.
+    """Yield COPY data for rows, each after a lead: COPY data of ``lead_count`` columns.
 
     A chunk contains leads and rows. In text a lead ends with a tab if the row has values. No row
     holds a large value.

@@ -43,7 +43,7 @@ from streamer.errors.error_classes import IdentityError, ProtocolError
 from streamer.mapping.rule_options import TableType
 
 _STEP_MAX: Final = 256
-_TUPLE_AT: Final = 6  # behind kind, relid and the marker of the tuple
+_TUPLE_AT: Final = 6  # after kind, relid and the marker of the tuple
 _OLD_TUPLES: Final = (KEY_TUPLE, OLD_TUPLE)
 # Errors of truncated tuples, and of tuples wider or narrower than the definition.
 _MALFORMED: Final = (IndexError, ValueError, struct.error)

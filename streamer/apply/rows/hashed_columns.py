@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streamer.decode.transactions import Changes
     from streamer.mapping.rules import ColumnHash, RelationMapping
 
-_TUPLES_AT: Final = 5  # the offset behind kind and relid
+_TUPLES_AT: Final = 5  # the offset after kind and relid
 TEXT_TYPES: Final = frozenset({25, 1042, 1043})
 """text, char and varchar: the binary form of a value is its text."""
 INPUT_TYPES: Final = TEXT_TYPES | {

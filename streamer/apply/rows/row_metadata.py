@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from streamer.apply.rows.fold import OrderedChange
     from streamer.decode.transactions import Transaction
 
-_TUPLES_AT: Final = 5  # the offset behind kind and relid
+_TUPLES_AT: Final = 5  # the offset after kind and relid
 _NULL: Final = b"n"
 _OPERATIONS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete", TRUNCATE: "truncate"}
 
 
 @dataclass(frozen=True, slots=True)
 class RowMetadata:
-    """The metadata of one plan: *kinds* of values behind the *count* columns of the source."""
+    """The metadata of one plan: *kinds* of values after the *count* columns of the source."""
 
     kinds: tuple[MetadataKind, ...]
     count: int

@@ -167,10 +167,10 @@ where s.mask is not null group by s.seq"""
         serves chains for which the ends of earlier versions matter.
         """
         binary = self.plan.binary
-        behind = b"" if binary else b"\t"
-        masks = [bytes(constant(mask, binary=binary)) + behind for mask in (None, "e")]
+        suffix = b"" if binary else b"\t"
+        masks = [bytes(constant(mask, binary=binary)) + suffix for mask in (None, "e")]
         ops = {
-            kind: bytes(constant(op, binary=binary, int_size=2)) + behind
+            kind: bytes(constant(op, binary=binary, int_size=2)) + suffix
             for kind, op in _OPS.items()
         }
         return {kind: (op + masks[0], op + masks[1]) for kind, op in ops.items()}
@@ -263,10 +263,10 @@ class _Times(dict[int, bytes]):
 
     def __init__(self, binary: bool) -> None:
         super().__init__()
-        self._binary, self._behind = binary, b"" if binary else b"\t"
+        self._binary, self._suffix = binary, b"" if binary else b"\t"
 
     def __missing__(self, moment: int) -> bytes:
-        item = self[moment] = bytes(commit_time_value(moment, self._binary)) + self._behind
+        item = self[moment] = bytes(commit_time_value(moment, self._binary)) + self._suffix
         return item
 
 

@@ -48,7 +48,7 @@ class Statements(SetStatements):
         return None
 
     def batches(self, rows: Iterable[Row]) -> Iterator[tuple[int, Iterable[Row]]]:
-        """Yield parts of *rows* to stage at a time, each behind the number of the first row."""
+        """Yield parts of *rows* to stage at a time, each after the number of the first row."""
         yield 0, rows
 
     def copies(self, rows: Iterable[Row], first: int = 0) -> Iterator[Copy]:

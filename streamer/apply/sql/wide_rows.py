@@ -78,7 +78,7 @@ class Part:
         return f"create temporary table if not exists {self.table} ({columns})"
 
     def rows(self, staged: Sequence[Row]) -> Iterator[Row]:
-        """Return this part's values of *staged* rows, each behind ``seq``."""
+        """Return this part's values of *staged* rows, each after ``seq``."""
         return ([row[0], *row[self.start : self.stop]] for row in staged)
 
 
@@ -127,7 +127,7 @@ class SplitStatements(Statements):
 
     @property
     def _find_existing(self) -> str:
-        """Return no text, because the parts of a staged row are out of scope behind the loop."""
+        """Return no text, because the parts of a staged row are out of scope after the loop."""
         return ""
 
     @property

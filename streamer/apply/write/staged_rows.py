@@ -188,7 +188,7 @@ def _texts(plan: ApplyPlan, row: Row) -> Iterator[str | None]:
 
 
 def _masked(values: list[Value], binary: bool) -> Row:
-    """Return *values* behind a mask; an unchanged value becomes NULL."""
+    """Return *values* after a mask; an unchanged value becomes NULL."""
     letters = "".join("u" if value is UNCHANGED else "." for value in values)
     null = constant(None, binary=binary)
     return [
@@ -219,7 +219,7 @@ def staged_keys(statements: Statements, op: int, keys: Collection[Any]) -> Copy:
 
 
 def numbered_keys(statements: Statements, op: int, keys: Sequence[Any]) -> Copy:
-    """Stage *keys* of a fold, each behind a number."""
+    """Stage *keys* of a fold, each after a number."""
     plan = statements.plan
     columns = ["seq", *map(statements.new, plan.key)]
     numbered = (
@@ -298,7 +298,7 @@ def _key_rows(plan: ApplyPlan, keys: Iterable[Any]) -> Iterable[Any]:
 def _masked_rows(
     rows: Iterable[PendingRow], positions: Sequence[int], binary: bool
 ) -> Iterator[Row]:
-    """Yield the values of rows at *positions*, each row behind a mask."""
+    """Yield the values of rows at *positions*, each row after a mask."""
     for row in rows:
         assert not isinstance(row, bytes), "a whole row"
         yield _masked([row[position] for position in positions], binary)

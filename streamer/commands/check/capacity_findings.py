@@ -25,8 +25,8 @@ from streamer.runtime.start_limit import STARTS_AT_ONCE
 from streamer.target.session_counts import DRAINERS_MAX, FINISHING_MAX
 
 TARGET_FEW = 8
-"""Sessions of a process at the target that do not depend on any number: locks, bookkeeping, plans,
-notifications, liveness, definitions, indexes, scripts.
+"""Sessions that a process opens at the target for any number of sources and tables: locks,
+bookkeeping, plans, notifications, liveness, definitions, indexes, scripts.
 """
 SOURCE_EACH = 3
 """Sessions for each source beside its walsender: guard, observations, backlog or start."""

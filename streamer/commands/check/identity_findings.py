@@ -63,7 +63,7 @@ def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[st
     """Keep a usable identity of the table, and give every partition the same identity."""
     root = relation.identity.root
     if root.obstacle is None:
-        return _fix(relation, details, root.published, root_way=None, moves=moves)
+        return _fix(relation, details, root.published, root_clause=None, moves=moves)
     if (key_fix := _key_fix(relation, details, moves)) is not None:
         return key_fix
     if root.refuses_full:
@@ -73,7 +73,7 @@ def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[st
     words = "or add a primary key, which is faster"
     if root.has_deferrable_primary_key:
         words = "or re-create the primary key without DEFERRABLE, which is faster"
-    return _fix(relation, details, FULL, root_way="full", words=words, moves=moves)
+    return _fix(relation, details, FULL, root_clause="full", words=words, moves=moves)
 
 
 def key_fix(relation: SourceRelation, details: Details) -> Fix:
@@ -86,11 +86,11 @@ def _key_fix(relation: SourceRelation, details: Details, moves: Sequence[str] = 
     root = details[relation.oid]
     if root.primary_key is not None:
         identity = key_identity(root.primary_key)
-        return _fix(relation, details, identity, root_way="default", moves=moves)
+        return _fix(relation, details, identity, root_clause="default", moves=moves)
     if root.usable_index is not None:
         identity = key_identity(root.indexes[root.usable_index])
         index = f"using index {quote_identifier(root.usable_index)}"
-        return _fix(relation, details, identity, root_way=index, moves=moves)
+        return _fix(relation, details, identity, root_clause=index, moves=moves)
     return None
 
 
@@ -99,22 +99,22 @@ def _fix(
     details: Details,
     identity: str,
     *,
-    root_way: str | None,
+    root_clause: str | None,
     words: str | None = None,
     moves: Sequence[str] = (),
 ) -> Fix:
-    """Make *identity* the identity of the partitions; *root_way* is the clause for the root.
+    """Make *identity* the identity of the partitions; *root_clause* is the clause for the root.
 
     Add the table to a publication of updates only afterwards: while a published table has no
     identity, the application's updates fail.
     """
-    statements = [] if root_way is None else [_alter(relation.identity.root, root_way)]
+    statements = [] if root_clause is None else [_alter(relation.identity.root, root_clause)]
     for leaf in relation.identity.leaves:
         if leaf.published == identity:
             continue
-        way = "full" if identity == FULL else details[leaf.oid].way_to(identity)
-        if way is not None:
-            statements.append(_alter(leaf, way))
+        clause = "full" if identity == FULL else details[leaf.oid].clause_for(identity)
+        if clause is not None:
+            statements.append(_alter(leaf, clause))
         else:
             words = (
                 f'create a unique index on the columns of that key on partition "{leaf.name}", '

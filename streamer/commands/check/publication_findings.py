@@ -157,8 +157,8 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
         if not publication.is_owned and any(sql.startswith(altered) for sql in changes.needed):
             obstacles.append(f'it does not own publication "{name}"')
     published = {table for publication in present.values() for table in publication.members}
-    behind = {table for later in changes.publications.values() for table in later.members}
-    missing = behind - published
+    planned = {table for later in changes.publications.values() for table in later.members}
+    missing = planned - published
     tables = [facts.relations[name] for name in sorted(missing)]
     if foreign := [str(table.name) for table in tables if not table.owned]:
         obstacles.append(f"it does not own {some_of(foreign)}")

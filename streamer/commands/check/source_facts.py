@@ -92,7 +92,7 @@ class IdentityDetails:
     def usable_index(self) -> str | None:
         return next(iter(self.indexes), None)
 
-    def way_to(self, identity: str) -> str | None:
+    def clause_for(self, identity: str) -> str | None:
         """Return the clause after REPLICA IDENTITY that makes *identity* the key; None without such
         a clause.
         """

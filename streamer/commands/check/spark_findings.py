@@ -1,4 +1,4 @@
-"""Problems of the Spark that copies tables. The check starts no Spark."""
+"""Problems of the Spark installation that copies tables. The check does not start Spark."""
 
 import os
 from collections.abc import Iterator

@@ -481,7 +481,7 @@ class Cutover:
         await self._drain()
         if self._record is None or self._record.marker_lsn is None:
             raise CutoverError("writes to the source were never stopped")
-        if late := await self._written_behind(self._record.marker_lsn):
+        if late := await self._written_after(self._record.marker_lsn):
             raise CutoverError(f"rows were written to the source after the stop: {', '.join(late)}")
         return ""
 
@@ -498,7 +498,7 @@ class Cutover:
             ) from None
         return "programs may now write to the target"
 
-    async def _written_behind(self, marker: Lsn) -> list[str]:
+    async def _written_after(self, marker: Lsn) -> list[str]:
         records = await read_relation_records(self._bookkeeping, self._source_id)
         return [
             f'table "{record.source}"'

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 PART_BYTES: Final = 128 * 1024 * 1024
-"""A part takes some ten seconds: long enough for a task, and short enough to repeat after a
+"""A part takes about ten seconds: long enough for a task, and short enough to repeat after a
 failure.
 """
 PARTS_MAX: Final = 4096

@@ -23,7 +23,7 @@ from typing import Final
 import structlog
 
 from streamer.runtime.child_processes.child_process import RELOAD, SERVE, STOP, Membership
-from streamer.runtime.child_processes.restarts import Restarts, choose_server
+from streamer.runtime.child_processes.restarts import Restarts, choose_acceptor
 from streamer.util.owned_directory import OwnedDirectory
 from streamer.util.waiting import wait_for_event
 
@@ -67,10 +67,10 @@ class Parent:
             self._processes[number], self._started_at[number] = process, began
             if self._stopping.is_set():
                 self._send(number, STOP)
-            self._name_server()
+            self._appoint_acceptor()
             code = await process.wait()
             del self._processes[number], self._started_at[number]
-            self._name_server()
+            self._appoint_acceptor()
             if self._stopping.is_set():
                 if code > 0:
                     self._exit_code = self._exit_code or code
@@ -99,10 +99,10 @@ class Parent:
         log.info("process started", number=membership.number, pid=process.pid)
         return process
 
-    def _name_server(self) -> None:
+    def _appoint_acceptor(self) -> None:
         """Let a live process accept the connections of the port."""
         chosen = self._serving if self._serving in self._processes else None
-        if chosen is None and (chosen := choose_server(self._started_at)) is not None:
+        if chosen is None and (chosen := choose_acceptor(self._started_at)) is not None:
             self._send(chosen, SERVE)
         self._serving = chosen
 

@@ -11,7 +11,7 @@ from typing import Final
 FIRST_SECONDS: Final = 0.5
 SECONDS_MAX: Final = 30.0
 LASTING_SECONDS: Final = 60.0
-"""A process that ran this long had started well, so its next end counts as the first."""
+"""A process that ran this long had started successfully, so its exit starts the back-off again."""
 VERDICTS: Final = range(1, 5)
 """Exit codes that a StreamerError gives."""
 WRONG_CONFIGURATION: Final = 2
@@ -44,6 +44,6 @@ class Restarts:
         return min(FIRST_SECONDS * 2.0**doublings, SECONDS_MAX)
 
 
-def choose_server(started_at: Mapping[int, float]) -> int | None:
-    """Return the live process that serves the port: the oldest, because it answers at once."""
+def choose_acceptor(started_at: Mapping[int, float]) -> int | None:
+    """Return the live process to accept connections: the oldest, because it answers at once."""
     return min(started_at, key=lambda number: (started_at[number], number), default=None)

@@ -1,6 +1,6 @@
 """Finds scripts of ``streamer execute`` that no stream will carry to the target.
 
-A new slot begins behind the transactions that its snapshot sees, so its stream leaves out their
+A new slot begins after the transactions that its snapshot sees, so its stream leaves out their
 scripts. A failover or a restored server can lose the transaction of a script. The transaction's
 number then belongs to another transaction, or is free. The target would then wait for the
 script forever.
@@ -31,7 +31,7 @@ from streamer.source.slot_and_publications.slot import ExportedSnapshot
 from streamer.source.timeline_branches import Branch
 from streamer.util.lsn import Lsn
 
-LEFT_OUT: Final = "the slot of the source is new and begins behind this script"
+LEFT_OUT: Final = "the slot of the source is new and begins after this script"
 OTHER_HISTORY: Final = "the source has a different history than at the time of this script"
 LOST_AT_SOURCE: Final = "a failover has lost its transaction at the source"
 
@@ -57,13 +57,13 @@ class MissedScripts:
         """
         records = await read_scripts(self._bookkeeping, self._source_id)
         system_identifier = self._server.system_identifier
-        behind = [
+        past = [
             record.id
             for record in records
-            if record.is_awaited and is_behind_fork(record, branch, acknowledged_lsn)
+            if record.is_awaited and is_past_fork(record, branch, acknowledged_lsn)
         ]
         lost = [r.id for r in records if is_lost_at_source(r, system_identifier, branch)]
-        await self._set_missed(behind, OTHER_HISTORY)
+        await self._set_missed(past, OTHER_HISTORY)
         await self._set_missed(lost, LOST_AT_SOURCE)
 
     async def find_missed(self, snapshot: ExportedSnapshot) -> None:
@@ -109,8 +109,8 @@ def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline:
     return (record.system_identifier, record.timeline) != (system_identifier, timeline)
 
 
-def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) -> bool:
-    """Return whether a script ran on a former timeline, behind the end of that timeline. Pure."""
+def is_past_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) -> bool:
+    """Return whether a script ran on a former timeline, after the end of that timeline. Pure."""
     if record.timeline is None or record.timeline >= branch.timeline or not branch.has_ends:
         return False
     fork_lsn = branch.end_of(record.timeline)
@@ -120,7 +120,7 @@ def is_behind_fork(record: ScriptRecord, branch: Branch, acknowledged_lsn: Lsn) 
 def is_lost_at_source(record: ScriptRecord, system_identifier: str, branch: Branch) -> bool:
     """Return whether the target has run a script of both sides, and the source lacks the script.
 
-    Its transaction then lies behind the point where its timeline ended. Pure.
+    Its transaction then lies after the point where its timeline ended. Pure.
     """
     if record.side is not ScriptSide.BOTH or record.state is not ScriptState.DONE:
         return False

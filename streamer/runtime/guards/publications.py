@@ -167,8 +167,8 @@ class Publishing:
 
         1. *The consequences come before the changes of publications.* Once a column list is
            complete, or a table has an identity again, no fact shows that the stream lacked changes.
-        2. *A fingerprint that streamer itself changes is cleared first.* This process can die
-           before it has read the next fingerprint, and no operator has to act then.
+        2. *A fingerprint that streamer itself changes is cleared first.* If this process dies
+           before it has read the next fingerprint, the table continues without an operator.
         3. *The consequences come before the new facts.* After a crash in between, the next plan
            compares with the former facts again.
         4. *The loss of an identity is stored before publications change.* Otherwise a foreign

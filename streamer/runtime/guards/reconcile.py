@@ -548,7 +548,7 @@ def _judge_reason(
         return replace(case, error=ErrorReport.of(error), fault=fault)
     if case is not None and case.fate is Fate.STOP and not isinstance(error, UnpublishedError):
         return case
-    # if the table stops anyway, the error is the reason why changes are missing
+    # a fault of the publication replaces the error of a table that stops for missing changes
     if table.is_in_sync:
         return replace(stop(table.mapping, error, source), fault=fault)
     return Case(Fate.BLOCK, error=ErrorReport.of(error), fault=fault)

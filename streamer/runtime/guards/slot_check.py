@@ -118,7 +118,7 @@ class SlotCheck:
             raise
 
     def _check_journal(self, journal: Journal) -> None:
-        """Refuse a journal with changes from behind the fork. Raises SourceDivergedError, and
+        """Refuse a journal with changes from after the fork. Raises SourceDivergedError, and
         SourceConnectionError if the journal's writer and this attempt met different servers.
         """
         now = self._branch
@@ -132,15 +132,15 @@ class SlotCheck:
             )
         raise SourceDivergedError(
             f"the source failed over to timeline {now.timeline}, which forked at {fork_lsn}, and "
-            "its journal has changes behind that point"
+            "its journal has changes after that point"
         )
 
     async def _follow_fork(
         self, record: SourceRecord, synced: list[MappedRelation]
     ) -> SourceRecord:
-        """Follow the source's new timeline, if the target has no change from behind the fork.
+        """Follow the source's new timeline, if the target has no change from after the fork.
 
-        The acknowledged position may lie behind the fork although no change does, because it
+        The acknowledged position may lie past the fork although no change does, because it
         follows keepalives. The slot has to be at the fork or before it: a later slot has not seen
         the new primary's earlier commits. Raises SourceDivergedError.
         """
@@ -163,7 +163,7 @@ class SlotCheck:
         if ahead:
             raise SourceDivergedError(
                 f"the source failed over to timeline {timeline}, which forked at {fork_lsn}, and "
-                f"the target has changes behind that point: {', '.join(ahead)}"
+                f"the target has changes after that point: {', '.join(ahead)}"
             )
         log.warning(
             "the source failed over, and lost no change that the target has",

@@ -86,7 +86,10 @@ class TableCases:
         return bool(self._open_cases(Fate.RENAMED))
 
     def may_be_copied(self, mapped: MappedRelation) -> bool:
-        """Whether no open case, and no missing request, prevents the copy that *mapped* needs."""
+        """Whether the copy that *mapped* needs may begin.
+
+        An open case prevents the copy. After a loss of changes, the copy needs a request.
+        """
         waiting = self._open.get(mapped)
         if mapped.state.is_lost or (waiting is not None and waiting.case.fate is not Fate.REPLACED):
             return False

@@ -66,7 +66,7 @@ class Discovery:
             self._appeared(source.label)
 
     def _new(self, names: list[RelationName]) -> list[RelationName]:
-        """Return those of *names* that match a rule and are not mapped yet."""
+        """Return the *names* that match a rule and are not mapped yet."""
         try:
             ruled = find_rules(self._tables.source, names)
         except MappingError as exc:

@@ -2,18 +2,18 @@
 timeline.
 
 While a standby streams, it can follow a new primary or become a primary, and its timeline changes.
-The target then gets changes from behind the fork. The next start would treat these changes as
+The target then gets changes from after the fork. The next start would treat these changes as
 commits that the source has lost. So streamer stores the new timeline first.
 
 The connection of the monitor checks the server's identity when the attempt begins, and lives as
 long as the attempt. So a single run of the server sends all changes of the attempt. A run replays a
-single history, and never goes back behind a fork.
+single history, and never goes back to before a fork.
 
 The reader checks the timeline after it has received changes, and before it passes them on. A
 standby sends only changes that it has replayed. So if the standby replays the known timeline at
 that check, these changes are part of this timeline. A kill therefore never leaves a change from
-behind a fork without its timeline. Earlier changes belong to the new timeline only if the fork is
-behind them.
+after a fork without its timeline. Earlier changes belong to the new timeline only if they precede
+the fork.
 
 PostgreSQL's GetStandbyFlushRecPtr: IDENTIFY_SYSTEM reports a standby's replayed timeline, not the
 received timeline.

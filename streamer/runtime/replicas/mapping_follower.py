@@ -115,9 +115,9 @@ class MappingFollower:
     def _is_alone(self, record: FleetRecord, number: int, joined_seconds: float) -> bool:
         """Whether no replica runs the newest mapping or is about to run that mapping.
 
-        A mapping that was the newest before is older than the present mapping. Replicas that may
-        return with the present mapping are then users as long as the target stores their rows. So
-        are replicas that died while this replica waited beside them: they may start again.
+        A process with a former mapping also waits for dead replicas that ran the newest mapping, as
+        long as the target stores their rows. A process that waited while such replicas died waits
+        for them in the same way, because they may start again.
         """
         peers = [replica for replica in record.replicas if replica.number != number]
         is_gone = (lambda name: False) if self.is_waiting else self._is_dead

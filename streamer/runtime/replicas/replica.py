@@ -305,7 +305,7 @@ class Replica:
                 self._unreached.discard(shared.source.label)
 
     def _find_frozen(self, replicas: Sequence[ReplicaRecord]) -> list[ReplicaRecord]:
-        """Return the replicas that count no beats.
+        """Return the replicas whose beats no longer increase.
 
         A replica that lost its lock may be among them: frozen, with transactions that block
         sessions.

@@ -51,7 +51,7 @@ class SharePlan:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The acts of a replica now."""
+    """The sources that a replica takes and gives now."""
 
     take: list[str]
     give: list[str]
@@ -165,7 +165,7 @@ def decide(
     busy: Collection[str] = (),
     refused: Refusals = (),
 ) -> Decision:
-    """Return the acts of replica *number* for *plan*. *busy*: its sources that it keeps."""
+    """Return the sources that replica *number* takes and gives. *busy*: its sources that stay."""
     loads = Counter(owner for owner in owners.values() if owner is not None)
     take = [label for label, taker in plan.takers.items() if taker == number]
     excess = loads[number] + len(take) - plan.loads.get(number, 0)

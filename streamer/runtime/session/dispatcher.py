@@ -11,7 +11,7 @@ handles its transactions one by one, which is the reference.
 A transaction may carry a message of ``streamer execute``. The dispatcher then yields
 `ScriptsReached` before it records or dispatches any part of that transaction.
 
-With a stop condition, the dispatcher ignores the first transaction that commits at or behind the
+With a stop condition, the dispatcher ignores the first transaction that commits at or after the
 stop position, and all later transactions.
 
 Pure.
@@ -63,7 +63,7 @@ class Dispatched:
     """The parts of a block, a transaction or a piece of a transaction, by lane.
 
     ``commit_time``: the newest commit time, a protocol time. ``is_new`` is false for a transaction
-    that was dispatched before, and behind the stop position.
+    that was dispatched before, and after the stop position.
     """
 
     commit_time: int
@@ -112,7 +112,7 @@ class Dispatcher:
         self.stop_lsn = stop_lsn
         """The dispatcher ignores transactions from here on; `EVERYTHING`: not known yet."""
         self.has_passed_stop = False
-        """A transaction at or behind `stop_lsn` has arrived."""
+        """A transaction at or after `stop_lsn` has arrived."""
         self._assembler = assembler
         self._lanes = lanes
         self._tracker = tracker
@@ -151,7 +151,7 @@ class Dispatcher:
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
         """Record the position that the source has reached.
 
-        Return False for a position in the middle of a transaction or behind the stop position,
+        Return False for a position in the middle of a transaction or after the stop position,
         which covers changes that were not dispatched. Raises HistoryMismatch.
         """
         if self.has_passed_stop or not self._assembler.is_between_transactions:

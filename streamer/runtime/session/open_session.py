@@ -126,10 +126,10 @@ class _Opening:
         record: "SourceRecord",
         replication: Connection,
     ) -> TimelineMonitor | None:
-        """Return the watch, which then owns *replication*; close *replication* without a watch.
+        """Return the monitor, which then owns *replication*; at a primary, close *replication*.
 
         Raises SourceConnectionError if the timeline has changed meanwhile. In that case the slot
-        may be behind the fork, so no table may become in sync at its position.
+        may be past the fork, so no table may become in sync at its position.
         """
         if not server.in_recovery:
             await replication.close()

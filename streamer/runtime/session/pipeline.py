@@ -288,7 +288,7 @@ class Pipeline:
             if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):
                 await (
                     session.timeline_monitor.check()
-                )  # before streamer uses a position behind a fork
+                )  # before streamer uses a position past a fork
             try:
                 await self._dispatch(session, burst.payloads)
                 # frees the burst while libpq receives the next large message

@@ -1,6 +1,6 @@
 """Runs scripts of ``streamer execute`` at the target, when the stream reaches them.
 
-The reader stops in front of the transaction that carries a script. Every lane makes earlier changes
+The reader stops before the transaction that carries a script. Every lane makes earlier changes
 durable; then a single transaction at the target runs and records the script. After that the reader
 dispatches the transaction and continues. A crash before the COMMIT of the script leaves no trace,
 and the source sends the message again. After the COMMIT, the record shows that the script has run.

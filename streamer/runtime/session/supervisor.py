@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 MANUAL_RETRY_SECONDS: Final = 15.0
 STEADY_SECONDS: Final = 30.0
-"""An attempt that lasted this long was successful, and its end counts as a first error."""
+"""An attempt that lasted this long was successful, so its error starts the back-off again."""
 OUT_OF_REACH_ATTEMPTS: Final = 3
 """The number of consecutive attempts without a connection after which a peer replica tries."""
 _UNREACHED: Final = (SourceConnectionError, SourceRejectedError, SourceConfigurationError)

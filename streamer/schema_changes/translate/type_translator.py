@@ -248,10 +248,10 @@ class TypeTranslator:
                 "the target has the values in a different order"
             )
             result.doubts.append((change, reason))
-        behind = next((value for value in texts[texts.index(label) :] if value in present), None)
-        place = "" if behind is None else f" before {quote_literal(behind)}"
+        successor = next((value for value in texts[texts.index(label) :] if value in present), None)
+        place = "" if successor is None else f" before {quote_literal(successor)}"
         result.statements.append(f"{alter} add value if not exists {quote_literal(label)}{place}")
-        at = len(present) if behind is None else present.index(behind)
+        at = len(present) if successor is None else present.index(successor)
         labels = (*enum.labels[:at], (0, label), *enum.labels[at:])
         self._target_types[change.after.full_name] = replace(enum, labels=labels)
 
@@ -312,7 +312,7 @@ class TypeTranslator:
         types = {attribute: kind for _, attribute, kind in change.after.attributes}
         if change.kind is DdlKind.DROP_ATTRIBUTE:
             # An older transaction may contain a value with the right number of attributes, but with
-            # different attributes. The backfill begins behind all such transactions.
+            # different attributes. The backfill begins after all such transactions.
             reason = f'attribute "{old}" of "{change.after.full_name}" was dropped'
             result.rewritten[change.after.quoted] = reason
         match change.kind:

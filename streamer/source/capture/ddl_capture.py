@@ -1,7 +1,7 @@
 """Captures changes of definitions at a source.
 
 An event trigger runs after each command that changes a definition. Its function writes the state of
-every affected table into the WAL, between the changes before and behind the command. The state
+every affected table into the WAL, between the changes before and after the command. The state
 names the parts that the transaction has changed. A second function writes the objects that a
 command dropped. These are transactional logical messages, which roll back with the transaction
 (PostgreSQL documentation, "pg_logical_emit_message"). PostgreSQL 12 and 13 do not send such

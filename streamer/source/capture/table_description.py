@@ -195,7 +195,7 @@ $function$
 """
 
 
-# The texts that certainly contain the command, and so its columns; null if no text certainly does.
+# The texts that contain the command, and so its columns; null if this is not certain for any text.
 # A name may be written with escapes, and the context may be in any language. The context names
 # functions of language SQL without their text. A function that the transaction has replaced may
 # still be running.

@@ -41,8 +41,8 @@ class Gatherer:
     """
 
     def __init__(self, end_lsn: Lsn, last: CommittedTransaction | None, start_lsn: Lsn) -> None:
-        """The journal ends at *end_lsn*, behind the transaction *last*. The stream begins at
-        *start_lsn*, which is not behind *end_lsn*.
+        """The journal ends at *end_lsn*, after the transaction *last*. The stream begins at
+        *start_lsn*, which is not after *end_lsn*.
         """
         self.end_lsn = end_lsn
         self.size = 0

@@ -2,11 +2,11 @@
 deletes from the front.
 
 When `Journal.write` returns, its records are on disk, so ``end_lsn`` may be acknowledged to the
-source. `Journal.rewind` cuts off all data behind ``end_lsn`` before the next write: an unfinished
+source. `Journal.rewind` cuts off all data after ``end_lsn`` before the next write: an unfinished
 transaction, a record torn by a crash, records whose flush failed. The source still has these.
 
 A file gets its name when the first records are on disk. So a segment without a sound header is
-damage, never the result of a crash. Damage behind the last sound record of the last segment looks
+damage, never the result of a crash. Damage after the last sound record of the last segment looks
 like a torn record, though. Then the slot, which is ahead of the journal's end, shows the damage.
 """
 
@@ -189,7 +189,7 @@ class Journal:
     # ---- writing -------------------------------------------------------------------------------
 
     def rewind(self) -> None:
-        """Cut off all data behind the end, and flush the remaining data. Raises SpoolError."""
+        """Cut off all data after the end, and flush the remaining data. Raises SpoolError."""
         with _saying(self.path):
             self._close_descriptor()
             self._remove_stray_files()
@@ -206,7 +206,7 @@ class Journal:
 
     @property
     def changes_end_lsn(self) -> Lsn:
-        """The end of the changes. Behind it the journal has only positions that the source has
+        """The end of the changes. After this end the journal has only positions that the source has
         reached.
         """
         last_lsn = NOTHING if self.last is None else self.last.end_lsn
@@ -215,7 +215,7 @@ class Journal:
     def turn(self, branch: Branch) -> None:
         """Continue with changes of *branch*, in a new segment; call `rewind` first.
 
-        The branch forked behind ``changes_end_lsn``. Positions behind the fork are removed, because
+        The branch forked after ``changes_end_lsn``. Positions past the fork are removed, because
         the branch has changes there. Raises SpoolError.
         """
         fork_lsn = common_end(self.branch, branch)
@@ -241,7 +241,7 @@ class Journal:
 
     def write(self, items: list[Record | NewSegment]) -> None:
         """Append, and flush complete records. Raises SpoolError; the caller then calls `rewind` and
-        continues behind ``end_lsn``.
+        continues after ``end_lsn``.
         """
         with _saying(self.path):
             written: list[Record] = []
@@ -328,11 +328,11 @@ class Journal:
         return candidate
 
     def segment_after(self, segment: Segment) -> Segment:
-        """Return the segment behind *segment*, which is not the last segment."""
+        """Return the segment after *segment*, which is not the last segment."""
         return self._segments[segment.number + 1 - self._segments[0].number]
 
     def trim(self, lsn: Lsn) -> None:
-        """Delete the segments without changes behind *lsn*, except the last segment."""
+        """Delete the segments without changes after *lsn*, except the last segment."""
         while len(self._segments) > 1 and self._segments[1].start_lsn <= lsn:
             self._segments[0].path.unlink(missing_ok=True)
             self._segments.pop(0)

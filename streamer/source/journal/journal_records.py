@@ -4,7 +4,7 @@ A segment file begins with a HEADER, which names the journal's owner and the seg
 position. Then come the RELATION messages that are valid at that position, so a reader needs no
 earlier segment. Then come messages in stream order. COMMITS ends with a commit; PART is the
 beginning of a transaction whose commit is in a later record. POSITION records that all changes up
-to a position have arrived. Data behind the last COMMITS or POSITION is incomplete, and the journal
+to a position have arrived. Data after the last COMMITS or POSITION is incomplete, and the journal
 cuts off such data.
 
 Pure.
@@ -71,7 +71,7 @@ class Record:
 
 
 def rest_length(prefix: bytes) -> int:
-    """Return the number of bytes behind the first `PREFIX_SIZE` bytes of a record."""
+    """Return the number of bytes after the first `PREFIX_SIZE` bytes of a record."""
     length: int = _prefix.unpack(prefix)[0]
     return length
 

@@ -19,7 +19,7 @@ from streamer.util.lsn import NOTHING, Lsn
 
 
 class JournalStream:
-    """Reads a journal, from the first segment with changes behind *lsn*.
+    """Reads a journal, from the first segment with changes after *lsn*.
 
     The stream returns only records of *branch*, the history that the attempt began with. So the
     bookkeeping stores a new branch before the first change of that branch arrives.

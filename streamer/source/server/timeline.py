@@ -1,7 +1,7 @@
 """The server that a source's connection reached, and where its history forked from a known branch.
 
 After a failover the source has a new timeline. The new timeline lacks the old primary's commits
-behind the fork point, and the target lacks the new primary's commits since then. Positions up to
+after the fork point, and the target lacks the new primary's commits since then. Positions up to
 the fork point mean the same on both timelines.
 
 PostgreSQL documentation, "Streaming Replication Protocol", TIMELINE_HISTORY.

@@ -26,7 +26,7 @@ where s.slot_name = %s and s.plugin = 'pgoutput' and s.database = pg_catalog.cur
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """The retained WAL. ``unconfirmed_bytes``: the part behind the acknowledged LSN; the source
+    """The retained WAL. ``unconfirmed_bytes``: the part after the acknowledged LSN; the source
     keeps the rest for open transactions and for copies. ``kept_bytes``: max_slot_wal_keep_size, the
     limit of the WAL for a slot; None without that limit.
     """

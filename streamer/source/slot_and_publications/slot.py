@@ -359,7 +359,7 @@ class ExportedSnapshot:
         consistent_point: Lsn,
         source_time: str,
     ) -> None:
-        """*source_time*: all transactions behind the consistent point commit after this time."""
+        """*source_time*: all transactions after the consistent point commit after this time."""
         self._connection = connection
         self.slot = slot
         self.snapshot_name = snapshot_name
@@ -406,7 +406,7 @@ async def create_slot(
     all changes before the consistent point, and the slot all later changes. A standby waits for
     records of running transactions, which only the primary writes. *report* receives the sessions
     or the record that the slot waits for, after each change. While sessions delay the slot,
-    *passed* receives positions that the consistent point will be behind. Raises SlotWaitError after
+    *passed* receives positions that the consistent point will follow. Raises SlotWaitError after
     `WAIT_SECONDS`, and leaves no slot behind.
     """
     connection = await connect(source, replication=True)
@@ -433,7 +433,7 @@ async def _create(
         export = "(SNAPSHOT 'export', FAILOVER true)"
     with translating(source.label):
         await check_same_server(connection, server)
-        # Read the clock before the slot, because transactions behind the consistent point commit
+        # Read the clock before the slot, because transactions after the consistent point commit
         # later.
         clock = await connection.execute("select pg_catalog.clock_timestamp()::text as now")
         time_row = await clock.fetchone()

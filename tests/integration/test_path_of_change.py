@@ -35,7 +35,7 @@ async def test_the_changes_of_a_paused_table_are_held_in_its_lane(
 
         await until(is_held)
         events.history.work.sample()
-        facts = events.way_facts(1, 100)
+        facts = events.path_facts(1, 100)
         assert facts.lag_seconds > 0
         assert facts.queued_bytes == 0
         assert facts.use == [0.0] * len(streamer.engine.workers)

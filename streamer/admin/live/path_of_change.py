@@ -1,8 +1,8 @@
-"""The way of changes from the sources to the target, and where the time goes when lag grows. Pure.
+"""The path of a change from source to target, and where the time goes when lag grows. Pure.
 
 A change waits in the WAL of its source until the walsender sends the change, and in a lane until a
 worker takes the change. Then a worker writes, and the worker's session may wait in the target. The
-first place that explains the lag is slow.
+page marks the first of these stages that explains the lag as slow.
 """
 
 import enum
@@ -15,13 +15,13 @@ from streamer.util.quantities import format_duration
 Row = dict[str, Any]
 
 LAG_SECONDS_MIN: Final = 1.0
-"""Less lag is the ordinary rhythm of reading and committing."""
+"""Ordinary pauses between reads and commits cause less lag."""
 BUSY: Final = 0.9
-"""A worker that writes for this share of the time is the limit of its lanes."""
+"""A worker that writes for this share of the time limits its lanes."""
 
 
-class WayStage(enum.StrEnum):
-    """A part of the way."""
+class Stage(enum.StrEnum):
+    """A stage of the path."""
 
     SOURCE = "source"
     LANES = "lanes"
@@ -30,13 +30,13 @@ class WayStage(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WayFacts:
-    """What this process knows about changes on their way.
+class PathFacts:
+    """The facts of this process about changes that the target lacks.
 
     ``undelivered_bytes``: WAL that the sources have not sent. ``undelivered_seconds``: its age,
     without sources whose reader waits for room in the queues. ``is_full``: such a source exists.
-    ``held_tables``: tables whose changes wait for a copy, an operator or the target. ``waits``: for
-    what the workers wait at the target.
+    ``held_tables``: tables whose changes wait for a copy, an operator or the target.
+    ``waits``: what the workers wait for at the target.
     """
 
     lag_seconds: float = 0.0
@@ -53,11 +53,11 @@ class WayFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The way of changes. ``slow``: where the time goes; ``text``: why."""
+class ChangePath:
+    """The path of a change. ``slow``: where the time goes; ``text``: why."""
 
-    facts: WayFacts
-    slow: WayStage | None = None
+    facts: PathFacts
+    slow: Stage | None = None
     text: str = ""
 
     @property
@@ -77,27 +77,27 @@ def held_of(sources: Iterable[Row]) -> tuple[int, int]:
     return len(sizes), sum(sizes)
 
 
-def way_of(facts: WayFacts) -> Way:
-    """Return the way of changes with the slow stage, if changes wait."""
+def path_of(facts: PathFacts) -> ChangePath:
+    """Return the path of a change with the slow stage, if changes wait."""
     stage, text = _slow(facts)
-    return Way(facts, stage, text)
+    return ChangePath(facts, stage, text)
 
 
-def _slow(facts: WayFacts) -> tuple[WayStage | None, str]:
+def _slow(facts: PathFacts) -> tuple[Stage | None, str]:
     if facts.target_error is not None:
-        return WayStage.TARGET, "the target accepts no changes"
+        return Stage.TARGET, "the target accepts no changes"
     if facts.lag_seconds < LAG_SECONDS_MIN:
         return None, ""
     if facts.waits is not None:
-        return WayStage.TARGET, f"the workers wait for {facts.waits}"
+        return Stage.TARGET, f"the workers wait for {facts.waits}"
     busiest = max(facts.use, default=0.0)
     if facts.is_full or busiest >= BUSY:
         share = f"{busiest * 100:.0f} %"
-        return WayStage.WORKERS, f"the busiest worker writes {share} of the time"
+        return Stage.WORKERS, f"the busiest worker writes {share} of the time"
     if facts.undelivered_seconds >= LAG_SECONDS_MIN:
         age = format_duration(facts.undelivered_seconds)
-        return WayStage.SOURCE, f"a source has not sent the changes of the last {age}"
+        return Stage.SOURCE, f"a source has not sent the changes of the last {age}"
     if facts.held_tables:
         noun = "1 table holds" if facts.held_tables == 1 else f"{facts.held_tables} tables hold"
-        return WayStage.LANES, f"{noun} changes for a copy, an operator or the target"
+        return Stage.LANES, f"{noun} changes for a copy, an operator or the target"
     return None, ""

@@ -1,11 +1,11 @@
-"""The way of changes: the stage where the time goes, and the work of the workers."""
+"""The path of a change: the stage where the time goes, and the work of the workers."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from streamer.admin.live.way_of_changes import WayFacts, WayStage, held_of, way_of
+from streamer.admin.live.path_of_change import PathFacts, Stage, held_of, path_of
 from streamer.admin.live.work_samples import Work, WorkSamples
 from streamer.observability.metrics import Metrics
 
@@ -51,8 +51,8 @@ from streamer.observability.metrics import Metrics
 def test_the_first_stage_that_explains_the_lag_is_slow(
     facts: dict[str, Any], slow: str | None, text: str
 ) -> None:
-    way = way_of(WayFacts(**({"lag_seconds": 9.0} | facts)))
-    assert (way.slow, way.text) == (slow and WayStage(slow), text)
+    path = path_of(PathFacts(**({"lag_seconds": 9.0} | facts)))
+    assert (path.slow, path.text) == (slow and Stage(slow), text)
 
 
 def test_tables_with_held_changes_are_counted_over_all_sources() -> None:
