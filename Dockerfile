@@ -1,9 +1,12 @@
-# docker build --tag streamer .
-# docker run --init --volume "$PWD/config.yaml:/etc/streamer/config.yaml:ro" streamer
+# docker build --tag streamer:0.1.0 --build-arg SOURCE_COMMIT="$(git rev-parse HEAD)" .
 #
-# tests/acceptance/test_image.py runs the steps that need no container engine.
+# docs/guides/deploy.md has the line that runs the image. tests/image/test_image.py runs the steps
+# that need no container engine.
 
-FROM python:3.12-slim AS build
+# The digest names the image of all architectures, so a build tomorrow begins with the same files.
+FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea AS python
+
+FROM python AS build
 WORKDIR /src
 # For the extension module of streamer.compiled. Without the compiler the image would hold pure Python.
 RUN apt-get update \
@@ -16,28 +19,35 @@ COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY migrations migrations
 COPY docs docs
 COPY streamer streamer
+# The image has no repository: hatch_build.py reads the commit from this variable.
+ARG SOURCE_COMMIT=""
 RUN python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 RUN python -m venv /opt/streamer
 RUN /opt/streamer/bin/python -m pip install --no-cache-dir --no-index --no-deps /wheels/*.whl
 
-FROM python:3.12-slim
-# 17 or 21, depending on the distribution's release: Spark runs on both.
+FROM python
+# Java is 17 or 21, depending on the distribution's release: Spark runs on both.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends default-jre-headless procps \
+    && apt-get install --yes --no-install-recommends default-jre-headless procps tini \
     && rm -rf /var/lib/apt/lists/*
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/streamer streamer
 COPY --from=build /opt/streamer /opt/streamer
 # The classes of Spark's JVM, parsed once: Spark starts in half the time.
 RUN /opt/streamer/bin/python -m streamer.copy.spark.class_archive --installed
-# The health check asks this address; the variable takes precedence over the configuration.
 ENV PATH=/opt/streamer/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    STREAMER_HTTP__LISTEN=127.0.0.1:8000 \
     STREAMER_SPOOL__DIRECTORY=/var/lib/streamer/spool
 USER streamer
 WORKDIR /etc/streamer
 VOLUME /var/lib/streamer
-HEALTHCHECK --interval=30s --timeout=10s --start-period=60s \
-    CMD ["python", "-c", "import os, urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://' + os.environ['STREAMER_HTTP__LISTEN'] + '/healthz', timeout=5)"]
-ENTRYPOINT ["streamer"]
+ARG SOURCE_COMMIT=""
+LABEL org.opencontainers.image.title="streamer" \
+    org.opencontainers.image.description="Streams many PostgreSQL databases into one" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.revision="$SOURCE_COMMIT" \
+    org.opencontainers.image.licenses="Apache-2.0"
+# The command reads config.yaml of the working directory, so it asks the address in use.
+HEALTHCHECK --interval=60s --timeout=30s --start-period=60s CMD ["streamer", "health"]
+# Spark's processes can outlive their parents, and pid 1 has to reap these orphans. tini passes each signal on.
+ENTRYPOINT ["tini", "--", "streamer"]
 CMD ["run"]

@@ -172,6 +172,13 @@ def run(
             metavar="N",
         ),
     ] = None,
+    watch_config: Annotated[
+        bool,
+        typer.Option(
+            "--watch-config",
+            help="Read the configuration again whenever the file changes, as at SIGHUP.",
+        ),
+    ] = False,
     process: Annotated[
         str | None, typer.Option(hidden=True, help="Set by the parent of several processes.")
     ] = None,
@@ -213,6 +220,7 @@ def run(
             take_over=take_over or [],
             max_sources=max_sources,
             membership=None if process is None else Membership.parse(process),
+            watches_file=watch_config,
         )
     )
     if code:
@@ -303,6 +311,30 @@ def status(
         status_output.print_status(report, Console(), is_wide=wide)
     if report.exit_code:
         fail(report.failure, report.exit_code)
+
+
+@app.command(rich_help_panel=INCIDENTS, epilog=example("streamer health --json"))
+def health(as_json: JsonOption = False) -> None:
+    """Ask the running process of this configuration whether it works.
+
+    The exit code is 0 if the process answers, and 1 otherwise. With an empty `http.listen`, the
+    process answers no client, and the exit code is 0. A table in error does not count: `status`
+    shows tables.
+    """
+    from streamer.commands.health_check import ask_health
+    from streamer.config import static_mapping
+
+    try:
+        _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+    answer = ask_health(settings.http.listen)
+    if as_json:
+        print_json(answer)
+    if answer.healthy is False:
+        fail(str(answer), 1)
+    if not as_json:
+        typer.echo(str(answer))
 
 
 @app.command(rich_help_panel=INCIDENTS, epilog=example("streamer doctor --bundle report.zip"))

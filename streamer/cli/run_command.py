@@ -19,6 +19,7 @@ from streamer.observability import build_facts
 from streamer.postgres.conninfo import server_name
 from streamer.postgres.credentials import is_same_login
 from streamer.runtime.child_processes.child_process import Membership
+from streamer.runtime.configuration_watch import watching
 from streamer.runtime.shutdown import stop_on_signals
 from streamer.util.lsn import Lsn
 
@@ -63,9 +64,11 @@ async def run(
     take_over: Collection[str],
     max_sources: int | None,
     membership: Membership | None,
+    watches_file: bool,
 ) -> int:
     """Run until a signal, or until the stream reaches *at_lsn* or is caught up; return the exit
-    code. *membership*: the membership of a process that a parent has started.
+    code. *membership*: the membership of a process that a parent has started. *watches_file*: read
+    the configuration again whenever the file changes; a parent does so for its processes.
 
     Raises StreamerError for an error that ends the process.
     """
@@ -75,11 +78,13 @@ async def run(
     }
     # First, because an unhandled signal ends the process.
     stop = stop_on_signals(lambda: act["stop"](), lambda: act["reload"]())
-    settings, mapping = _load(path, overrides, membership)
-    count = 1 if when_caught_up or at_lsn is not None else settings.processes
-    is_alone = membership is None and count == 1
-    named = select_sources(mapping, only, may_miss=True).sources
     async with AsyncExitStack() as stack:
+        if watches_file:
+            await stack.enter_async_context(watching(path, lambda: act["reload"]()))
+        settings, mapping = _load(path, overrides, membership)
+        count = 1 if when_caught_up or at_lsn is not None else settings.processes
+        is_alone = membership is None and count == 1
+        named = select_sources(mapping, only, may_miss=True).sources
         launcher = await begin_spark(settings, named) if is_alone else None
         if launcher is not None:
             stack.push_async_callback(launcher.stop)

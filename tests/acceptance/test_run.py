@@ -47,21 +47,23 @@ def config(tmp_path: Path, source: Database, target: Database) -> Path:
 SHARED = "create table t (sid text, id int, v text, primary key (sid, id))"
 
 
-def test_sighup_applies_a_good_configuration_and_refuses_a_faulty_one(
+def test_sighup_and_a_watched_change_apply_a_good_configuration_and_refuse_a_faulty_one(
     config: Path, source: Database, target: Database
 ) -> None:
     for db in (source, target):
         db.execute("create table more (id int primary key)")
     good = config.read_text()
-    with Process(config) as process:
+    with Process(config, "--watch-config") as process:
         caught_up(process)
         config.write_text(good + "\n    more: {colour: blue}\nworkers: 9")
         process.process.send_signal(signal.SIGHUP)
         eventually(lambda: "keeping the current configuration" in process.output)
         assert "colour" in process.output
 
-        config.write_text(good + "\n    more: {initial: none}\nworkers: 9")
-        process.process.send_signal(signal.SIGHUP)
+        # As Kubernetes does: a file that differs takes the place of the former file, and no signal comes.
+        changed = config.with_name("changed.yaml")
+        changed.write_text(good + "\n    more: {initial: none}\nworkers: 9")
+        changed.replace(config)
         eventually(lambda: "configuration applied" in process.output)
         assert re.search("need a restart.*workers", process.output)
         source.execute("insert into t values (1, 'x'); insert into more values (1)")

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.slow
 
 ROOT: Final = Path(__file__).parents[2]
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-START_SECONDS: Final = 60.0
+START_SECONDS: Final = 300.0
+"""The machine may be busy."""
 
 
 def step(containing: str) -> list[str]:
@@ -114,11 +116,17 @@ def test_program_runs_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert "teardown" in helped
 
 
-def health_command() -> list[str]:
-    (found,) = re.findall(r"^HEALTHCHECK .*\\\n +CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    command = json.loads(found)
-    assert command[0] == "python"
-    return [sys.executable, *command[1:]]
+def instruction(name: str) -> list[str]:
+    """Return the words of an instruction that the Dockerfile gives as a JSON array."""
+    (words,) = re.findall(rf"^{name} (?:.* )?(\[.*\])$", DOCKERFILE, re.MULTILINE)
+    return [str(word) for word in json.loads(words)]
+
+
+def of_installed(words: list[str], installed: Path) -> list[str]:
+    """Return a command of the image with the program that the tests have installed."""
+    place = words.index("streamer")
+    program = [sys.executable, str(installed / "bin" / "streamer")]
+    return [*words[:place], *program, *words[place + 1 :]]
 
 
 @pytest.fixture
@@ -128,22 +136,30 @@ def listen() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-@pytest.fixture
-def running(installed: Path, tmp_path: Path, listen: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The image's command with the image's variables, waiting for a target that is not there."""
-    (tmp_path / "config.yaml").write_text(
+def write_mounted(directory: Path, listen: str) -> None:
+    """Write the file that the user of the image mounts."""
+    (directory / "config.yaml").write_text(
+        f"http: {{listen: '{listen}'}}\n"
         "target: {url: 'postgresql://nobody@127.0.0.1:1/dw'}\n"
         "sources: [{database: shop, urls: [{url: 'postgresql://nobody@127.0.0.1:1/shop'}],"
         " tables: {customers: }}]\n"
     )
+
+
+@pytest.fixture
+def running(
+    installed: Path, tmp_path: Path, listen: str, init: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The image's first process with its variables, waiting for a target that is not there."""
+    write_mounted(tmp_path, listen)
+    words = instruction("ENTRYPOINT") + instruction("CMD")
+    assert words[0] == Path(init).name
+    variables = dict(re.findall(r"\b(STREAMER_\w+)=(\S+)", DOCKERFILE))
+    assert list(variables) == ["STREAMER_SPOOL__DIRECTORY"]
     process = subprocess.Popen(
-        [sys.executable, installed / "bin" / "streamer", "run"],
+        of_installed(words, installed),
         cwd=tmp_path,
-        env=environment(
-            installed,
-            STREAMER_HTTP__LISTEN=listen,
-            STREAMER_SPOOL__DIRECTORY=str(tmp_path / "spool"),
-        ),
+        env=environment(installed, STREAMER_SPOOL__DIRECTORY=str(tmp_path / "spool")),
         stderr=subprocess.DEVNULL,
     )
     yield process
@@ -151,26 +167,98 @@ def running(installed: Path, tmp_path: Path, listen: str) -> Iterator[subprocess
     process.wait(timeout=START_SECONDS)
 
 
-def is_healthy(listen: str) -> bool:
-    return (
-        subprocess.run(
-            health_command(),
-            env=os.environ | {"STREAMER_HTTP__LISTEN": listen},
-            stderr=subprocess.DEVNULL,
-            check=False,
-        ).returncode
-        == 0
+def is_healthy(installed: Path, directory: Path, **variables: str) -> bool:
+    """Run the image's health check; the engine reserves all exit codes but 0 and 1."""
+    command = of_installed(instruction("HEALTHCHECK"), installed)
+    check = subprocess.run(
+        command,
+        cwd=directory,
+        env=environment(installed, **variables),
+        capture_output=True,
+        check=False,
     )
+    assert check.returncode in (0, 1), check.stderr
+    return check.returncode == 0
 
 
-def test_health_command_tells_a_running_process_from_none(
-    listen: str, running: "subprocess.Popen[bytes]"
+def test_health_check_asks_the_address_of_the_mounted_file(
+    installed: Path, tmp_path: Path, running: "subprocess.Popen[bytes]"
 ) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not is_healthy(listen):
+    while not is_healthy(installed, tmp_path):
         assert running.poll() is None
         assert time.monotonic() < deadline
 
     running.terminate()
     assert running.wait(timeout=START_SECONDS) == 0
-    assert not is_healthy(listen)
+    assert not is_healthy(installed, tmp_path)
+
+
+def test_health_check_asks_the_address_of_a_variable_first_and_none_without_http(
+    installed: Path, tmp_path: Path, listen: str
+) -> None:
+    write_mounted(tmp_path, "")
+
+    assert is_healthy(installed, tmp_path)
+    assert not is_healthy(installed, tmp_path, STREAMER_HTTP__LISTEN=listen)
+
+
+# ---- the first process -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def init() -> str:
+    """The init that the Dockerfile installs, from the distribution of the tests."""
+    path = shutil.which("tini")
+    assert path is not None, "the image's init is missing: apt-get install tini"
+    assert re.search(r"apt-get install .* tini\b", DOCKERFILE)
+    return path
+
+
+ORPHAN: Final = """
+import os, time
+end, start = os.pipe()
+answer, said = os.pipe()
+if (parent := os.fork()) == 0:
+    if (orphan := os.fork()) == 0:
+        os.close(start)
+        os.read(end, 1)
+        os._exit(0)
+    os.write(said, str(orphan).encode())
+    os._exit(0)
+os.waitpid(parent, 0)
+status = f"/proc/{int(os.read(answer, 20))}/stat"
+os.close(start)  # the orphan reads to the end, and ends
+deadline = time.monotonic() + 100
+outcome = "never ended"
+while time.monotonic() < deadline:
+    try:
+        state = open(status).read().rpartition(")")[2].split()[0]
+    except OSError:
+        outcome = "reaped"
+        break
+    if state == "Z" and os.getpid() == 1:  # no further process could reap the orphan
+        outcome = "zombie"
+        break
+print(outcome)
+"""
+"""Leaves an orphan behind, lets the orphan end, and prints whether pid 1 reaps the orphan."""
+
+
+@pytest.mark.parametrize(("has_init", "outcome"), [(False, "zombie"), (True, "reaped")])
+def test_orphans_of_the_program_are_reaped(has_init: bool, outcome: str, init: str) -> None:
+    """The namespace of a container begins with pid 1, as here. Without an init, the program is pid 1."""
+    options = ["--fork", "--pid", "--mount-proc"]
+    if os.getuid():
+        options += ["--user", "--map-root-user"]
+    first = [init, "--"] if has_init else []
+
+    said = subprocess.run(
+        ["unshare", *options, *first, sys.executable, "-c", ORPHAN],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=START_SECONDS,
+    )
+
+    assert said.stdout.strip() == outcome, said.stderr

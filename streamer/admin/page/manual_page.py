@@ -13,9 +13,10 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from streamer.util.listen_address import local_url
+
 HELP: Final = "/help"
 INDEX: Final = "index"
-_ANY_HOST: Final = ("0.0.0.0", "::", "[::]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,7 @@ def reachable_address(page: str, listen: str | None) -> str:
     """
     if listen is None:
         return str(manual_root() / f"{page.removeprefix(HELP).strip('/')}.md")
-    host, _, port = listen.rpartition(":")
-    return f"http://{'127.0.0.1' if host in _ANY_HOST else host}:{port}{page}"
+    return f"{local_url(listen)}{page}"
 
 
 def _with_addresses(tokens: list[Token], name: str, names: Container[str]) -> list[Token]:

@@ -34,6 +34,7 @@ from streamer.errors.error_classes import (
 )
 from streamer.mapping.rules import Mapping
 from streamer.postgres.secret import Secret
+from streamer.util.listen_address import local_url
 
 SECONDS_MAX: Final = 300.0
 """A plan reads every server."""
@@ -234,9 +235,7 @@ async def find_process(
         yield None
         return
     else:
-        host, _, port = settings.http.listen.rpartition(":")
-        host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "127.0.0.1"}.get(host, host)
-        address = f"http://{host}:{port}"
+        address = local_url(settings.http.listen)
     remote = RemoteClient(address, settings.admin.token)
     try:
         if url is not None:
