@@ -51,7 +51,7 @@ screens: $(installed)
 		$(python) -m pytest tests/browser --numprocesses 2 --dist worksteal $(ARGS)
 
 image: $(installed)
-	@scripts/with_java.sh $(python) -m pytest tests/image $(ARGS)
+	@scripts/with_java.sh scripts/with_tini.sh $(python) -m pytest tests/image $(ARGS)
 
 matrix: $(installed)
 	@scripts/with_java.sh $(python) -m tests.matrix $(ARGS)
@@ -118,6 +118,6 @@ lock: $(installed)
 
 # Runs again when a requirement changes.
 $(installed): scripts/setup.sh pyproject.toml requirements-dev.lock requirements-build.lock \
-		hatch_build.py streamer/compiled/_compiled.pyx
+		tests/requirements-postgres.lock tests/requirements-validators.lock hatch_build.py streamer/compiled/_compiled.pyx
 	@PYTHON="$(PYTHON)" scripts/setup.sh
 	@touch $@

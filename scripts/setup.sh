@@ -54,6 +54,7 @@ if pip config list | grep -qE 'index-url|no-index|proxy' ||
 fi
 pip install --quiet --no-deps --no-build-isolation --editable .
 .venv/bin/python -m scripts.install_postgres
+.venv/bin/python -m scripts.install_validators
 implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
     'from streamer.compiled import choice; print(choice.describe())')
 [ "$implementation" = compiled ] || echo "streamer uses $implementation"

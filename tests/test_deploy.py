@@ -13,10 +13,12 @@ import pytest
 import yaml
 from prometheus_client import Histogram
 
+import streamer
 from streamer.config import static_mapping
 from streamer.control.table_state import State
 from streamer.runtime.process.engine import Engine, StopCondition
 from streamer.runtime.services import SOURCE_STATES
+from tests.support.kubernetes import check_workload, container_of, of_kind
 from tests.test_docs import ROOT
 
 DEPLOY: Final = ROOT / "deploy"
@@ -25,10 +27,7 @@ ALERTS: Final = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text
 RULES: Final = [rule for group in ALERTS["groups"] for rule in group["rules"]]
 DASHBOARD: Final = json.loads((DEPLOY / "grafana" / "streamer.json").read_text())
 COMPOSE: Final = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-KUBERNETES: Final = {
-    document["kind"]: document
-    for document in yaml.safe_load_all((DEPLOY / "kubernetes" / "streamer.yaml").read_text())
-}
+KUBERNETES: Final = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "streamer.yaml").read_text()))
 SCRAPED: Final = {"up": {"job", "instance"}}
 """Metrics that Prometheus itself provides."""
 
@@ -226,31 +225,19 @@ def test_the_work_of_compose_is_sql_that_postgresql_takes(source: Any) -> None:
 def test_kubernetes_runs_one_process_and_asks_it_the_right_things(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = KUBERNETES["Deployment"]["spec"]
-    pod = spec["template"]["spec"]
-    (container,) = pod["containers"]
+    check_workload(KUBERNETES, "Deployment")
+    spec = of_kind(KUBERNETES, "Deployment")["spec"]
+    container = container_of(of_kind(KUBERNETES, "Deployment"))
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert KUBERNETES["Service"]["spec"]["publishNotReadyAddresses"]
-    assert pod["terminationGracePeriodSeconds"] > 10
-    uid = pod["securityContext"]["runAsUser"]
-    assert f"--uid {uid} " in (ROOT / "Dockerfile").read_text()
-    # Every selector finds the pod, and every volume and claim exists.
-    labels = spec["template"]["metadata"]["labels"]
-    for kind in ("Deployment", "PodDisruptionBudget"):
-        assert KUBERNETES[kind]["spec"]["selector"]["matchLabels"] == labels
-    assert KUBERNETES["Service"]["spec"]["selector"] == labels
-    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    # The file has no secret, and streamer accepts its configuration with the secrets.
-    assert "Secret" not in KUBERNETES
+    # streamer accepts its configuration with the secrets.
     monkeypatch.setenv("DW_PASSWORD", "secret")
     monkeypatch.setenv("SHOP_PASSWORD", "secret")
     monkeypatch.setenv("STREAMER_ADMIN__TOKEN", "secret")
     for variable in container["env"]:
         monkeypatch.setenv(variable["name"], variable["value"])
     path = tmp_path / "config.yaml"
-    path.write_text(KUBERNETES["ConfigMap"]["data"]["config.yaml"])
+    path.write_text(of_kind(KUBERNETES, "ConfigMap")["data"]["config.yaml"])
     settings, mapping = static_mapping.load(path)
     assert settings.admin.has_credentials
     assert [source.label for source in mapping.sources] == ["shop:eu"]
@@ -311,6 +298,22 @@ def test_image_runs_as_an_ordinary_user() -> None:
     assert re.findall(r"^USER (.*)$", DOCKERFILE, re.MULTILINE) == ["streamer"]
     assert DOCKERFILE.index("useradd") < DOCKERFILE.index("\nUSER ")
     assert re.findall(r"^(?:ENTRYPOINT|CMD) (.*)$", DOCKERFILE, re.MULTILINE) == [
-        '["streamer"]',
+        '["tini", "--", "streamer"]',
         '["run"]',
     ]
+
+
+def test_image_begins_with_a_digest_and_says_what_it_is() -> None:
+    """A tag may name a different image tomorrow. Later stages begin with the image of the digest."""
+    first, *later = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert re.fullmatch(r"python:3\.\d+-slim@sha256:[0-9a-f]{64}", first)
+    assert set(later) == {"python"}
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="(.*?)"', DOCKERFILE))
+    assert labels["version"] == streamer.__version__
+    assert labels["revision"] == "$SOURCE_COMMIT"
+    assert set(labels) == {"title", "description", "version", "revision", "licenses"}
+
+
+def test_image_leaves_the_address_to_the_user() -> None:
+    """A variable of the image would take precedence over the mounted file."""
+    assert "STREAMER_HTTP" not in DOCKERFILE
