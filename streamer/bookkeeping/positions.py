@@ -43,6 +43,17 @@ from pg_catalog.json_to_recordset($1::text::json) p (
 where s.id = p.id and s.lock_token = p.token and s.acknowledged_lsn = p.stored_lsn
 returning s.lock_token as token
 """
+VISIBLE_UNTIL_SQL: Final = """
+select coalesce(min(coalesce(
+           case when r.snapshot_lsn is not null or r.state = 'ready'
+                then least(s.visible_time, r.lag_since) end, 'epoch')), 'epoch') as visible_until
+from streamer.relation r join streamer.source s on s.id = r.source_id
+where r.target = {target}
+"""
+"""The time up to which a target table shows all commits of its sources, for other programs.
+
+*target*: the name of the table as a string constant. The time is the epoch before the first copy.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,14 @@ from streamer.cli.shared_options import (
     UrlOption,
     example,
 )
-from streamer.cli.terminal import GLOBALS, fail, print_json, run_to_end, show
+from streamer.cli.terminal import (
+    GLOBALS,
+    fail,
+    load_with_target,
+    print_json,
+    run_to_end,
+    show,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -305,13 +312,53 @@ def apply(
 
 
 @app.command("export", rich_help_panel=MAPPING, epilog=example("streamer export > backup.yaml"))
-def export_yaml(url: UrlOption = None) -> None:
-    """Print the draft as a configuration file, with a variable in place of each password."""
+def export(
+    dbt: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a dbt package about the replicated tables to this directory instead.",
+            metavar="DIRECTORY",
+        ),
+    ] = None,
+    url: UrlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the draft as a configuration file, with a variable in place of each password.
+
+    With --dbt, streamer reads the tables from the target instead. The package has sources with
+    freshness, a test of each key, and a view of the current rows of each history table. A later
+    export replaces the files of an earlier export.
+    """
+    if dbt is not None:
+        _export_dbt(dbt, as_json=as_json)
+        return
     text, variables = _call_api(url, lambda client: client.export())
+    if as_json:
+        print_json({"configuration": text, "variables": variables})
+        return
     typer.echo(text, nl=False)
     if variables:
         names = ", ".join(variables)
         typer.echo(f"streamer: set these variables to the passwords: {names}", err=True)
+
+
+def _export_dbt(directory: Path, *, as_json: bool) -> None:
+    from streamer.commands.export_dbt import export_dbt
+
+    _, mapping, address = load_with_target()
+    package = run_to_end(export_dbt(address, mapping, directory))
+    if as_json:
+        tables = {"tables": package.tables, "left_out": package.left_out}
+        print_json({"directory": str(directory), "files": sorted(package.files)} | tables)
+    for table in package.left_out:
+        name = f"{table['target']}: dbt cannot quote the name {table['name']!r}"
+        typer.echo(f"streamer: left out {name}", err=True)
+    if not package.tables:
+        fail("the target has no replicated tables; start `streamer run` first", 1)
+    if not as_json:
+        views = sum(table["current"] is not None for table in package.tables)
+        count = f"tables: {len(package.tables)}, views of current rows: {views}"
+        typer.echo(f"wrote {directory}; {count}")
 
 
 @app.command("import", rich_help_panel=MAPPING, epilog=example("streamer import config.yaml"))
