@@ -158,6 +158,9 @@ create table streamer.relation (
     -- Whether streamer wrote all rows of this source in the target, so that a copy may replace
     -- them.
     owns_rows boolean not null default false,
+    -- Whether the table has ever been in sync, by a copy or by `initial: none`. `copy_where` limits
+    -- only the copies before.
+    was_in_sync boolean not null default false,
     -- The replicated partitions of a partitioned source table, by the source's OIDs; null until
     -- streamer has read them. The stream never contains the rows that a partition has at ATTACH.
     leaves int8[],

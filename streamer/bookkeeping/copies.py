@@ -112,7 +112,7 @@ class FinishedCopy:
             if not is_next or copy.snapshot_lsn is not None or copy.end_lsn > self.lsn:
                 return None
             return {**moved, **self._counts(copy), **self._definition, "chunks": chunks}
-        moved |= {"snapshot_lsn": self.lsn, "resync": None, "chunks": None}
+        moved |= {"snapshot_lsn": self.lsn, "resync": None, "chunks": None, "was_in_sync": True}
         if not self.scope.is_to_point:
             return moved | self._all_rows(copy)
         if copy.end_lsn != self.end_lsn or copy.end_lsn > self.lsn:

@@ -151,7 +151,7 @@ async def _refuse_remaining_rows(
     """
     uncopied = [str(mapping.source) for mapping in mappings if mapping.rule.initial is Initial.NONE]
     for rows in await read_remaining_rows(connection, source_id, uncopied) if uncopied else ():
-        values = dict.fromkeys(("declared", "owns_rows", "needs_resync"), True)
+        values = dict.fromkeys(("declared", "owns_rows", "was_in_sync", "needs_resync"), True)
         error = {"state": "error", "error": ErrorReport.of(rows.error)}
         await RELATIONS.set(
             connection, rows.relation_id, {**values, **error}, also="changed_at = now()"

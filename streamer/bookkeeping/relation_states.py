@@ -55,6 +55,7 @@ class CopyRecord(StateRecord):
     """The former copy filled the target directly and did not finish."""
     target_created: bool
     owns_rows: bool
+    was_in_sync: bool
     rows_copied: int
     bytes_copied: int
     unfilled: tuple[str, ...]

@@ -23,7 +23,8 @@ select r.source_id, r.source, s.acknowledged_lsn,
        to_jsonb(r) || case when q.has_some then '{"snapshot_lsn": null}'::jsonb else '{}' end
 from streamer.relation r join streamer.source s on s.id = r.source_id,
      lateral (select exists (select from streamer.quarantine where relation_id = r.id)) q (has_some)
-where r.id = $1 and (r.owns_rows or r.target_created or r.snapshot_lsn is not null)
+where r.id = $1
+  and (r.owns_rows or r.target_created or r.was_in_sync or r.snapshot_lsn is not null)
 on conflict (source_id, source) do update
 set acknowledged_lsn = excluded.acknowledged_lsn, relation = excluded.relation
 """

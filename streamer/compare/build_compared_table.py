@@ -50,6 +50,7 @@ class TableFacts:
     """All facts about a table that a comparison needs.
 
     ``published``: the relation in the source's publication. ``where``: the operator's condition.
+    ``copy_where``: the condition of the first copy, if rows outside the condition take no part.
     """
 
     relation_id: int
@@ -61,6 +62,7 @@ class TableFacts:
     published: Relation
     target: TargetRelation
     where: Expression | None = None
+    copy_where: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,7 @@ def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
     only = "" if relation.is_partitioned else "only "
     table = f"{only}{quote_qualified(relation.name.namespace, relation.name.name)}"
     shown = [_shown(value.expression, value.target) for value in values]
-    expressions = (rule.filter, rule.copy_where, facts.where)
+    expressions = (rule.filter, facts.copy_where, facts.where)
     conditions = [f"({e})" for e in expressions if e is not None]
     return _side(table, shown, conditions)
 
@@ -244,7 +246,7 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
         conditions.append(f"{history.is_open('t')} and not {history.quoted('t')[2]}")
     if (deleted_at := facts.mapping.rule.deleted_at) is not None:
         conditions.append(f"t.{quote_identifier(deleted_at)} is null")
-    for place, where in (("copy_where", facts.mapping.rule.copy_where), ("--where", facts.where)):
+    for place, where in (("copy_where", facts.copy_where), ("--where", facts.where)):
         if where is not None:
             conditions.append(_where_of_target(facts, values, where, place))
     return _side(table, shown, conditions)

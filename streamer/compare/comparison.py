@@ -370,6 +370,7 @@ class Comparison:
                             published=published_relation(relations[name]),
                             target=aim,
                             where=where,
+                            copy_where=rule.rule.copy_where,
                         )
                         if self._options.definitions:
                             neighbours = await read_others(target, item.record.relation_id)

@@ -315,10 +315,10 @@ class TableSettings(Strict):
     )
     copy_where: str | None = Field(
         default=None,
-        title="Rows of the copy",
-        description="SQL condition over the source's columns: a copy of the whole table reads only "
-        "rows that match. Later changes of all rows reach the target. The condition may use "
-        "only columns that the target has unchanged.",
+        title="Rows of the first copy",
+        description="SQL condition over the source's columns: the first copy of the table reads "
+        "only rows that match. Later changes of all rows reach the target, and a later copy reads "
+        "all rows. The condition may use only columns that the target has unchanged.",
         examples=["created_at >= '2024-01-01'"],
     )
     set: dict[str, str | HashSettings] = Field(

@@ -46,7 +46,7 @@ class CopyOrder:
     snapshot: tuple[str, str] = ("", "")
     """The source's time at the snapshot, and its consistent point, for row metadata."""
     copy_where: str | None = None
-    """A condition that limits a copy of all rows, or a chunk of that copy."""
+    """A condition that limits the first copy, or a chunk of that copy."""
 
     def includes(self, name: str) -> bool:
         """Return whether the copy writes a target column."""

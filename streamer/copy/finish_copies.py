@@ -255,8 +255,7 @@ class Finisher:
             async with _using(session) as target:
                 if await self._is_elsewhere(target, copy):
                     return
-                may_have_orphans = copy.scope.is_to_point or copy.awaits_orphans
-                if may_have_orphans and await self._plan_orphans(target, copy):
+                if copy.scope.is_to_point and await self._plan_orphans(target, copy):
                     return  # the parts with orphaned rows come first
                 finished = _finished_copy(copy, rows, size)
                 if not await is_switched(target, finished):  # the commit may have lost its answer
@@ -380,7 +379,8 @@ class Finisher:
             self._request(mapped)
 
     async def _plan_orphans(self, target: TargetConnection, copy: TableCopy) -> bool:
-        """Add parts for rows of the target that the copy lacks, if any."""
+        """Add parts for rows of the target that moved out of the scope at the source, if any."""
+        swap = swap_of(copy)
         if copy.scope.resync.is_partial and copy.mapped.quarantine.count:
             raise SyncError(
                 f'rows of "{copy.name}" are in quarantine, and may be among the rows to copy',
@@ -388,7 +388,6 @@ class Finisher:
             )
         if not copy.awaits_orphans:
             return False
-        swap = swap_of(copy)
         copy.includes_orphans = not swap.key
         if copy.includes_orphans:
             return False
@@ -402,7 +401,7 @@ class Finisher:
         parts: list[CopyPart] = []
         for some in cut_keys(keys):
             condition = source_condition(RowScope(keys=(some,)), copy.mapped.mapping, copy.names)
-            order = replace(copy.order, scope=condition, copy_where=None, can_split=False)
+            order = replace(copy.order, scope=condition, can_split=False)
             parts += cut(copy_source(order, version, target.server_version))
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]

@@ -251,10 +251,9 @@ class CopyPlanner:
 
     async def _plan_one(self, target: TargetConnection, copy: TableCopy) -> None:
         settings, relation = self._context.settings, copy.relation
-        # Neither server can compute a hash, so a comparison needs staged rows. With `copy_where`,
-        # only staged rows tell which of the target's other rows to refresh.
-        is_staged = bool(copy.mapped.mapping.rule.hashes) or copy.copy_where is not None
-        if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_staged:
+        # Neither server can compute a hash, so a comparison needs staged rows.
+        is_hashed = bool(copy.mapped.mapping.rule.hashes)
+        if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_hashed:
             await self._find_differences(copy)
         rate = settings.rows_per_second
         source = copy_source(copy.order, self._context.server.version, target.server_version)

@@ -100,13 +100,13 @@ class CopyWay:
     """How the rows of an attempt get into the target table.
 
     ``owns_rows``: after the copy, all rows of this source in the target are streamer's.
-    ``owned_rows``: the same before the copy.
+    ``is_first``: the relation has not been in sync yet.
     """
 
     attempt: int
     mode: WriteMode = WriteMode.DIRECT
     owns_rows: bool = True
-    owned_rows: bool = False
+    is_first: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -206,24 +206,17 @@ class TableCopy:
 
     @property
     def copy_where(self) -> Expression | None:
-        """The condition of the rule that limits a copy of all rows."""
-        return None if self.scope.resync.is_partial else self.mapped.mapping.rule.copy_where
+        """The condition of the rule that limits the first copy.
+
+        A later copy reads all rows, because streamer drops changes that its snapshot has.
+        """
+        return self.mapped.mapping.rule.copy_where if self.way.is_first else None
 
     @property
     def awaits_orphans(self) -> bool:
-        """Whether the copy still has to find target rows that it lacks.
-
-        These are rows that match the scope. With `copy_where`, these are all rows of this source:
-        the stream may have brought rows outside the condition, which the copy has to refresh.
-        """
-        if self.includes_orphans:
-            return False
-        if self.copy_where is not None:
-            return self.way.owned_rows and self.way.mode in (
-                WriteMode.REPLACE,
-                WriteMode.DIFFERENCE,
-            )
-        return self.scope.is_to_point and self.rows is not None and bool(self.rows.conditions)
+        """Whether the copy still has to find target rows that match the scope."""
+        has_conditions = self.rows is not None and bool(self.rows.conditions)
+        return self.scope.is_to_point and has_conditions and not self.includes_orphans
 
     @property
     def filled(self) -> tuple[str, ...] | None:
@@ -541,10 +534,9 @@ class Preparation:
         await drop_stages(target, ids)
         for copy in copies:
             record = begun[copy.mapped.relation_id]
-            copy.way = CopyWay(record.attempt)
+            copy.way = CopyWay(record.attempt, is_first=not record.was_in_sync)
             if need is Need.PART:
-                mode = _choose_part_mode(copy, record.is_owner)
-                copy.way = replace(copy.way, mode=mode, owned_rows=record.is_owner)
+                copy.way = replace(copy.way, mode=_choose_part_mode(copy, record.is_owner))
             elif need is Need.CHUNKS:
                 await self._clear_beyond(target, copy, record)
         if need is Need.ROWS:
@@ -561,9 +553,8 @@ class Preparation:
             if record.is_filling:
                 await _clear(target, copy)
             else:
-                mode, owned_rows = _choose_mode(copy, record.is_owner), record.is_owner
-                owns_rows = owned_rows or _may_remove(copy)
-                copy.way = CopyWay(record.attempt, mode, owns_rows, owned_rows)
+                mode, owns_rows = _choose_mode(copy, record.is_owner), record.is_owner
+                copy.way = replace(copy.way, mode=mode, owns_rows=owns_rows or _may_remove(copy))
         await fill_directly(
             target, [copy.mapped.relation_id for copy in copies if not copy.is_staged]
         )
@@ -608,9 +599,10 @@ async def _check_scope(source: Connection, copy: TableCopy) -> None:
     if scope is not None:
         for condition in check_conditions(scope, copy.unchanged, mapping):
             await describe_condition(source, mapping, copy.relation, condition, "the condition")
-    if copy.copy_where is not None:
-        check_copy_where(copy.copy_where, copy.unchanged, mapping)
-        await describe_condition(source, mapping, copy.relation, copy.copy_where, "copy_where")
+    where = mapping.rule.copy_where
+    if where is not None and not copy.scope.is_to_point:
+        check_copy_where(where, copy.unchanged, mapping)
+        await describe_condition(source, mapping, copy.relation, where, "copy_where")
 
 
 def _ignoring_columns(mapping: RelationMapping) -> RelationMapping:
@@ -664,13 +656,10 @@ def swap_of(copy: TableCopy) -> RowSwap:
     is_keyed = plan.key_is_indexed or is_history or copy.way.mode is WriteMode.KEEP
     is_keyed = is_keyed or copy.filled is not None or plan.marks
     key = plan.key if plan.identity is Identity.KEY and is_keyed else ()
-    within, rows = "true", copy.rows
-    if copy.copy_where is not None and copy.scope.is_to_point and not key:
-        # No key finds further rows at the source, so these rows stay as the stream wrote them.
-        rows = RowScope((copy.copy_where.text,))
-    if rows is not None:
-        conditions = check_conditions(rows, copy.unchanged, copy.mapped.mapping)
-        within = target_condition(rows, conditions, copy.unchanged)
+    within = "true"
+    if copy.rows is not None:
+        conditions = check_conditions(copy.rows, copy.unchanged, copy.mapped.mapping)
+        within = target_condition(copy.rows, conditions, copy.unchanged)
         if not key and plan.identity is Identity.KEY:
             within = f"({within} or {_is_staged(copy, plan)})"
     return RowSwap(

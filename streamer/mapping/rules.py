@@ -81,7 +81,7 @@ class TableRule:
     """Publications omit excluded columns."""
     filter: Expression | None = None
     copy_where: Expression | None = None
-    """Copies of all rows read only rows that match; changes of the remaining rows arrive, too."""
+    """The first copy reads only rows that match; changes of the remaining rows arrive, too."""
     set: tuple[tuple[str, Expression], ...] = ()
     """Expressions by target column."""
     hashes: tuple[ColumnHash, ...] = ()

@@ -285,6 +285,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         assert not await copies.is_switched(target, finished)
         await copies.switch_to_stream(target, [finished])
         assert await copies.is_switched(target, finished)
+        assert not begun.was_in_sync
         assert await copies.read_leftover_stages(target, source_id) == []
     (record,) = await relation_records.read_relation_records(books)
     assert (record.state, record.rows_copied, record.quarantined) == ("catching_up", 5, 0)
@@ -298,6 +299,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
         await relation_states.demand_again(books, relation_id, Need.PART, resync)
         async with books.transaction() as target:
             begun = (await copies.begin_copies(target, [relation_id], Need.PART))[relation_id]
+            assert begun.was_in_sync
             finished = replace(
                 finished,
                 scope=CopyScope(Need.PART, resync),
@@ -314,6 +316,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
     assert await relation_columns.read_storage(books, [relation_id]) == {relation_id: storage}
 
     await relation_states.demand_copy(books, relation_id, Resync())
+    await relation_records.RELATIONS.set(books, relation_id, {"was_in_sync": False})
     async with books.transaction() as target:
         begun = (await copies.begin_copies(target, [relation_id], Need.ROWS))[relation_id]
         scope = CopyScope(Need.ROWS, chunks=CHUNKS)
@@ -324,6 +327,7 @@ async def test_copies_begin_and_hand_over(books: Bookkeeping) -> None:
             await copies.switch_to_stream(target, [chunk])
         begun = (await copies.begin_copies(target, [relation_id], Need.CHUNKS))[relation_id]
         assert (begun.chunks, begun.chunk_attempt) == (CHUNKS, begun.attempt - 1)
+        assert not begun.was_in_sync
         await quarantined_changes.add_quarantined(target, relation_id, [change])
         last = replace(finished, scope=CopyScope(Need.CHUNKS), attempt=begun.attempt, lsn=Lsn(128))
         await copies.switch_to_stream(target, [last])
