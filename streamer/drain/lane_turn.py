@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Final
 
 from streamer.apply.lanes.copied_range import only_copied
-from streamer.apply.lanes.lane import Lane, until_changed
+from streamer.apply.lanes.lane import Lane, MappedRelation, until_changed
 from streamer.apply.lanes.lane_transaction import LaneTransaction
 from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.lanes.spool import OpenTransactionDiscarded
@@ -225,12 +225,13 @@ class Turn:
         """
         window = LaneWindow(self._lane)
         self._writer.start_window()
+        changed: set[MappedRelation] = set()
         for number, lane_transaction in enumerate(transactions):
             try:
-                earlier = {mapped for done in window.transactions for mapped, _ in done.changes}
-                plans = await self._planner.plans(lane_transaction, earlier=earlier)
+                plans = await self._planner.plans(lane_transaction, earlier=changed)
                 remaining = await self._writer.follow(lane_transaction, plans)
                 window.add(lane_transaction, plans, remaining)
+                changed.update(mapped for mapped, _ in lane_transaction.changes)
             except ProtocolError as exc:
                 add_context(exc, lane_transaction)
                 if not number:
