@@ -118,6 +118,34 @@ def mask(text: str) -> str:
     return MASK if hidden else masked
 
 
+def mask_written(text: str, loaded: str) -> str:
+    """Return *text* of a file with ``***`` for each password.
+
+    *loaded*: *text* with the values of its variables. A variable may hold a part of the url, so
+    that *text* alone does not show the place of the password. Then ``***`` hides all of *text*.
+    """
+    shown = mask(text)
+    try:
+        secrets = _secret_values(loaded)
+    except ValueError:
+        return MASK
+    if not secrets or not names_outside_secrets(text):
+        return shown
+    try:
+        check_url(text)
+    except ValueError:
+        return MASK
+    return MASK if any(secret in shown for secret in secrets) else shown
+
+
+def _secret_values(text: str) -> set[str]:
+    """Return the secrets of *text*, as written and as libpq reads them. Raises ValueError."""
+    parameters = parse_conninfo(without_references(text))
+    values = {str(value) for name, value in parameters.items() if name in SECRET_PARAMETERS}
+    written = {span.value_in(text) for span in secret_spans(text)}
+    return (values | written) - {"", _NEUTRAL}
+
+
 def is_reference(text: str) -> bool:
     """Whether *text* consists of references to variables, and so is no secret."""
     return _REFERENCES.fullmatch(text) is not None

@@ -2,14 +2,15 @@
 
 An export is a configuration that `streamer run` accepts. The export contains the settings of the
 configuration file and the sources of the store by name, without default values. An export never
-contains a password: a variable stands in place of a stored password. An import of such a variable
-into the same store keeps the stored password. Pure.
+contains a secret: a variable stands in place of a stored password or of a secret of the file. The
+export treats a command that prints a secret as a secret. An import of the variable of a stored password into the same
+store keeps that password. Pure.
 """
 
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +20,11 @@ from pydantic import ValidationError
 from streamer.admin.mapping import api_models
 from streamer.admin.mapping.kuvasz_import import from_kuvasz
 from streamer.admin.mapping.mapping_of_draft import groups_of
+from streamer.admin.mapping.written_settings import WrittenSettings, is_url
 from streamer.config.settings import SourceSettings, explain
 from streamer.config.yaml_file import Document, Location, format_location, parse_document
 from streamer.errors.error_classes import InvalidError, SettingsError
-from streamer.postgres.url_passwords import is_reference, replace_secrets
+from streamer.postgres.url_passwords import MASK, mask_written, replace_secrets
 
 Row = dict[str, Any]
 Content = dict[str, Any]
@@ -34,29 +36,28 @@ _NOT_EXPORTED: Final = ("mapping_database", "sources", "admin")
 
 
 class _Variables:
-    """Unique, unused names for the variables that stand for passwords."""
+    """Unique, unused names for the variables that stand for secrets.
 
-    def __init__(self, urls: dict[int, str], base: Row) -> None:
-        texts = [*urls.values(), *_strings(base)]
+    ``settings``: the exported settings of the configuration file.
+    """
+
+    def __init__(self, urls: dict[int, str], base: WrittenSettings) -> None:
+        texts = [*urls.values(), *_strings(base.values)]
         self._taken = {name for text in texts for name in _REFERENCE.findall(text)}
         self.names: list[str] = []
-        self.target_url: str | None = None
-        target = base.get("target")
-        if isinstance(target, dict) and isinstance(target.get("url"), str):
-            self.target_url = self.stand_in(target["url"], "target")
+        exported = {k: v for k, v in base.values.items() if k not in _NOT_EXPORTED}
+        self.settings = replace(base, values=exported).without_secrets(self._hide)
 
     def stand_in(self, url: str, label: str) -> str:
         """Return *url* with a variable for each password."""
         return replace_secrets(url, lambda span: self._variable(label, span.parameter))
 
-    def hash_keys(self, written: Row) -> Row:
-        """Return the setting `hash_keys` with a variable for each key in the file."""
-        return {
-            name: entry | {"key": self._variable(f"hash_keys_{name}", "key")}
-            if isinstance(entry, dict) and not is_reference(str(entry.get("key") or ""))
-            else entry
-            for name, entry in written.items()
-        }
+    def _hide(self, location: Location, text: str, loaded: str) -> str:
+        *parents, name = map(str, location)
+        label = "_".join(parents)
+        if is_url(location) and mask_written(text, loaded) != MASK:
+            return self.stand_in(text, label)
+        return self._variable(label, name)
 
     def _variable(self, label: str, parameter: str) -> str:
         base = re.sub(r"[^A-Z0-9_]", "_", f"{label}_{parameter}".upper())
@@ -86,19 +87,18 @@ def _users_comment(users: Sequence[tuple[str, str]]) -> str:
 
 
 def export_mapping(
-    content: Content, urls: dict[int, str], base: Row, users: Sequence[tuple[str, str]] = ()
+    content: Content,
+    urls: dict[int, str],
+    base: WrittenSettings,
+    users: Sequence[tuple[str, str]] = (),
 ) -> tuple[str, list[str]]:
-    """Return the YAML, and the names of the variables that stand for passwords.
+    """Return the YAML, and the names of the variables that stand for secrets.
 
-    *base*: the text of the configuration file, with unreplaced variables.
+    *base*: the configuration file.
     """
     groups = groups_of(content)
     variables = _Variables(urls, base)
-    document: Row = {k: v for k, v in base.items() if k not in _NOT_EXPORTED}
-    if variables.target_url is not None:
-        document["target"] = {**document["target"], "url": variables.target_url}
-    if isinstance(base.get("hash_keys"), dict):
-        document["hash_keys"] = variables.hash_keys(base["hash_keys"])
+    document = dict(variables.settings)
     if (schema := content["settings"].get("target_schema")) is not None:
         document["target"] = {**(document.get("target") or {}), "schema": schema}
     if (on_error := content["settings"].get("on_error")) is not None:
@@ -284,7 +284,7 @@ def _row(kind: str, values: Row, location: Location, document: Document) -> Row:
 
 
 def mask_passwords(
-    groups: DraftRows, content: Content, urls: dict[int, str], base: Row
+    groups: DraftRows, content: Content, urls: dict[int, str], base: WrittenSettings
 ) -> DraftRows:
     """Replace the variables of an export with masks of the stored passwords."""
     variables = _Variables(urls, base)

@@ -28,6 +28,7 @@ from streamer.admin.mapping.keyring import Keyring
 from streamer.admin.mapping.mapping_of_draft import build_mapping, check_table, unfinished
 from streamer.admin.mapping.mapping_rows import Content, Row
 from streamer.admin.mapping.plan_of_change import Plan, make_plan
+from streamer.admin.mapping.written_settings import WrittenSettings, read_written
 from streamer.admin.service.discovered_tables import discovered
 from streamer.admin.service.repair_tables import Repairs
 from streamer.admin.service.server_reads import ALL, TARGET, ServerReads
@@ -51,8 +52,6 @@ from streamer.config.allowed_names import HINT as ALLOWED_HINT
 from streamer.config.allowed_names import AllowedNames, NotAllowedError
 from streamer.config.settings import Settings
 from streamer.config.yaml_file import (
-    parse_document,
-    read_text,
     replace_variables,
 )
 from streamer.errors.error_classes import (
@@ -369,13 +368,11 @@ class AdminService:
         self.on_change("draft", {"action": "import"})
         return contents.notes
 
-    async def _base(self) -> Row:
-        """Return the text of the configuration file."""
+    async def _base(self) -> WrittenSettings:
+        """Return the configuration file. Raises SettingsError."""
 
-        def read() -> Row:
-            if not self._config.exists():
-                return {}
-            return parse_document(self._config, read_text(self._config), replace=False).values
+        def read() -> WrittenSettings:
+            return read_written(self._config) if self._config.exists() else WrittenSettings()
 
         return await in_admin_thread(read)
 
