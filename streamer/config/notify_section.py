@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from streamer.config.connection_settings import SecretText, Strict
 from streamer.report.problems import ProblemKind, Severity
+from streamer.util.signing_key import signing_key
 
 _WORDS: Final = (*Severity, *ProblemKind)
 
@@ -53,6 +54,11 @@ class NotifySection(Strict):
     def _check(self) -> Self:
         if self.key is not None and self.key_file is not None:
             raise ValueError("key and key_file cannot be used together")
+        if self.key is not None:
+            try:
+                signing_key(self.key.reveal())
+            except ValueError as exc:
+                raise ValueError(f"key: {exc}") from None
         if self.webhook is not None:
             try:
                 url = urlsplit(self.webhook.reveal())

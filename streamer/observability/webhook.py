@@ -6,7 +6,6 @@ body. Errors name the server only, because the rest of the URL may be a secret.
 
 import asyncio
 import base64
-import binascii
 import hashlib
 import hmac
 import json
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from streamer.postgres.secret import Secret
+from streamer.util.signing_key import signing_key
 from streamer.util.waiting import in_thread
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 SECONDS_MAX: Final = 10.0
 """The time for a whole delivery."""
 _KEY_BYTES_MAX: Final = 64 * 1024
-_BASE64_PREFIX: Final = "whsec_"
 
 
 class UndeliveredError(Exception):
@@ -49,8 +48,6 @@ class Webhook:
 
     async def send(self, message_id: str, content: Mapping[str, Any]) -> None:
         """Deliver *content*. Raises UndeliveredError."""
-        import httpx
-
         key = await in_thread(self._read_key)
         body = json.dumps(content, ensure_ascii=False).encode()
         headers = {"content-type": "application/json", **sign(key, message_id, body)}
@@ -63,7 +60,7 @@ class Webhook:
                 status = answer.status_code
         except TimeoutError:
             raise UndeliveredError(f"{self.server}: no answer for {SECONDS_MAX:g} s") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        except Exception as exc:  # noqa: BLE001 also of a proxy in the environment
             raise UndeliveredError(f"{self.server}: {_reason(exc)}") from None
         if not 200 <= status < 300:
             raise UndeliveredError(f"{self.server}: the receiver answers {status}")
@@ -85,7 +82,7 @@ class Webhook:
 
 
 def _make_client() -> "httpx.AsyncClient":
-    """Make a client, which reads certificates from files."""
+    """Make a client, which reads certificates from files. The import takes a while."""
     import httpx
 
     return httpx.AsyncClient(timeout=SECONDS_MAX, follow_redirects=False)
@@ -104,16 +101,10 @@ def sign(key: Secret | None, message_id: str, body: bytes) -> dict[str, str]:
     headers = {"webhook-id": message_id, "webhook-timestamp": moment}
     if key is not None:
         signed = f"{message_id}.{moment}.".encode() + body
-        digest = hmac.new(_key_bytes(key), signed, hashlib.sha256).digest()
+        try:
+            key_bytes = signing_key(key.reveal())
+        except ValueError as exc:  # only for a key in a file
+            raise UndeliveredError(f"notify.key_file: {exc}") from None
+        digest = hmac.new(key_bytes, signed, hashlib.sha256).digest()
         headers["webhook-signature"] = f"v1,{base64.b64encode(digest).decode()}"
     return headers
-
-
-def _key_bytes(key: Secret) -> bytes:
-    text = key.reveal()
-    if not text.startswith(_BASE64_PREFIX):
-        return text.encode()
-    try:
-        return base64.b64decode(text.removeprefix(_BASE64_PREFIX), validate=True)
-    except binascii.Error:
-        raise UndeliveredError("notify.key: the text after whsec_ is not base64") from None

@@ -185,6 +185,18 @@ async def test_what_a_receiver_does_not_accept_is_undelivered_and_names_no_secre
         await hook.send("msg_1", {})
 
 
+@pytest.mark.parametrize("proxy", ["socks5://u:hidden@127.0.0.1:1", "h:hidden@127.0.0.1:x"])
+async def test_a_bad_proxy_is_an_undelivered_message_without_the_text_of_the_error(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    with pytest.raises(
+        UndeliveredError, match=r"https://receiver: the connection failed \("
+    ) as bad:
+        await Webhook(Secret("https://receiver/secret")).send("msg_1", {})
+    assert "hidden" not in str(bad.value)
+
+
 async def test_a_key_in_a_file_is_read_for_each_message(tmp_path: Path) -> None:
     file = tmp_path / "key"
     async with receiving() as receiver:
@@ -207,6 +219,7 @@ async def test_a_key_in_a_file_is_read_for_each_message(tmp_path: Path) -> None:
         ("{on: [errors]}", "notify.on.0.: expected one of: error, warning, info, target"),
         ("{webhook: ftp://a}", "notify: webhook: expected a URL"),
         ("{webhook: 'https://a', key: a, key_file: b}", "cannot be used together"),
+        ("{webhook: 'https://a', key: whsec_ftp}", "notify: key: the text after whsec_ is not"),
         ("{on: []}", "notify.on: list should have at least 1"),
     ],
 )
