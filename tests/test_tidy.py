@@ -317,6 +317,10 @@ SWALLOWS = {
     "compare.local_program": 1,
     # Any failure of a relation is reported the same way, by tasks and by a thread.
     "copy.parts.part_copier": 2,
+    # A thread, whose caller gets the error.
+    "util.waiting": 1,
+    # The last spans, without which the process ends as well.
+    "observability.opentelemetry_export": 1,
 }
 
 

@@ -442,17 +442,21 @@ class Round:
     def _add_spans(
         self, spans: Spans, active: Iterable[TableCopy], parts: Iterable[PartRecord]
     ) -> None:
-        names = {copy.mapped.relation_id: copy.name for copy in active}
+        copies = {copy.mapped.relation_id: copy for copy in active}
         for part in parts:
-            if part.relation_id in names and part.started_at and part.finished_at:
+            copy = copies.get(part.relation_id)
+            if copy is None or part.part in copy.parts_with_span:
+                continue
+            if part.started_at and part.finished_at:
+                copy.parts_with_span.add(part.part)
                 facts: Facts = {
                     "source": self._context.label,
-                    "table": names[part.relation_id],
+                    "table": copy.name,
                     "part": part.part,
                     "rows": part.rows_copied or 0,
                     "bytes": part.bytes_copied or 0,
                 }
-                spans.add_part(part.part, part.started_at, part.finished_at, facts)
+                spans.add_part(part.started_at, part.finished_at, facts)
 
     async def _monitor_parts(self, copying: "asyncio.Task[Any]", snapshot: HeldSnapshot) -> None:
         while True:

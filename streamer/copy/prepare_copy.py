@@ -135,6 +135,7 @@ class TableCopy:
     columns: tuple[str, ...] = ()
     parts: list[CopyPart] = field(default_factory=list)
     has_copied_parts: bool = False
+    parts_with_span: set[int] = field(default_factory=set)
     includes_orphans: bool = False
     """The copy also deletes target rows that match the scope and no longer exist at the source."""
     is_done: bool = False

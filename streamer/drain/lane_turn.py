@@ -15,7 +15,7 @@ from streamer.apply.quarantine.retry_and_drop import fulfil
 from streamer.apply.rows.fold import Counts
 from streamer.apply.write.commit_counts import (
     count_changes,
-    count_seconds,
+    count_drained,
     skipped_truncates,
     table_labels,
 )
@@ -187,7 +187,8 @@ class Turn:
             self._lane.drained(done)
             if done:
                 self._durable(window, done)
-                self._count_time(window, done, time.monotonic() - began)
+                label, seconds = self._lane.owner.source.label, time.monotonic() - began
+                count_drained(self._metrics, window.relations, label, done, seconds)
             report_quarantine(self._lane, self._writer)
 
     async def _try(
@@ -257,14 +258,6 @@ class Turn:
         else:
             await self._writer.rollback()
         return count, error
-
-    def _count_time(self, window: LaneWindow, done: int, seconds: float) -> None:
-        count_seconds(self._metrics, window.relations, seconds)
-        if (spans := self._metrics.spans) is not None:
-            label, tables = self._lane.owner.source.label, len(window.relations)
-            spans.add_window(
-                "drainer", seconds, {"sources": label, "tables": tables, "transactions": done}
-            )
 
     def _durable(self, window: LaneWindow, done: int) -> None:
         self._lane.owner.lane_durable(self._lane, window.transactions[:done])

@@ -19,7 +19,7 @@ from streamer.apply.lanes.lane_window import LaneWindow
 from streamer.apply.lanes.spool import OpenTransactionDiscarded
 from streamer.apply.quarantine.quarantine_writer import QuarantineWriter
 from streamer.apply.rows.fold import Counts
-from streamer.apply.write.commit_counts import count_changes, count_seconds, table_labels
+from streamer.apply.write.commit_counts import count_changes, count_drained, table_labels
 from streamer.apply.write.conflicts import ConflictsFound
 from streamer.apply.write.planner import Planner, known_plans
 from streamer.decode.pgoutput import Redefinition
@@ -156,7 +156,8 @@ class LargeTransaction:
         self._lane.owner.lane_durable(self._lane, [piece])
         for mapped, counts in touched.items():
             count_changes(self._metrics, table_labels(mapped), counts)
-        count_seconds(self._metrics, touched, time.monotonic() - began)
+        label = self._lane.owner.source.label
+        count_drained(self._metrics, touched, label, 1, time.monotonic() - began)
 
     @contextlib.asynccontextmanager
     async def _reading_ahead(

@@ -11,8 +11,7 @@ import logging
 import os
 import socket
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from streamer import __version__
 from streamer.observability.metrics import Metrics
 from streamer.observability.spans import Facts
 from streamer.postgres.secret import Secret
+from streamer.postgres.url_passwords import MASK
 from streamer.util.waiting import in_daemon_thread
 
 REQUEST_SECONDS: Final = 10.0
@@ -38,7 +38,6 @@ END_SECONDS: Final = 3.0
 """The time for the last spans at the end of the process."""
 LOG_SECONDS: Final = 600.0
 """The time between two lines about the same failure of an exporter."""
-_PARTS_KNOWN: Final = 10_000
 _SCOPE: Final = InstrumentationScope("streamer", __version__)
 _NANOSECONDS: Final = 1_000_000_000
 _EXPORTERS: Final = "opentelemetry.exporter.otlp.proto.http"
@@ -54,6 +53,7 @@ class TelemetryExport:
         self._interval = interval
         self._resource = _make_resource()
         shown = {name: value.reveal() for name, value in headers.items()} or None
+        self._secrets = [value.reveal() for value in headers.values()]
         self._exporter = OTLPMetricExporter(
             f"{endpoint}/v1/metrics", headers=shown, timeout=REQUEST_SECONDS
         )
@@ -64,10 +64,8 @@ class TelemetryExport:
         self._provider.add_span_processor(BatchSpanProcessor(self._span_exporter))
         self._tracer = self._provider.get_tracer(_SCOPE.name, _SCOPE.version)
         self._began_at = time.time_ns()
-        self._parts: OrderedDict[tuple[Any, ...], None] = OrderedDict()
-        """The last parts that have a span."""
         for name in ("metric_exporter", "trace_exporter"):
-            logging.getLogger(f"{_EXPORTERS}.{name}").addFilter(_Repetitions())
+            logging.getLogger(f"{_EXPORTERS}.{name}").addFilter(_LinesOfExporter(self._secrets))
 
     async def run(self) -> None:
         """Export the metrics until cancelled."""
@@ -82,10 +80,14 @@ class TelemetryExport:
             async with asyncio.timeout(END_SECONDS):
                 await self._metrics.use_registry(self._export, in_daemon_thread)
                 await in_daemon_thread(self._shut_down)
-        except TimeoutError:
+        except Exception as exc:  # noqa: BLE001 the shutdown goes on without the last spans
             self._exporter.shutdown()
             self._span_exporter.shutdown()
-            logging.getLogger(__name__).warning("the receiver of OTLP missed the last spans")
+            logging.getLogger(__name__).warning(
+                "the receiver of OTLP missed the last spans: %s: %s",
+                type(exc).__name__,
+                _blank(str(exc), self._secrets) or f"no answer for {END_SECONDS:g} s",
+            )
 
     def _export(self) -> None:
         times = self._began_at, time.time_ns()
@@ -106,13 +108,7 @@ class TelemetryExport:
         now = time.time_ns()
         self._add("window", now - int(seconds * _NANOSECONDS), now, {"worker": worker, **facts})
 
-    def add_part(self, part: int, began_at: datetime, ended_at: datetime, facts: Facts) -> None:
-        key = part, began_at, *facts.values()
-        if key in self._parts:
-            return
-        self._parts[key] = None
-        if len(self._parts) > _PARTS_KNOWN:
-            self._parts.popitem(last=False)
+    def add_part(self, began_at: datetime, ended_at: datetime, facts: Facts) -> None:
         self._add("copy part", _nanoseconds(began_at), _nanoseconds(ended_at), facts)
 
     def _add(self, name: str, began: int, ended: int, facts: Facts) -> None:
@@ -121,11 +117,14 @@ class TelemetryExport:
         span.end(ended)
 
 
-class _Repetitions(logging.Filter):
-    """Drops lines of an exporter that differ only in figures from a recent line."""
+class _LinesOfExporter(logging.Filter):
+    """Blanks *secrets* in lines of an exporter, and drops lines that differ only in figures from a
+    recent line.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Collection[str]) -> None:
         super().__init__()
+        self._secrets = secrets
         self._logged_at: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -133,7 +132,15 @@ class _Repetitions(logging.Filter):
         if now - self._logged_at.get(kind, -LOG_SECONDS) < LOG_SECONDS:
             return False
         self._logged_at[kind] = now
+        record.msg, record.args = _blank(record.getMessage(), self._secrets), ()
         return True
+
+
+def _blank(text: str, secrets: Iterable[str]) -> str:
+    """Return *text* without *secrets*, also in the form of a literal of Python."""
+    for secret in secrets:
+        text = text.replace(secret, MASK).replace(repr(secret)[1:-1], MASK)
+    return text
 
 
 def _make_resource() -> Resource:

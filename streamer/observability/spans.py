@@ -14,5 +14,5 @@ class Spans(Protocol):
     def add_window(self, worker: str, seconds: float, facts: Facts) -> None:
         """Add a window that *worker* has just finished after *seconds*."""
 
-    def add_part(self, part: int, began_at: datetime, ended_at: datetime, facts: Facts) -> None:
-        """Add a copied part of a table, unless added before."""
+    def add_part(self, began_at: datetime, ended_at: datetime, facts: Facts) -> None:
+        """Add a copied part of a table."""

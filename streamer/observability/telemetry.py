@@ -17,9 +17,10 @@ def open_telemetry(
     """Return the export of *metrics* and spans. Raises SettingsError without the packages."""
     try:
         from streamer.observability.opentelemetry_export import TelemetryExport
-    except ModuleNotFoundError as exc:
+    except ImportError as exc:  # also for packages of other versions
         raise SettingsError(
-            f"opentelemetry.endpoint is set, but the package of {exc.name} is not installed",
-            hint="run `pip install 'pg-streamer[otel]'`, or remove opentelemetry.endpoint",
+            f"opentelemetry.endpoint is set, but the package of {exc.name} is not installed, "
+            f"or has another version: {exc.msg}",
+            hint="run `pip install --upgrade 'pg-streamer[otel]'`, or remove `opentelemetry`",
         ) from None
     return TelemetryExport(endpoint, headers, interval, metrics)

@@ -73,19 +73,23 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
     results: list[T] = []
+    errors: list[Exception] = []
 
     def end() -> None:
-        if not ended.done() and results:
+        if ended.done():
+            return
+        if errors:
+            ended.set_exception(errors[0])
+        else:
             ended.set_result(results[0])
-        elif not ended.done():  # the thread has printed the error
-            ended.set_exception(RuntimeError(f"{function} failed"))
 
     def run() -> None:
         try:
             results.append(function())
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(end)
+        except Exception as exc:  # noqa: BLE001 the caller gets the error
+            errors.append(exc)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(end)
 
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(run,), daemon=True).start()

@@ -114,7 +114,9 @@ def test_without_the_packages_the_setting_is_refused_with_their_installation(
 ) -> None:
     monkeypatch.delitem(sys.modules, "streamer.observability.opentelemetry_export", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.context", None)
-    with pytest.raises(SettingsError, match=r"not installed.*pip install 'pg-streamer\[otel\]'"):
+    with pytest.raises(
+        SettingsError, match=r"not installed.*install --upgrade 'pg-streamer\[otel\]'"
+    ):
         open_telemetry("http://localhost:4318", {}, 60, Metrics())
 
 

@@ -37,10 +37,19 @@ def skipped_truncates(
     return {mapped: number for mapped, number in skipped.items() if number}
 
 
-def count_seconds(metrics: Metrics, tables: Collection[MappedRelation], seconds: float) -> None:
-    """Count the time of a target transaction, of which each of *tables* has an equal share."""
+def count_drained(
+    metrics: Metrics, tables: Collection[MappedRelation], label: str, number: int, seconds: float
+) -> None:
+    """Count a target transaction of a drainer, with *number* transactions of source *label*.
+
+    Each of *tables* has an equal share of the time.
+    """
     for mapped in tables:
         metrics.apply_seconds.add(seconds / len(tables), table_labels(mapped))
+    if metrics.spans is not None:
+        metrics.spans.add_window(
+            "drainer", seconds, {"sources": label, "tables": len(tables), "transactions": number}
+        )
 
 
 def count_window(metrics: Metrics, window: LaneWindow, seconds: float) -> None:
