@@ -15,29 +15,36 @@ GATHER_SECONDS: Final = 2.0
 
 Write = Callable[..., Any]
 """A method of a logger, which takes an event and fields."""
+Facts = frozenset[tuple[str, Any]]
+"""The fields of a notice apart from its sources."""
 
 
 class RepeatedNotices:
     """The notices of an engine. The owner runs `run`, and calls `flush` at the end."""
 
     def __init__(self) -> None:
-        self._known: set[tuple[str, frozenset[tuple[str, Any]], str]] = set()
-        self._waiting: dict[tuple[str, frozenset[tuple[str, Any]]], tuple[Write, list[str]]] = {}
+        self._known: dict[tuple[str, str], set[Facts]] = {}
+        """The facts of the logged notices, by event and source."""
+        self._waiting: dict[tuple[str, Facts], tuple[Write, dict[str, None]]] = {}
+        """The writer and the sources of each notice that waits."""
         self._arrived = asyncio.Event()
+
+    def gather(self) -> None:
+        """Gather the notices of this task and of later subtasks."""
+        _notices.set(self)
 
     def add(self, write: Write, event: str, source: str, facts: dict[str, Any]) -> None:
         """Log a notice soon, unless known."""
-        notice = event, frozenset(facts.items())
-        if (*notice, source) not in self._known:
-            self._known.add((*notice, source))
-            self._waiting.setdefault(notice, (write, []))[1].append(source)
+        stated = frozenset(facts.items())
+        logged = self._known.setdefault((event, source), set())
+        if stated not in logged:
+            logged.add(stated)
+            self._waiting.setdefault((event, stated), (write, {}))[1][source] = None
             self._arrived.set()
 
     def forget(self, event: str, source: str) -> None:
         """Allow *event* of *source* again, because the condition has ended."""
-        self._known = {
-            notice for notice in self._known if (notice[0], notice[2]) != (event, source)
-        }
+        self._known.pop((event, source), None)
 
     async def run(self) -> None:
         """Log notices until cancelled."""
@@ -51,18 +58,12 @@ class RepeatedNotices:
         self._arrived.clear()
         waiting, self._waiting = self._waiting, {}
         for (event, facts), (write, sources) in waiting.items():
-            subject = {"source": sources[0]} if len(sources) == 1 else {"sources": sources}
+            first, *others = sources
+            subject = {"sources": [first, *others]} if others else {"source": first}
             write(event, **subject, **dict(sorted(facts)))
 
 
 _notices: ContextVar[RepeatedNotices | None] = ContextVar("notices", default=None)
-
-
-def gather_notices() -> RepeatedNotices:
-    """Gather the notices of this task and of later subtasks."""
-    notices = RepeatedNotices()
-    _notices.set(notices)
-    return notices
 
 
 def give_notice(write: Write, event: str, source: str, **facts: Any) -> None:

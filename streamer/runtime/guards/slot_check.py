@@ -9,6 +9,7 @@ tables to resync.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -55,9 +56,11 @@ from streamer.source.stream.replication_stream import ChangeStream, ReplicationS
 from streamer.source.timeline_branches import Branch, common_end, is_continued
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import EVERYTHING, NOTHING, Lsn
-from streamer.util.repeated_notices import give_notice
+from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
+
+_NO_HISTORY: Final = "no timeline history file from the server; comparing timeline numbers only"
 
 
 class SlotCheck:
@@ -147,9 +150,10 @@ class SlotCheck:
         timeline, stored_timeline = self._branch.timeline, record.timeline
         if stored_timeline is None:
             return record
-        if not self._branch.has_ends:
-            event = "no timeline history file from the server; comparing timeline numbers only"
-            give_notice(log.warning, event, self._source.label, timeline=timeline)
+        if self._branch.has_ends:
+            end_notice(_NO_HISTORY, self._source.label)
+        else:
+            give_notice(log.warning, _NO_HISTORY, self._source.label, timeline=timeline)
         stored_branch = Branch.parse(stored_timeline, record.timeline_history or "")
         fork_lsn = common_end(stored_branch, self._branch)
         if fork_lsn == EVERYTHING:

@@ -53,7 +53,7 @@ from streamer.target.connection import TargetAddress
 from streamer.util.backoff import Backoff
 from streamer.util.containment import EnduringTasks
 from streamer.util.lsn import EVERYTHING, Lsn
-from streamer.util.repeated_notices import gather_notices
+from streamer.util.repeated_notices import RepeatedNotices
 
 if TYPE_CHECKING:
     from streamer.runtime.session.supervisor import Supervisor
@@ -103,6 +103,7 @@ class Engine:
         self._max_sources = max_sources
         self._address = TargetAddress.parse(settings.target.url)
         self._stopping = asyncio.Event()
+        self._notices = RepeatedNotices()
         self._services: Services | None = None
         self._guards = BacklogGuards(settings, enforces_limits=condition.lsn is None)
         self._mapping = RunningMapping(mapping, self._guards, self._stopping)
@@ -149,6 +150,8 @@ class Engine:
 
     async def apply(self, mapping: Mapping) -> None:
         """Switch to *mapping*, see `RunningMapping.change`."""
+        # A signal handler or a request has a context without the notices of this engine.
+        self._notices.gather()
         await self._mapping.change(mapping)
 
     def adopt(self, settings: Settings) -> None:
@@ -170,7 +173,8 @@ class Engine:
     async def run(self) -> None:
         """Run to the end. Raises StreamerError if the process must end; ExceptionGroup: defects."""
         _raise_file_limit()
-        notices = gather_notices()
+        notices = self._notices
+        notices.gather()
         async with contextlib.AsyncExitStack() as parts:
             services = await parts.enter_async_context(
                 opened_services(

@@ -20,7 +20,7 @@ from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.schema_changes.create_tables import published_relation
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.target.catalog import read_relations
-from streamer.util.repeated_notices import give_notice
+from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
 
@@ -28,6 +28,7 @@ TEXT: frozenset[int] = frozenset()
 """No type travels in binary."""
 IS_CHOSEN: Final = "the setting `transport` is text"
 _QUALIFIES: Final = "every written column has the same built-in type on both sides"
+_INSTEAD: Final = "text transport instead of binary"
 _READ_TABLES: Final = 500
 """The number of definitions to hold in memory at a time."""
 
@@ -81,10 +82,11 @@ async def choose_transport(
     else:
         present = [m for m in mappings if m.source in relations]
         chosen = await _find_obstacles(source, server, bookkeeping, present, relations)
-    if chosen.obstacle is not None:
+    if chosen.obstacle is None:
+        end_notice(_INSTEAD, source.label)
+    else:
         say = log.warning if source.transport is Transport.BINARY else log.info
-        event = "text transport instead of binary"
-        give_notice(say, event, source.label, because=chosen.obstacle)
+        give_notice(say, _INSTEAD, source.label, because=chosen.obstacle)
     return chosen
 
 

@@ -50,7 +50,7 @@ from streamer.source.connection import (
     translating,
 )
 from streamer.source.server.primary_of_standby import writable
-from streamer.util.repeated_notices import give_notice
+from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
 
@@ -105,6 +105,13 @@ select coalesce(pg_catalog.obj_description(n.oid, 'pg_namespace'), '') as mark,
 from pg_catalog.pg_namespace n where n.nspname = %s
 """
 _TRIGGERS: Final = 5
+_TAKEN: Final = "changes of definitions are not captured: another program has a schema of this name"
+_SUPERUSER: Final = (
+    "changes of definitions are not captured as configured: only a superuser may create "
+    "event triggers, and streamer check prints the statements"
+)
+_REFUSED: Final = "changes of definitions are not captured as configured"
+_UNPUBLISHED: Final = "changes of definitions are not captured: their table is not published"
 _ROLE_SQL: Final = """
 select rolname as name, rolsuper as is_superuser
 from pg_catalog.pg_roles where rolname = current_user
@@ -146,12 +153,14 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
     """
     capture = await read_capture(plain, source)
     if capture.is_current:
+        for event in (_TAKEN, _SUPERUSER, _REFUSED):
+            end_notice(event, source.label)
         await plain.execute(f"delete from {quote_identifier(schema_of(source))}.{PLACE}".encode())
         return capture.token
     if capture.is_taken:
         give_notice(
             log.warning,
-            "changes of definitions are not captured: another program has a schema of this name",
+            _TAKEN,
             source.label,
             schema=schema_of(source),
         )
@@ -159,8 +168,7 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
     if not capture.may_create:
         give_notice(
             log.warning,
-            "changes of definitions are not captured as configured: only a superuser may create "
-            "event triggers, and streamer check prints the statements",
+            _SUPERUSER,
             source.label,
         )
         return capture.token
@@ -171,7 +179,7 @@ async def ensure_capture(plain: Connection, source: SourceMapping) -> str | None
     except psycopg.Error as exc:
         give_notice(
             log.warning,
-            "changes of definitions are not captured as configured",
+            _REFUSED,
             source.label,
             error=first_line(exc),
         )
@@ -195,6 +203,7 @@ async def publish_messages(plain: Connection, source: SourceMapping) -> None:
     names = [source.publication, name]
     row = await fetch_one(plain, _PUBLISHED_SQL, names, table.namespace, table.name)
     if row["found"]:
+        end_notice(_UNPUBLISHED, source.label)
         return
     quoted = quote_qualified(table.namespace, table.name)
     sql = f"alter publication {quote_identifier(name)} add table {quoted}"
@@ -203,7 +212,7 @@ async def publish_messages(plain: Connection, source: SourceMapping) -> None:
     except psycopg.Error as exc:
         give_notice(
             log.warning,
-            "changes of definitions are not captured: their table is not published",
+            _UNPUBLISHED,
             source.label,
             error=first_line(exc),
             remedy=sql,

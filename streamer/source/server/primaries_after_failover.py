@@ -28,12 +28,13 @@ from streamer.source.connection import (
 from streamer.source.reached_server import PLACE_SQL, place_of
 from streamer.source.server.timeline import read_branch
 from streamer.source.timeline_branches import Branch, KnownPlace, is_same_or_continued
-from streamer.util.repeated_notices import give_notice
+from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
 
 HOST_SECONDS: Final = "5"
 """The time for which a check waits for a host."""
+_SEVERAL: Final = "several hosts of the url accept writes"
 _WRITABLE: Final = ("any", "primary", "read-write")
 
 
@@ -101,10 +102,12 @@ async def prefer_newest(source: SourceMapping, stored: KnownPlace) -> list[Prima
     chosen = choose(primaries, stored)
     if chosen is not None:
         put_host_first(source, chosen.host)
-    if len(primaries) > 1:
+    if len(primaries) <= 1:
+        end_notice(_SEVERAL, source.label)
+    else:
         give_notice(
             log.warning,
-            "several hosts of the url accept writes",
+            _SEVERAL,
             source.label,
             hosts=", ".join(map(str, primaries)),
             chosen=str(chosen),

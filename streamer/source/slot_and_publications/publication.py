@@ -32,7 +32,7 @@ from streamer.source.connection import Connection, fetch_all, first_line
 from streamer.source.replica_identity import RelationIdentity
 from streamer.source.server.primary_of_standby import primary_hint, writable
 from streamer.source.slot_and_publications.column_lists import NO_LISTS, ColumnLists
-from streamer.util.repeated_notices import give_notice
+from streamer.util.repeated_notices import end_notice, give_notice
 
 log = structlog.get_logger()
 
@@ -56,6 +56,10 @@ dropped.
 
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
+_UNFILTERED: Final = "row filter not published, filtering at the target"
+_SURPLUS: Final = (
+    "publications have tables that the mapping lacks, and the role may not remove them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,9 +579,11 @@ async def ensure_publications(
                 raise _contention(source, exc) from exc  # a session has just dropped the table
             if exc.sqlstate is None or changes is attempts[-1]:
                 raise
-            event = "row filter not published, filtering at the target"
-            give_notice(log.info, event, source.label, reason=first_line(exc))
+            give_notice(log.info, _UNFILTERED, source.label, reason=first_line(exc))
         else:
+            if changes is attempts[0]:
+                end_notice(_UNFILTERED, source.label)
+            end_notice(_SURPLUS, source.label)
             return {}
     return await _ensure_needed(connection, source, membership, existing, version)
 
@@ -600,13 +606,10 @@ async def _ensure_needed(
         except _FORBIDDEN as exc:
             raise _rejected(source, exc, changes.needed) from exc
         return {}
-    if not changes.needed and changes.surplus:
-        give_notice(
-            log.warning,
-            "publications have tables that the mapping lacks, and the role may not remove them",
-            source.label,
-            remedy="; ".join(changes.surplus),
-        )
+    if not changes.surplus:
+        end_notice(_SURPLUS, source.label)
+    elif not changes.needed:
+        give_notice(log.warning, _SURPLUS, source.label, remedy="; ".join(changes.surplus))
     errors = {}
     for identity in membership.identities:
         alone = WantedMembers([identity], lists=membership.lists)
