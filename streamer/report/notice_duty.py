@@ -1,7 +1,9 @@
 """The problems that a process reports to the receiver of notifications. Pure.
 
-The process that runs a source reports the problems of the source. The leading replica reports the
-problems of the target, of the mapping, and of sources without a process.
+The process that runs a source reports the problems of the source. The oldest process with the
+newest mapping reports the problems of the target and of the mapping. If no process runs a source,
+the oldest process that maps the source reports its problems. Only a process with the whole newest
+mapping can tell a removed source from a source of another process.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,11 +17,13 @@ from streamer.report.problems import Problem, Subject
 @final
 @dataclass(frozen=True, slots=True)
 class NoticeDuty:
-    """``leads``: whether this process is the leading replica. ``own``: the sources of this process
-    by label, and whether each streams; ``peers``: the sources of peer replicas.
+    """``leads``: whether this process reports target and mapping. ``reports_removed``: whether this
+    process reports the sources outside ``own`` and ``peers``. ``own``: the sources of this process
+    by label, and whether each streams; ``peers``: the sources of peers.
     """
 
     leads: bool = True
+    reports_removed: bool = True
     is_target_well: bool = True
     own: Mapping[str, bool] = field(default_factory=dict)
     peers: frozenset[str] = frozenset()
@@ -27,7 +31,9 @@ class NoticeDuty:
     def covers(self, subject: Subject) -> bool:
         """Whether this process reports the problems of *subject*."""
         source = subject.source
-        return source in self.own or (self.leads and (source is None or source not in self.peers))
+        if source is None:
+            return self.leads
+        return source in self.own or (self.reports_removed and source not in self.peers)
 
     def may_end(self, key: Key) -> bool:
         """Whether an absent problem has ended.

@@ -1,12 +1,18 @@
 """A webhook hears of each problem at its beginning and at its end, once each."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from streamer.report.notice_duty import NoticeDuty
+from streamer.report.problems import Problem
 from streamer.runtime.health import notifier, problem_log
+from streamer.runtime.process.engine import Engine, StopCondition
+from streamer.runtime.replicas.mapping_follower import MappingFollower
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver, receiving
@@ -120,6 +126,43 @@ async def test_of_two_replicas_one_tells_of_a_problem_and_the_other_of_its_end(
         await until(lambda: receiver.events == [BEGUN, ENDED])
     finally:
         await asyncio.gather(first.stop(), second.stop())
+
+
+async def test_a_process_with_a_part_of_the_mapping_reports_no_source_of_another_process(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    receiver: Receiver,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second process runs no source here, as with `--only` and a source not yet mapped."""
+    monkeypatch.setattr(notifier, "ABSENT_SECONDS", 0.1)
+    checks: Counter[bool] = Counter()
+    check = notifier.Notifier.check
+
+    def count(self: notifier.Notifier, problems: Sequence[Problem], duty: NoticeDuty) -> None:
+        checks[bool(duty.own)] += 1
+        check(self, problems, duty)
+
+    monkeypatch.setattr(notifier.Notifier, "check", count)
+    async with stream(RULES, settings=settings(receiver)) as streamer:
+        await streamer.caught_up()
+        source.execute("insert into t values (-1)")
+        await until(lambda: receiver.events == [BEGUN])
+        second = Engine(
+            streamer.settings,
+            replace(streamer.mapping, sources=()),
+            StopCondition(),
+            is_partial=True,
+        )
+        second.following = MappingFollower(lambda: streamer.mapping, lambda: None)
+        running = asyncio.create_task(second.run())
+        await until(lambda: second.target.is_well)
+        checks.clear()
+        await until(lambda: checks[False] > 20)
+        second.stop()
+        await running
+        assert receiver.events == [BEGUN]
 
 
 async def test_the_receiver_hears_that_the_target_is_away(

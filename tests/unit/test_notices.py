@@ -128,7 +128,12 @@ def test_a_second_attempt_has_the_id_of_the_first() -> None:
     assert message_id(notices([problem(code="b")], {})) != message_id(first)
 
 
-OWN = NoticeDuty(leads=False, own={"shop": True, "new": False}, peers=frozenset({"crm"}))
+OWN = NoticeDuty(
+    leads=False,
+    reports_removed=False,
+    own={"shop": True, "new": False},
+    peers=frozenset({"crm"}),
+)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,10 @@ OWN = NoticeDuty(leads=False, own={"shop": True, "new": False}, peers=frozenset(
         (OWN, Subject("crm"), False, False),
         (OWN, Subject(other="target dw"), False, False),
         (replace(OWN, leads=True), Subject("crm"), False, False),
-        (replace(OWN, leads=True), Subject("removed"), True, True),
+        (replace(OWN, leads=True), Subject("removed"), False, False),
+        (replace(OWN, reports_removed=True), Subject("removed"), True, True),
+        (replace(OWN, reports_removed=True), Subject("crm"), False, False),
+        (replace(OWN, reports_removed=True), Subject(other="target dw"), False, False),
         (replace(OWN, leads=True), Subject(other="target dw"), True, True),
         (replace(OWN, leads=True, is_target_well=False), Subject(other="mapping"), True, False),
         (replace(OWN, is_target_well=False), Subject("shop"), True, False),

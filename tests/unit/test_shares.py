@@ -104,7 +104,13 @@ def test_replicas_with_other_sources_share_only_those_they_have_in_common() -> N
 
 def test_the_oldest_replica_does_the_work_that_sources_share() -> None:
     team = [Peer(1, frozenset(["a"])), Peer(2, frozenset(["a", "b"]))]
-    assert [leads(1, team, "a"), leads(2, team, "a"), leads(2, team, "b")] == [True, False, True]
+    assert [leads(1, team, ["a"]), leads(2, team, ["a"]), leads(2, team, ["b"])] == [
+        True,
+        False,
+        True,
+    ]
+    assert [leads(1, team, []), leads(2, team, [])] == [True, False]
+    assert [leads(1, team, ["a", "b"]), leads(2, team, ["a", "b"])] == [False, True]
 
 
 def test_a_source_that_its_replica_cannot_reach_goes_to_one_that_may() -> None:
@@ -134,7 +140,7 @@ def test_no_source_goes_to_a_replica_with_another_mapping() -> None:
     assert of(1, team, owned(_1=12)) == Decision([], [])
     cut_off = [replace(first, out_of_reach=frozenset(SOURCES)), team[1]]
     assert of(1, cut_off, owned(_1=12)) == Decision([], []), "nobody else would take the sources"
-    assert leads(2, [replace(first, has_newest_mapping=False), second], "s00")
+    assert leads(2, [replace(first, has_newest_mapping=False), second], ["s00"])
 
 
 class World:

@@ -97,7 +97,6 @@ class Engine:
         """The supervisors of the running sources; empty until the target answers."""
         self._settings = settings
         self._stop_lsn = condition.lsn
-        self._is_partial = is_partial
         self._take_over = take_over
         self._launcher = launcher
         self._max_sources = max_sources
@@ -106,7 +105,7 @@ class Engine:
         self._notices = RepeatedNotices()
         self._services: Services | None = None
         self._guards = BacklogGuards(settings, enforces_limits=condition.lsn is None)
-        self._mapping = RunningMapping(mapping, self._guards, self._stopping)
+        self._mapping = RunningMapping(mapping, self._guards, self._stopping, is_partial=is_partial)
         self.following = MappingFollower(lambda: self._mapping.now, lambda: None)
         self._target_monitor = TargetMonitor(
             self._address, CHANNEL, self._is_request, self._pass_request, self.metrics.count_error
@@ -200,7 +199,7 @@ class Engine:
             self._services = services
             parts.callback(self._forget_services)
             if not self._stopping.is_set():
-                if not self._is_partial:
+                if not self._mapping.is_partial:
                     await self._mapping.warn_of_forgotten(services.bookkeeping)
                 await self._stream(services)
 

@@ -82,15 +82,22 @@ class ProcessHealth:
         self.notifier.check([*problems, *([] if lost is None else [lost])], self._duty())
 
     def _duty(self) -> NoticeDuty:
-        """Return the subjects of which this process tells the receiver, and not a peer replica."""
-        holders, leads = self._mapping.fleet.holders, self._mapping.leads
+        """Return the subjects of which this process tells the receiver, and not a peer."""
+        holders, mapping = self._mapping.fleet.holders, self._mapping
         streaming = {
             supervisor.source.label: supervisor.condition[0] == STREAMING
             for supervisor in self._supervisors
-            if supervisor.is_assigned or (leads and supervisor.source.label not in holders)
+            if supervisor.is_assigned
+            or (
+                supervisor.source.label not in holders
+                and mapping.leads_source(supervisor.source.label)
+            )
         }
-        peers = {supervisor.source.label for supervisor in self._supervisors} - streaming.keys()
-        return NoticeDuty(leads, self.target.is_well, streaming, frozenset(peers))
+        mapped = {supervisor.source.label for supervisor in self._supervisors}
+        peers = frozenset((mapped | holders.keys()) - streaming.keys())
+        return NoticeDuty(
+            mapping.leads, mapping.reports_removed, self.target.is_well, streaming, peers
+        )
 
     def _healths(self) -> list[tuple[str, Health]]:
         return [(supervisor.source.label, supervisor.health) for supervisor in self._supervisors]

@@ -31,8 +31,17 @@ log = structlog.get_logger()
 class RunningMapping:
     """Owns the mapping; makes one change of the mapping or of its tables at a time."""
 
-    def __init__(self, mapping: Mapping, guards: BacklogGuards, stopping: asyncio.Event) -> None:
+    def __init__(
+        self,
+        mapping: Mapping,
+        guards: BacklogGuards,
+        stopping: asyncio.Event,
+        *,
+        is_partial: bool,
+    ) -> None:
         self.now = mapping
+        self.is_partial = is_partial
+        """Whether other processes run the rest of the target's sources."""
         self.changing = asyncio.Lock()
         self.sources: RunningSources | None = None
         """The sources of the mapping; None until the target answers."""
@@ -60,12 +69,26 @@ class RunningMapping:
     @property
     def leads(self) -> bool:
         """Whether this process does the work that concerns no single source, and no peer does."""
-        first = min(self.now.sources, key=lambda source: source.label, default=None)
-        return first is None or self.sources is None or self.sources.leads(first)
+        return self.sources is None or self.sources.leads()
+
+    @property
+    def reports_removed(self) -> bool:
+        """Whether this process, and no peer, reports the sources that no mapping has any more.
+
+        A process with a part of the mapping, or without the newest mapping, cannot know them.
+        """
+        sources = self.sources
+        if self.is_partial or sources is None or not sources.has_newest_mapping:
+            return False
+        return sources.leads(*(source.label for source in self.now.sources))
+
+    def leads_source(self, label: str) -> bool:
+        """Whether this process does the shared work of the replicas for source *label*."""
+        return self.sources is None or self.sources.leads(label)
 
     def led(self) -> Mapping:
         """Return the sources for which this process does the shared work of the replicas."""
-        led = tuple(s for s in self.now.sources if self.sources is None or self.sources.leads(s))
+        led = tuple(source for source in self.now.sources if self.leads_source(source.label))
         return replace(self.now, sources=led)
 
     async def warn_of_forgotten(self, bookkeeping: Bookkeeping) -> None:

@@ -63,9 +63,16 @@ class RunningSources:
     def fleet(self) -> Fleet:
         return Fleet() if self._replica is None else self._replica.fleet
 
-    def leads(self, source: SourceMapping) -> bool:
-        """Whether this process does the work for *source* that replicas share."""
-        return self._replica is None or self._replica.leads(source.label)
+    def leads(self, *labels: str) -> bool:
+        """Whether this process does the work that replicas share for the sources *labels*; without
+        labels, the work that concerns no source.
+        """
+        return self._replica is None or self._replica.leads(labels)
+
+    @property
+    def has_newest_mapping(self) -> bool:
+        """Whether no replica runs a newer mapping."""
+        return self._replica is None or self._replica.has_newest_mapping
 
     def add(self, source: SourceMapping) -> None:
         guard = self._guards.add(source)

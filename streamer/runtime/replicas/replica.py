@@ -13,7 +13,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -176,9 +176,13 @@ class Replica:
         """Check now: the set of sources has changed."""
         self._woken.set()
 
-    def leads(self, label: str) -> bool:
-        """Whether this process does the common work at the target for source *label*."""
-        return leads(self._number, self._members, label)
+    def leads(self, labels: Collection[str]) -> bool:
+        """Whether this process does the common work at the target for the sources *labels*."""
+        return leads(self._number, self._members, labels)
+
+    @property
+    def has_newest_mapping(self) -> bool:
+        return not self._following.is_waiting
 
     async def run(self) -> None:
         """Lock and release sources until cancelled."""

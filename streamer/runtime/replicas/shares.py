@@ -196,7 +196,9 @@ def decide(
     return Decision(take, lent + (give[max(0, len(give) - excess) :] if excess > 0 else []))
 
 
-def leads(number: int, members: Sequence[Peer], label: str) -> bool:
-    """Whether *number* is the oldest replica for source *label*, which does the shared work."""
-    able = [m.number for m in members if label in m.sources and m.has_newest_mapping]
+def leads(number: int, members: Sequence[Peer], labels: Collection[str]) -> bool:
+    """Whether *number* is the oldest replica with all sources *labels*, which does the shared
+    work. Without labels: the oldest replica of all.
+    """
+    able = [m.number for m in members if m.sources.issuperset(labels) and m.has_newest_mapping]
     return not able or number == min(able)
