@@ -255,16 +255,17 @@ async def _reload(
             static_mapping.require_sources(settings, mapping, f"{path}: ")
         if settings.mapping_database != current.mapping_database:
             raise MappingError(f"{path}: mapping_database has changed", hint="restart to use it")
-        engine.adopt(settings)
         await admin.reload(settings, mapping)
         await engine.renew_passwords(settings.target.url)
     except ConfigurationError as exc:
         log.error("configuration rejected, keeping the current configuration", error=str(exc))
         return
     except StreamerError as exc:
+        engine.adopt(settings)
         on_success()
         log.error("configuration applied only in part", error=str(exc), code=exc.code)
         return
+    engine.adopt(settings)
     on_success()
     restart_settings = [
         name
