@@ -148,3 +148,16 @@ async def test_a_source_takes_22_kb_of_memory(count: int) -> None:
     series.add(START + 120, {f"shop t{number}": (0.0, 0.0, 0.0) for number in range(count)})
     held = series._fine._subjects["shop t0"], series._coarse._subjects["shop t0"]
     assert sum(len(each) * each.itemsize for each in held) < 22_000
+
+
+def test_a_thread_that_takes_the_last_outdated_slot_disturbs_no_other_thread() -> None:
+    class Outdated(set[int]):
+        """A second thread empties the set after the check of its length."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    ring: Ring[str] = Ring(FINE_SECONDS, FINE_SLOTS)
+    ring._outdated = Outdated()
+    ring.put("shop", START // FINE_SECONDS, (1.0, 2.0, 3.0))
+    assert ring.totals() == [(START, (1.0, 2.0, 3.0))]

@@ -109,14 +109,19 @@ class Ring(Generic[S]):
 
         A total is the highest first value, and the sums of the second and third values.
         The ring keeps the totals, so a call reads only the slots that have changed. A thread may
-        call this while the event loop adds values.
+        call this while the event loop adds values, and while another thread calls this.
         """
         totals = self._totals
-        while self._outdated:
-            slot = self._outdated.pop()
+        while (slot := self._pop_outdated()) is not None:
             if self._newest is not None and slot > self._newest - self._slots:
                 totals[slot] = self._total(slot)
         return self._from_first(lambda slot: totals.get(slot, UNKNOWN))
+
+    def _pop_outdated(self) -> int | None:
+        try:
+            return self._outdated.pop()
+        except KeyError:  # also after another thread has taken the last slot
+            return None
 
     def _total(self, slot: int) -> Values:
         subjects = list(self._subjects.values())
