@@ -1,15 +1,18 @@
 """The acts of the page on tables need no mapping database: the target stores the requests."""
 
+import asyncio
 import contextlib
 
 import httpx
 import psycopg
 import pytest
 
+from streamer.admin.service import repair_tables
 from tests.admin.test_page import USERS, log_in
 from tests.support.admin import Admin, OpenAdmin
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
 
 FORM = {"database": "shop", "name": "public.t"}
 
@@ -63,15 +66,60 @@ async def test_a_file_as_mapping_refuses_no_act_on_a_table(
         assert_same(source, target, "t")
 
 
+async def test_a_faulty_form_ends_no_session(open_admin: OpenAdmin, source: Database) -> None:
+    async with open_admin(sources=sources(source)) as admin, admin.client() as client:
+        assert (await press(client, "/session/end", pid="1", name="a.b.c")).status_code == 422
+        assert (await press(client, "/session/end", pid="1")).status_code == 503  # no target
+
+
+async def test_repairs_run_one_by_one_and_a_defect_is_a_failure(
+    open_admin: OpenAdmin,
+    stream: MakeStreamer,
+    source: Database,
+    target: Database,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for db in (source, target):
+        db.execute("create table t (id int primary key); create table u (id int primary key)")
+    ends = asyncio.Event()
+
+    async def broken(*arguments: object, **options: object) -> None:
+        await ends.wait()
+        raise ValueError("secret of the driver")
+
+    monkeypatch.setattr(repair_tables, "repair", broken)
+    async with (
+        stream("{t: {initial: none}, u: {initial: none}}") as streamer,
+        open_admin(target=target.url, sources=sources(source), is_alone=False) as admin,
+        admin.client() as client,
+    ):
+        await streamer.caught_up()
+        refused = await press(client, "/table/act", action="repair", name="public.x")
+        assert refused.status_code == 404
+        for name in ("public.t", "public.u"):
+            pressed = await press(client, "/table/act", action="repair", name=name)
+            assert pressed.status_code == 303
+        first, second = [("shop", None, name) for name in ("public.t", "public.u")]
+        repairs = admin.service.repairs
+        await until(lambda: repairs.state(first) == "running")
+        assert repairs.state(second) == "waiting"
+        page = await client.get("/table", params={"database": "shop", "name": "public.u"})
+        assert "A repair waits for the repair of another table" in page.text
+        ends.set()
+        await until(lambda: repairs.state(first) is None and repairs.state(second) is None)
+        for key in (first, second):
+            assert repairs.failure(key) == f"internal error in the repair of {key[2]}: ValueError"
+
+
 async def is_repaired(admin: Admin) -> bool:
     key = ("shop", None, "public.t")
     assert admin.service.repairs.failure(key) is None
-    return not admin.service.repairs.is_running(key)
+    return admin.service.repairs.state(key) is None
 
 
 async def is_ended(client: httpx.AsyncClient, pid: int) -> bool:
     """Press the button of a session, which has an effect once streamer waits for the session."""
-    return (await press(client, "/session/end", pid=str(pid))).status_code == 303
+    return (await client.post("/session/end", data={"pid": str(pid)})).status_code == 303
 
 
 async def test_acts_need_the_role_admin_and_a_form_of_the_session(

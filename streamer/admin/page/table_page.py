@@ -69,7 +69,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             source=shown,
             table=entry,
             attention=problems_of_table(source, name, frame.events.target),
-            is_repairing=frame.service.repairs.is_running(key),
+            repair=frame.service.repairs.state(key),
             repair_failure=frame.service.repairs.failure(key),
             trends=None if is_refresh(request) else _charts(frame, source, name),
             errors=frame.events.errors(shown["label"], name),
@@ -94,7 +94,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         if action == "skip":
             action, options = "resume", {"skip_deletes": True}
         if action == "repair":
-            frame.service.repairs.start((database, sid, name), actor_of(request))
+            await frame.service.repairs.start((database, sid, name), actor_of(request))
         else:
             await frame.service.act_on(action, database, sid, name, actor_of(request), options)
         status.forget()
@@ -104,9 +104,10 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
     async def end(request: Request) -> Response:
         form = await request.form()
         pid = row_number(form_text(form, "pid"), "pid")
+        back = _address(*_which(form)) if form_text(form, "name") else "/"
         await end_session(frame.service, pid, actor_of(request))
         status.forget()
-        return frame.redirect(_address(*_which(form)), f"Session {pid} ends")
+        return frame.redirect(back, f"Session {pid} ends")
 
     @router.post("/table/quarantine")
     async def quarantine(request: Request) -> Response:
