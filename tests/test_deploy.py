@@ -44,7 +44,9 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         for family in collector.collect():
             labels = set(names if names is not None else family._labelnames)  # type: ignore[attr-defined]
             labels |= set(family.samples[0].labels) if family.type == "info" else set()
-            if isinstance(collector, Histogram):
+            if family.type == "summary":
+                found[f"{family.name}_sum"] = labels
+            elif isinstance(collector, Histogram):
                 found |= {f"{family.name}_{end}": labels for end in ("sum", "count")}
                 found[f"{family.name}_bucket"] = labels | {"le"}
             else:

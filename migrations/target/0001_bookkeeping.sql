@@ -121,7 +121,7 @@ create table streamer.relation (
     source text not null,
     target text not null,
     -- The sid of the relation's rows in the target; null for rows without a sid.
-    sid text,
+    row_sid text,
     type text not null check (type in ('clone', 'append', 'history')),
     state text not null default 'init'
         check (state in ('init', 'copying', 'catching_up', 'ready', 'paused', 'error')),

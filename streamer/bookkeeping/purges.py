@@ -20,7 +20,7 @@ on conflict (database, sid, target) do update set
 
 _KEEP_TARGETS_SQL: Final = """
 insert into streamer.purge (database, sid, target)
-select distinct s.database, coalesce(r.sid, ''), r.target
+select distinct s.database, coalesce(r.row_sid, ''), r.target
 from streamer.source s join streamer.relation r on r.source_id = s.id {relations}
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
@@ -32,16 +32,16 @@ update streamer.purge p set columns = array(
     select c.key from streamer.relation r join streamer.source s on s.id = r.source_id,
          pg_catalog.jsonb_each_text(r.columns) c
      {relations}
-       and (s.database, coalesce(r.sid, ''), r.target) = (p.database, p.sid, p.target)
+       and (s.database, coalesce(r.row_sid, ''), r.target) = (p.database, p.sid, p.target)
        and c.value::int > 0
     union select pg_catalog.unnest(p.columns))
 where (p.database, p.sid, p.target) in (
-    select s.database, coalesce(r.sid, ''), r.target
+    select s.database, coalesce(r.row_sid, ''), r.target
     from streamer.relation r join streamer.source s on s.id = r.source_id {relations})
 """
 _OF_SOURCE: Final = "where s.id = $1"
 _OF_TABLES: Final = """
-where r.id = any ($1::int8[]) and r.sid is distinct from s.sid and r.sid is not null
+where r.id = any ($1::int8[]) and r.row_sid is distinct from s.sid and r.row_sid is not null
 and (r.snapshot_lsn is not null or r.attempt > 0 or r.owns_rows)
 """
 """Relations with rows whose sid is not that of their source, which would not be purged with it."""
@@ -58,11 +58,11 @@ group by 1, 2 order by 1, 2
 
 
 _LEFT_ROWS_SQL: Final = """
-select r.id as relation_id, r.source, r.target, s.database, s.sid, r.sid as row_sid,
+select r.id as relation_id, r.source, r.target, s.database, s.sid, r.row_sid,
        p.began_at is not null as is_purged
 from streamer.relation r join streamer.source s on s.id = r.source_id
 join streamer.purge p
-  on (p.database, p.sid, p.target) = (s.database, coalesce(r.sid, ''), r.target)
+  on (p.database, p.sid, p.target) = (s.database, coalesce(r.row_sid, ''), r.target)
 where s.id = $1 and r.source = any ($2::text[])
   and not r.declared and r.snapshot_lsn is null and r.state = 'init'
 """

@@ -25,7 +25,7 @@ _OF_SOURCES: Final = "where source_id = $1 and source = any ($2::text[])"
 _MOVED_SQL: Final = """
 select r.id from streamer.relation r
 join unnest($2::text[], $3::text[], $4::text[]) w (source, target, sid) on w.source = r.source
-where r.source_id = $1 and (r.target <> w.target or r.sid is distinct from w.sid)
+where r.source_id = $1 and (r.target <> w.target or r.row_sid is distinct from w.sid)
 """
 # Otherwise the planner would request columns with a negative number again.
 _RECOMPUTED_SQL: Final = """
@@ -90,7 +90,7 @@ async def _remove_moved(
 
 
 def _mapped(mapping: RelationMapping) -> dict[str, Any]:
-    names = {"source": mapping.source, "target": mapping.target, "sid": mapping.sid}
+    names = {"source": mapping.source, "target": mapping.target, "row_sid": mapping.sid}
     return names | {"type": mapping.type, "expressions": mapping.rule.expressions_fingerprint}
 
 

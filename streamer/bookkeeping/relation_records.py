@@ -58,7 +58,7 @@ class RelationRecord(StateRecord):
     source_id: int
     source: str
     target: str
-    sid: str | None
+    row_sid: str | None
     """The sid of the relation's rows in the target."""
     type: str
     attempt: int
@@ -111,11 +111,11 @@ UnreadyTables = dict[str, dict[str, tuple[str, ErrorReport | None]]]
 RELATIONS: Final = BookkeepingTable("relation", "r", RelationRecord)
 _OTHER_WRITERS_SQL: Final = """
 select r.target, s.database from streamer.relation r join streamer.source s on s.id = r.source_id
-where r.sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1
+where r.row_sid = $2 and s.database <> $1 and r.target = any ($3::text[]) order by 1, 2 limit 1
 """
 _OF_SID_SQL: Final = """
 select r.source from streamer.relation r join streamer.source s on s.id = r.source_id
-where s.database = $1 and r.sid = $2 and s.sid is distinct from r.sid order by 1 limit 1
+where s.database = $1 and r.row_sid = $2 and s.sid is distinct from r.row_sid order by 1 limit 1
 """
 _LABELS_SQL: Final = """
 select r.id as relation_id, s.database, s.sid, r.source

@@ -84,9 +84,9 @@ select database, sid, state, error, error_code, slot, publication, holder, ackno
 from streamer.source order by database, sid
 """
 _WRITERS_SQL: Final = f"""
-select distinct s.database, s.sid, r.sid as row_sid from streamer.source s
+select distinct s.database, s.sid, r.row_sid from streamer.source s
 join streamer.relation r on r.source_id = s.id
-where r.target = $1 and ($2 or r.sid is not distinct from $3::text)
+where r.target = $1 and ($2 or r.row_sid is not distinct from $3::text)
   and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
 """
 _CHECK_SQL: Final = """

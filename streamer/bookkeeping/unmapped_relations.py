@@ -33,12 +33,12 @@ select f.relation::text as relation, f.acknowledged_lsn = s.acknowledged_lsn as 
 from unnest($2::text[], $3::text[], $4::text[]) w (source, target, sid)
 join streamer.former_relation f on f.source_id = $1 and f.source = w.source
 join streamer.source s on s.id = f.source_id
-where f.relation->>'target' = w.target and f.relation->>'sid' is not distinct from w.sid
+where f.relation->>'target' = w.target and f.relation->>'row_sid' is not distinct from w.sid
   and not exists (select from streamer.relation o where o.source_id = $1 and o.source = w.source)
 """
 _FORGET_SID_SQL: Final = """
 delete from streamer.former_relation f using streamer.source s
-where s.id = f.source_id and s.database = $1 and f.relation->>'sid' = $2
+where s.id = f.source_id and s.database = $1 and f.relation->>'row_sid' = $2
 """
 _OF_PROCESS: Final = (
     *("id", "columns", "chunks", "transport", "transport_reason", "source_oid"),

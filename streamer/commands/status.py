@@ -471,7 +471,7 @@ def _table_status(
         truncates_skipped=relation.truncates_skipped,
         waits_before=None if mass_delete is None else mass_delete.to_json(),
         definitions=definitions,
-        sid=relation.sid,
+        sid=relation.row_sid,
         bytes_copied=relation.bytes_copied,
         bytes_total=relation.bytes_copied if is_complete else None,
     )

@@ -310,7 +310,7 @@ class Comparison:
                         source.database,
                         source.sid,
                         relation.relation_id,
-                        row_sid=relation.sid,
+                        row_sid=relation.row_sid,
                     ),
                 )
                 for relation in await read_relation_records(self._bookkeeping, record.source_id)

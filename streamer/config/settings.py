@@ -286,7 +286,7 @@ class TableSettings(Strict):
         "`{schema:tenant_(.*)}` stands for the group of a regular expression that matches the "
         "whole name. `{table}`, `{database}` and `{sid}` work, too. The target table needs a "
         "column `sid`.",
-        examples=["{schema}"],
+        examples=["{sid}_{schema}"],
     )
     type: TableType = Field(
         default=TableType.CLONE,

@@ -52,7 +52,7 @@ def test_empty_lists_say_the_next_step(commands: Commands) -> None:
     assert commands.rows("sources") == []
 
 
-@pytest.mark.parametrize("command", ["check", "doctor", "wait"])
+@pytest.mark.parametrize("command", ["check", "wait"])
 def test_an_empty_mapping_is_no_reason_to_edit_the_file(commands: Commands, command: str) -> None:
     result = commands.run(command)
     assert result.exit_code == 2

@@ -99,7 +99,7 @@ async def test_a_drainer_that_lost_its_cancellation_ends_with_the_attempt(
     plans = Planner.plans
     planning = asyncio.Event()
 
-    async def lose(self: Planner, lane_transaction: Any, *arguments: Any) -> Any:
+    async def lose(self: Planner, lane_transaction: Any, *arguments: Any, **options: Any) -> Any:
         drains = asyncio.current_task()
         assert drains is not None
         if not planning.is_set():
@@ -109,7 +109,7 @@ async def test_a_drainer_that_lost_its_cancellation_ends_with_the_attempt(
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
             raise TargetSchemaError("planning fails")
-        return await plans(self, lane_transaction, *arguments)
+        return await plans(self, lane_transaction, *arguments, **options)
 
     async with stream(TABLES) as streamer:
         await streamer.caught_up(SECONDS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from streamer.admin.live.path_of_change import PathFacts, Stage, held_of, path_of
+from streamer.admin.live.path_of_change import PathFacts, PathStage, held_of, path_of
 from streamer.admin.live.work_samples import Work, WorkSamples
 from streamer.observability.metrics import Metrics
 
@@ -52,7 +52,7 @@ def test_the_first_stage_that_explains_the_lag_is_slow(
     facts: dict[str, Any], slow: str | None, text: str
 ) -> None:
     path = path_of(PathFacts(**({"lag_seconds": 9.0} | facts)))
-    assert (path.slow, path.text) == (slow and Stage(slow), text)
+    assert (path.slow, path.text) == (slow and PathStage(slow), text)
 
 
 def test_tables_with_held_changes_are_counted_over_all_sources() -> None:

@@ -154,7 +154,7 @@ def test_exact_order_gets_the_same_values() -> None:
 @pytest.mark.parametrize(
     ("rule", "problem"),
     [
-        ("{type: history, metadata: {lsn: _lsn}}", "kvsz_start"),
+        ("{type: history, metadata: {lsn: _lsn}}", "the columns of `history`"),
         ("{metadata: {lsn: x, operation: x}}", "already gets another value"),
         ("{metadata: {lsn: sid}}", "already gets another value"),
         ("{columns: {id: n}, metadata: {lsn: n}}", "already gets another value"),

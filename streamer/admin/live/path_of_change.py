@@ -20,7 +20,7 @@ BUSY: Final = 0.9
 """A worker that writes for this share of the time limits its lanes."""
 
 
-class Stage(enum.StrEnum):
+class PathStage(enum.StrEnum):
     """A stage of the path."""
 
     SOURCE = "source"
@@ -57,7 +57,7 @@ class ChangePath:
     """The path of a change. ``slow``: where the time goes; ``text``: why."""
 
     facts: PathFacts
-    slow: Stage | None = None
+    slow: PathStage | None = None
     text: str = ""
 
     @property
@@ -83,21 +83,21 @@ def path_of(facts: PathFacts) -> ChangePath:
     return ChangePath(facts, stage, text)
 
 
-def _slow(facts: PathFacts) -> tuple[Stage | None, str]:
+def _slow(facts: PathFacts) -> tuple[PathStage | None, str]:
     if facts.target_error is not None:
-        return Stage.TARGET, "the target accepts no changes"
+        return PathStage.TARGET, "the target accepts no changes"
     if facts.lag_seconds < LAG_SECONDS_MIN:
         return None, ""
     if facts.waits is not None:
-        return Stage.TARGET, f"the workers wait for {facts.waits}"
+        return PathStage.TARGET, f"the workers wait for {facts.waits}"
     busiest = max(facts.use, default=0.0)
     if facts.is_full or busiest >= BUSY:
         share = f"{busiest * 100:.0f} %"
-        return Stage.WORKERS, f"the busiest worker writes {share} of the time"
+        return PathStage.WORKERS, f"the busiest worker writes {share} of the time"
     if facts.undelivered_seconds >= LAG_SECONDS_MIN:
         age = format_duration(facts.undelivered_seconds)
-        return Stage.SOURCE, f"a source has not sent the changes of the last {age}"
+        return PathStage.SOURCE, f"a source has not sent the changes of the last {age}"
     if facts.held_tables:
         noun = "1 table holds" if facts.held_tables == 1 else f"{facts.held_tables} tables hold"
-        return Stage.LANES, f"{noun} changes for a copy, an operator or the target"
+        return PathStage.LANES, f"{noun} changes for a copy, an operator or the target"
     return None, ""

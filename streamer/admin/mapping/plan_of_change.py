@@ -246,8 +246,8 @@ def _plan_table(
     if record.target != str(mapping.target):
         reason = f"its target was {record.target}, whose rows stay"
         return planned("copy" if copies else "stream", reason)
-    if record.sid != mapping.sid:
-        reason = f"the sid of its rows was {record.sid}, and these rows stay"
+    if record.row_sid != mapping.sid:
+        reason = f"the sid of its rows was {record.row_sid}, and these rows stay"
         return planned("copy" if copies else "stream", reason)
     if record.type != mapping.type.value:
         return planned("copy", f"its type was {record.type}")

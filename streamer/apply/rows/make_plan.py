@@ -367,10 +367,10 @@ def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> 
         if usual[name] in target.columns and usual[name] not in history.names
     ]
     additions = [column for column in history_columns(history) if column.name in absent]
-    words = "if versions have these columns under other names, rename them; otherwise run there: "
     remedy = Remedy.of("run there: ", at_target(*renames))
     if not renames:
-        remedy = Remedy.of(words, at_target(*add_columns_sql(table, additions)))
+        words = "; if versions have these columns under other names, rename those columns instead"
+        remedy = Remedy.of("run there: ", at_target(*add_columns_sql(table, additions)), words)
     raise TargetSchemaError(
         f'history table "{mapping.target}" has no column "{absent[0]}"', hint=remedy
     )
