@@ -273,6 +273,8 @@ async def test_definitions_of_schemas_change_and_schemas_get_new_names(
         source.execute("insert into tenant_c.t values (3); insert into tenant_b.t values (3)")
         remedy = await remedy_of(streamer, "tenant_a.t", 'the new name would get sid "tenant_c"')
         assert "rename it back" in str(remedy)
+        # The pattern adds the new name, which has no table of its own and leaves with the name.
+        await has_relation(streamer, target, "tenant_c.t", True)
         source.execute("alter schema tenant_c rename to tenant_a")
         source.execute("insert into tenant_a.t values (4)")
         await streamer.caught_up()
@@ -281,6 +283,16 @@ async def test_definitions_of_schemas_change_and_schemas_get_new_names(
             ("tenant_a", 4),
             ("tenant_b", 3),
         ]
+        await has_relation(streamer, target, "tenant_c.t", False)
+
+
+async def has_relation(streamer: Streamer, target: Database, name: str, is_expected: bool) -> None:
+    sql = f"select exists (select from streamer.relation where source = '{name}')"
+
+    async def is_as_expected() -> bool:
+        return bool(target.value(sql)) is is_expected
+
+    await streamer.eventually(is_as_expected)
 
 
 async def test_schemas_come_and_go_while_processes_die(

@@ -200,7 +200,8 @@ async def test_ddl_does_not_wait_for_a_copy_and_what_it_rewrites_is_copied_anew(
         await streamer.eventually(lambda: _are_ready(streamer), 60)
         for name in changes:
             assert contents(source, name, "id, a, b") == contents(target, name, "id, a, b")
-        assert sizes == [5, 3]
+        # The three tables come together or one by one, as the process hears of them.
+        assert (sizes[0], sum(sizes[1:])) == (5, 3)
         source.execute("insert into added values (99, 1, 1, 1)")
         await streamer.caught_up(60)
         assert_same(source, target, "added")

@@ -489,3 +489,16 @@ def test_tables_that_exchange_their_names_stay_published() -> None:
     assert plan.cases == {T: Case(Fate.RENAMED, name=U), U: Case(Fate.RENAMED, name=T)}
     assert {member.name for member in plan.wanted.identities} == {T, U}
     assert not plan.tables
+
+
+def test_a_name_that_a_table_had_for_a_while_leaves_with_the_name() -> None:
+    """A pattern added the name *U* before the table was called *T* again."""
+    world = World(captures=True)
+    rest = MappedTable(
+        relation_mapping(source="public.u", target="public.u"), LAST, oid=1, is_bare=True
+    )
+    kept = MappedTable(world.mapping, LAST, oid=1, is_in_sync=True)
+    state = world.state(KEYED, PUBLISHED, publication(inserts=True))
+    plan = reconcile(state, [kept, rest], SOURCE)
+    assert plan.cases == {U: Case(Fate.DROPPED)}
+    assert plan.tables == (kept,)

@@ -318,6 +318,9 @@ def _find_departed(state: SourceState, tables: Sequence[MappedTable]) -> dict[Re
     cases = {former: Case(Fate.RENAMED, name=now) for former, now in moves.items()}
     for table in tables:
         if table.name in moves:
+            if table.is_bare and moves[table.name] in fingerprints:
+                # A pattern added a name that the table of another relation had for a while.
+                cases[table.name] = Case(Fate.DROPPED)
             continue
         if table.name not in state.identities:
             if table.is_bare or _is_dropped(table, state):
