@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
@@ -64,6 +64,8 @@ CommandLine = Annotated[
     AfterValidator(_check_command),
 ]
 """A command with its arguments, as text or as a list."""
+COMMAND_FIELDS: Final = ("password_command", "key_command")
+"""The settings that are commands. Their arguments may be secrets."""
 
 
 class ConnectionSettings(Strict):

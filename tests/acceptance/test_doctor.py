@@ -155,7 +155,9 @@ def test_servers_that_are_away_are_part_of_the_diagnosis(tmp_path: Path) -> None
         """
 target: {url: "postgresql://loader:hunter2-away@127.0.0.1:1/dw"}
 sources:
-- {database: shop, urls: [{url: "postgresql://streamer@127.0.0.1:1/shop"}], tables: {t: }}
+- database: shop
+  urls: [{url: "postgresql://streamer@127.0.0.1:1/shop", password_command: "echo argument-of"}]
+  tables: {t: }
 """
     )
     path = tmp_path / "bundle.zip"
@@ -169,3 +171,4 @@ sources:
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             assert b"hunter2-away" not in archive.read(name)
+            assert b"argument-of" not in archive.read(name)

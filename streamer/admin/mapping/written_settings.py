@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel
 
+from streamer.config.connection_settings import COMMAND_FIELDS
 from streamer.config.settings import Settings, load_settings
 from streamer.config.yaml_file import Location, parse_document, read_text
 from streamer.postgres.secret import Secret
@@ -15,9 +16,6 @@ from streamer.postgres.url_passwords import is_reference
 
 Hide = Callable[[Location, str, str], str]
 """Returns the text in place of a secret, from its location, its text and its value."""
-
-_COMMANDS: Final = ("password_command", "key_command")
-"""Settings whose arguments may be secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ def read_written(path: Path) -> WrittenSettings:
 def _without_secrets(location: Location, written: Any, loaded: Any, hide: Hide) -> Any:
     if isinstance(loaded, Secret):
         return _hidden(location, str(written), loaded.reveal(), hide)
-    if written is not None and location[-1:] and location[-1] in _COMMANDS:
+    if written is not None and location[-1:] and location[-1] in COMMAND_FIELDS:
         return _hidden(location, str(written), str(written), hide)
     if isinstance(written, dict):
         return {

@@ -38,6 +38,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.server_of_run import read_known_place
 from streamer.commands.check.check import Examination
 from streamer.commands.doctor.diagnosis import Diagnosis, sentences
+from streamer.config.connection_settings import COMMAND_FIELDS
 from streamer.config.settings import ENVIRONMENT_PREFIX, Settings
 from streamer.errors.error_classes import SettingsError, SourceError, StreamerError, TargetError
 from streamer.mapping.rules import Mapping, SourceMapping
@@ -152,6 +153,8 @@ def _shown(value: Any) -> Any:
 def _shown_field(name: str, value: Any) -> Any:
     if name == "url" and isinstance(value, Secret):
         return mask(value.reveal())
+    if name in COMMAND_FIELDS and value is not None:
+        return MASK
     return _shown(value)
 
 
