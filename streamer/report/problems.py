@@ -252,9 +252,12 @@ def of_mapping(error: ErrorReport, state: str = "mapping") -> Problem:
 def of_source(source: ReportedSource) -> list[Problem]:
     """Return the problems of a source and then of its tables, tables in error first."""
     tables = sorted(source.tables, key=lambda t: (t.error is None, t.state == "ready", t.name))
+    of_tables = [problem for table in tables for problem in _TableRules(source, table).problems()]
     listed = [*_state_problems(source), *_wal_problems(source)]
-    for table in tables:
-        listed += _TableRules(source, table).problems()
+    # A table that holds changes delays the heartbeat, and has a problem that names the cause.
+    if not any(problem.kind in _HOLDING for problem in of_tables):
+        listed += _heartbeat_problems(source)
+    listed += of_tables
     for sequence in source.sequences:
         if sequence.error is not None:
             subject = Subject(source.database, source.sid, sequence=sequence.source)
@@ -343,12 +346,22 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
                 kind, subject, Severity.ERROR, error.message, error.remedy,
                 error=error, state=state,
             )  # fmt: skip
+
+
+_HOLDING: Final = frozenset(
+    {ProblemKind.TABLE, ProblemKind.MASS_DELETE, ProblemKind.PAUSED, ProblemKind.WAIT}
+)
+"""Problems of a table whose changes wait."""
+
+
+def _heartbeat_problems(source: ReportedSource) -> Iterator[Problem]:
     # Without a stream no commit becomes visible. The lag is then not a separate problem.
     if source.state == "streaming" and (late := _lag_text(source)) is not None:
         words = "see the problems of its tables; if there are none, the target is too slow"
         if source.workers_wait_for is not None:
             late += f": the workers wait for {source.workers_wait_for}"
             words = "remove the cause of this wait"
+        subject = Subject(source.database, source.sid)
         yield _problem(
             ProblemKind.HEARTBEAT, subject, Severity.WARNING, late, Remedy.of(words), state="late"
         )

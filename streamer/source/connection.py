@@ -204,7 +204,9 @@ def _naming_the_url(source: SourceMapping) -> Iterator[None]:
             exc.remedy = Remedy.of("run at the source: ", at_source(grant))
         elif source.url_place:
             words = f"check role, password and database in {source.url_place}, and pg_hba.conf"
-            exc.remedy = Remedy.of(words)
+            exc.remedy = Remedy.of(
+                f"{words}; restart `streamer run` after a change of url or variable"
+            )
         raise
 
 

@@ -1,5 +1,7 @@
 """streamer.conflict: changes whose row the target lacks, or has already, each noted once."""
 
+import re
+
 import pytest
 
 from streamer.apply.write import conflicts as conflicts_module
@@ -8,6 +10,7 @@ from streamer.commands.conflict_log import ConflictRecord, read_conflicts
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
+from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
 DDL = """
@@ -149,3 +152,22 @@ async def test_the_log_of_conflicts_is_bounded_and_a_search_for_them_ends(
             await s.caught_up()
         assert mapped.conflict_watch == 0
         assert len(await noted(target, "t")) == 20
+
+
+@pytest.mark.usefixtures("without_spark")
+@streams(
+    "t: {initial: none}",
+    source="create table t (id int primary key, v text)",
+    target="create table t (id int primary key, v text)",
+)
+async def test_a_unique_index_of_the_target_alone_goes_as_the_message_says(shared: Shared) -> None:
+    """The index came after the stream had begun, and no constraint belongs to the index."""
+    await shared.caught_up()
+    shared.target.execute("create unique index by_v on t (v); insert into t values (9, 'theirs')")
+    shared.source.execute("insert into t values (1, 'theirs')")
+    await shared.table_state("t", "error")
+    error = (await shared.table("t"))["error"]
+    (statement,) = re.findall("run at the target: ([^;]*);", error)
+    shared.target.execute(statement)
+    await shared.caught_up()
+    assert shared.target.execute("select id from t order by id") == [(1,), (9,)]

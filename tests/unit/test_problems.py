@@ -276,6 +276,13 @@ def test_the_heartbeats_of_a_source_that_does_not_stream_are_no_problem() -> Non
     assert [each.kind for each in fact.problems_of_process(well())] == [ProblemKind.SOURCE]
 
 
+def test_a_table_that_holds_changes_is_the_problem_and_the_late_heartbeat_is_not() -> None:
+    """Commits of the remaining tables become visible, and the table's problem names the cause."""
+    for name in ("a copy that waits for a lock", "a paused table"):
+        fact = replace(FACTS[name], heartbeat_seconds=900.0)
+        assert [each.kind for each in fact.problems_of_process(well())] == [fact.kind]
+
+
 def test_a_diagnosis_has_an_error_once_in_the_words_of_the_status() -> None:
     fact = FACTS["a source that is unreachable"]
     (problem,) = fact.status().problems

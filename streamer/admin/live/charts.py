@@ -59,7 +59,7 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 FLEET_CHARTS: Final = (
     Chart("Lag", {"lag_seconds": ""}, "latency", "of the slowest source"),
     Chart("Changes", {"changes_per_second": ""}, "rate", "of all sources"),
-    Chart("WAL retained", {"retained_wal_bytes": ""}, "size", "by all sources"),
+    Chart("WAL retained", {"retained_wal_bytes": ""}, "size", "in total"),
     Chart("Commit to visible", {"p50_seconds": "p50", "p99_seconds": "p99"}, "latency"),
 )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from streamer.admin.live.effects_of_target import causes_of, remaining_problems
 from streamer.admin.live.status_view import address, table_address
 from streamer.errors.remedies import EVERY_TABLE, Command, Sql, Step
-from streamer.report.problems import Problem, ProblemKind, Severity, Subject
+from streamer.report.problems import Problem, ProblemKind, Severity, Subject, worst_first
 
 Row = dict[str, Any]
 
@@ -42,19 +42,18 @@ _RESYNC_SOURCE: Final = _Button(
 
 
 def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> list[Row]:
-    """Return the problems that need an operator, the target first and without its effects."""
+    """Return the problems that need an operator: the target without its effects, then the errors,
+    then the warnings.
+    """
     causes = causes_of(target)
-    problems = list(causes)
-    for source in sources:
-        problems += remaining_problems(source, causes)
-    return [shown(problem) for problem in problems]
+    problems = [problem for source in sources for problem in remaining_problems(source, causes)]
+    return [shown(problem) for problem in [*causes, *worst_first(problems)]]
 
 
 def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
-    """Return the problems that need an operator, of a table and of its source, errors first."""
+    """Return the problems that need an operator, of a table and of its source."""
     tables = [table for table in source["tables"] if table["source"] == name]
-    problems = problems_for_operator([source | {"tables": tables, "sequences": []}], target)
-    return sorted(problems, key=lambda problem: problem["kind"] != "bad")
+    return problems_for_operator([source | {"tables": tables, "sequences": []}], target)
 
 
 def shown(problem: Problem) -> Row:

@@ -63,19 +63,20 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
         databases = (await frame.service.store.content())["databases"]
         ids = {row["id"] for row in databases if row["name"] == source["database"]}
         key = (source["database"], source["sid"], name)
+        attention = problems_of_table(source, name, frame.events.target)
         return await frame.page(
             request,
             "table.html",
             source=shown,
             table=entry,
-            attention=problems_of_table(source, name, frame.events.target),
+            attention=attention,
             repair=frame.service.repairs.state(key),
             repair_failure=frame.service.repairs.failure(key),
             trends=None if is_refresh(request) else _charts(frame, source, name),
             errors=frame.events.errors(shown["label"], name),
             rule=status_view.rule_of((row for row in rows if row["database_id"] in ids), name),
             quarantine=await _quarantine(frame, source, name),
-            sides=None if is_refresh(request) else await _sides(frame, source, name),
+            sides=None if is_refresh(request) else await _sides(frame, source, name, attention),
             reason=reason,
             modes=[mode.value for mode in Mode],
         )
@@ -173,13 +174,18 @@ def _address(database: str, sid: str | None, name: str) -> str:
     return status_view.table_address({"database": database, "sid": sid}, name)
 
 
-async def _sides(frame: Frame, source: Row, name: str) -> Row:
-    """Return the table on both sides, or the reason why it is unavailable."""
+async def _sides(frame: Frame, source: Row, name: str, attention: list[Row]) -> Row:
+    """Return the table on both sides, or the reason why it is unavailable.
+
+    The findings of the check omit the problems of *attention*, which the page shows already.
+    """
     try:
         seen = await frame.service.read_table_pair(source["database"], source["sid"], name)
     except StreamerError as exc:
         return {"columns": [], "key": [], "identity": None, "findings": [], "error": str(exc)}
-    return seen | {"error": None}
+    shown = {"; ".join(filter(None, (row["headline"], row["details"]))) for row in attention}
+    findings = [finding for finding in seen["findings"] if finding["problem"] not in shown]
+    return seen | {"findings": findings, "error": None}
 
 
 async def _quarantine(frame: Frame, source: Row, name: str) -> Row:

@@ -22,7 +22,7 @@ async def end_session(service: AdminService, pid: int, actor: str) -> None:
             async with bookkeeping.connection() as target:
                 rows = await target.fetch(END_BLOCKING_SQL, pid)
         except TargetRejectedError as exc:
-            hint = "have an administrator run the SQL beside the button"
+            hint = f"have an administrator of the target run `select pg_terminate_backend({pid})`"
             raise UnreadyError(exc.message, hint=hint) from exc
         if not rows:
             hint = "reload the page: the session may have ended"

@@ -106,8 +106,11 @@ def _columns(
             "note": note,
         }
     computed = dict(mapping.rule.set)
+    unfilled = {column.name for column in target.unfilled(())} if target is not None else set()
     for name, target_column in remaining.items():
         note = "keeps its default"
+        if name in unfilled:
+            note = "unfilled"
         if name in computed:
             note = "computed"
         elif name == SID:

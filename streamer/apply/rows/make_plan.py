@@ -411,9 +411,9 @@ def _check_unfilled_columns(
             f'column "{column.name}" of target table "{mapping.target}" is NOT NULL, '
             "has no default and no column of the source to fill it",
             hint=Remedy.of(
-                "run there: ",
+                "run at the target: ",
                 at_target(f"{alter} drop not null"),
-                "; or give it a default, or map a column to it",
+                "; streamer then continues. Or give the column a default, or map a column to it",
             ),
         )
         error.column = column.name

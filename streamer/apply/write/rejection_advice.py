@@ -86,10 +86,9 @@ def _conflict(
             yield _run_at_target(_make_late(error, plan))
         case "insert_exists" | "exclusion":
             if error.constraint and not _is_primary_key(error, plan):
-                name = quote_identifier(error.constraint)
                 yield Remedy.of(
                     "unless the source has that constraint as well, ",
-                    _run_at_target(f"alter table {plan.table} drop constraint {name}"),
+                    _run_at_target(_drop_sql(error.constraint, plan)),
                 )
             yield "delete the conflicting row at the target, if streamer did not write it"
             yield resync
@@ -124,6 +123,14 @@ def _conflict(
         case _:
             yield "find out why the target rejects the row, and change the table or its trigger"
             yield _QUARANTINE
+
+
+def _drop_sql(name: str, plan: ApplyPlan) -> str:
+    """Return the statement that removes a constraint, or a unique index without a constraint."""
+    quoted, table = quote_identifier(name), plan.target.name
+    if any(part.is_index and part.name == name for part in plan.target.objects):
+        return f"drop index {quote_identifier(table.namespace)}.{quoted}"
+    return f"alter table {plan.table} drop constraint {quoted}"
 
 
 def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:

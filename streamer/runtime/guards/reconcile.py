@@ -370,8 +370,8 @@ def _judge_membership(
     if identity is None:
         error = TableGoneError(
             f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
-            hint="if the table is gone for good, set `on_table_dropped: keep` for it. Otherwise "
-            "create and publish the table",
+            hint="if the table is gone for good, set `on_table_dropped: keep` for it, and have "
+            "`run` read the mapping again. Otherwise create and publish the table",
         )
     else:
         fingerprint = membership_fingerprint(state.publications.values(), identity)

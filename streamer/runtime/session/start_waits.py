@@ -31,9 +31,15 @@ class StartWaits:
         self._services = attempt.services
 
     async def show(self, reason: ErrorReport | None = None, waiting_for: str | None = None) -> None:
-        """Store that the source starts, and the reason why the start waits."""
+        """Store that the source starts, and the reason why the start waits.
+
+        A start after an error leaves the error visible, because the attempt may end with the error.
+        """
         bookkeeping, source_id = self._services.bookkeeping, self._attempt.fence.source_id
-        await set_source_state(bookkeeping, source_id, "starting", reason, waiting_for=waiting_for)
+        state, health = "starting", self._attempt.health
+        if reason is None and waiting_for is None and health.state == "error":
+            state, reason = health.state, health.error
+        await set_source_state(bookkeeping, source_id, state, reason, waiting_for=waiting_for)
 
     async def report(self, awaited: str, code: str = SourceContentionError.code) -> None:
         """Store that the start waits for *awaited*: sessions of the source, or its password."""

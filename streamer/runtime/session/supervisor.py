@@ -330,6 +330,8 @@ class Supervisor:
             self._binary_obstacle,
             self.stop_lsn,
         )
+        if self.failure is not None:  # the source shows its error until the source streams
+            pipeline.health.state, pipeline.health.error = self.health.state, self.health.error
         self.health = pipeline.health
         if self.stop.is_set():
             return

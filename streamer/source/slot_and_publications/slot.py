@@ -177,7 +177,7 @@ async def read_visible_lsn(connection: Connection, slot: Slot) -> Lsn | None:
 
 _KEEP_ROWS: Final = "set hot_standby_feedback = on and primary_slot_name on the standby"
 _INVALIDATIONS: Final = {
-    "wal_removed": "the WAL that it needs was removed; see max_slot_wal_keep_size",
+    "wal_removed": "the source removed WAL beyond max_slot_wal_keep_size",
     "rows_removed": f"VACUUM at the primary removed rows of catalogs; {_KEEP_ROWS}",
     "wal_level_insufficient": "wal_level of the primary was below logical",
     "idle_timeout": "streamer was disconnected for longer than idle_replication_slot_timeout",

@@ -13,6 +13,7 @@
   const NEAR_PIXELS = 6; // the distance at which the cursor shows the text of a mark
   const FORMS = { latency, rate, size };
   const POWERS = Array.from({ length: 50 }, (_, n) => 2 ** n); // the steps of an axis of bytes
+  const TENTHS = Array.from({ length: 12 }, (_, n) => [1, 2, 5].map((step) => step * 10 ** (n - 1))).flat(); // of rates: the text has one decimal
   const LINES = ["--accent", "--quiet", "--ink"];
   const MARKS = { restart: "--quiet", error: "--bad", copy: "--busy" };
 
@@ -104,7 +105,7 @@
         },
         axes: [
           { ...axis, size: 22, space: 60, values: (chart, moments) => moments.map((at) => clock(at, this.span)) },
-          { ...axis, size: 54, space: 26, values: (chart, numbers) => numbers.map(form), ...(form === size && { incrs: POWERS }) },
+          { ...axis, size: 54, space: 26, values: (chart, numbers) => numbers.map(form), ...(form === size && { incrs: POWERS }), ...(form === rate && { incrs: TENTHS }) },
         ],
         series: [
           {},
