@@ -81,7 +81,7 @@ async def read_without_definition(session: Executor, relation_ids: Sequence[int]
 async def store_definition(
     session: Executor, relation_id: int, definition: SourceDefinition
 ) -> None:
-    """Store the definition of the target's rows from now on."""
+    """Store the source's *definition* under which the target gets its next rows."""
     await RELATIONS.set(session, relation_id, {"definition": definition})
 
 

@@ -219,7 +219,7 @@ class LockSession:
             session.terminate()
         self._is_doubted = False
         if session is not None and session.is_outdated:
-            # A renewed password restarts all sources, so no lock is needed for long.
+            # A renewed password restarts all sources, and each restart acquires a new lock.
             await session.close()
         if session is not None and not session.is_closed:
             return session

@@ -26,7 +26,7 @@ _PREFIX: Final = "streamer_"
 _WARN_MINUTES: Final = 5
 _ERROR_MINUTES: Final = 60
 _UNQUOTABLE: Final = re.compile(r'[{"\\\x00-\x1f]')
-"""dbt renders braces as templates, and quotes names without a look at quotes inside."""
+"""dbt renders braces as templates, and does not escape quotes inside a name."""
 
 
 @dataclass(frozen=True, slots=True)

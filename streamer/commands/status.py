@@ -162,7 +162,9 @@ class SourceStatus:
     waiting_for: str | None = None
     """Why the start waits: for its copy turn, or for sessions at the source."""
     own: dict[str, Any] | None = None
-    """State and error in the process that reads the status, if the source is out of its reach."""
+    """The state and the error in the answering process, if they differ from the state in the
+    bookkeeping.
+    """
     tables: list[TableStatus] = field(default_factory=list)
 
     @property

@@ -73,8 +73,8 @@ class TargetSettings(ConnectionSettings):
     """``target``"""
 
     url: SecretText = Field(
-        description="The target database, as a libpq URL or key=value string. streamer rejects the "
-        "few libpq parameters that streamer cannot honor at the target.",
+        description="The target database, as a libpq URL or key=value string. An error "
+        "names each libpq parameter that streamer does not support at the target.",
         examples=["postgresql://loader:${DW_PASSWORD}@warehouse.example/dw?sslmode=verify-full"],
     )
     schema_: str = Field(

@@ -188,8 +188,9 @@ class CopyPlanner:
         table = await read_table_seen(
             plain, copy.relation.name, is_partitioned=copy.relation.is_partitioned
         )
-        # A copy of some rows may omit rows of an attached partition. A chunk has only rows beyond
-        # the border, so only the first chunk determines the recorded partitions.
+        # A copy of some rows may omit rows of an attached partition, so only a whole copy records
+        # partitions. A chunk reads only rows after the border, so the first chunk records the
+        # partitions.
         if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
             if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing
                 present = await read_present(plain, [copy.mapped])

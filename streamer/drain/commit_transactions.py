@@ -33,7 +33,7 @@ def add_context(error: StreamerError, lane_transaction: LaneTransaction) -> None
     error.lsn = str(transaction.final_lsn)
     error.add_note(f"in transaction {transaction.xid}, committed at {transaction.final_lsn}")
     relations = {mapped for mapped, _ in lane_transaction.changes}
-    if len(relations) == 1:  # with several, the refused table is unknown here
+    if len(relations) == 1:  # of several tables, any could be the refused table
         (mapped,) = relations
         advise(error, mapped, mapped.plan)
 

@@ -221,8 +221,8 @@ class Turn:
     async def _window(
         self, transactions: list[LaneTransaction]
     ) -> tuple[LaneWindow, StreamerError | None]:
-        """Plan transactions up to the first that cannot be planned or read, unless the very
-        first.
+        """Plan transactions up to the first transaction that cannot be planned or read. If planning
+        the very first transaction fails, raise the error.
         """
         window = LaneWindow(self._lane)
         self._writer.start_window()

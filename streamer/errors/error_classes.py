@@ -141,7 +141,7 @@ class SourceConnectionError(SourceError):
 
 
 class SourceStandbyError(SourceConnectionError):
-    """The source is a standby, and the slot is one of its primary."""
+    """The source is a standby, and the slot is on the standby's primary."""
 
     code = "source_standby"
     advice = (
@@ -514,7 +514,7 @@ class DefinitionStopError(TargetError):
 
 
 class TableRenamedError(TargetError):
-    """A session renamed a table at the source, and no rule names its target now."""
+    """A session renamed a table, and no rule maps the new name to the former target."""
 
     code = "renamed"
     retry = Retry.MANUAL

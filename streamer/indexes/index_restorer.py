@@ -40,7 +40,7 @@ class IndexRestorer:
     async def run(self) -> None:
         """Check and restore abandoned indexes, repeatedly."""
         while True:
-            await asyncio.sleep(CHECK_SECONDS)  # the copies of a start restore their indexes
+            await asyncio.sleep(CHECK_SECONDS)  # a copy restores its own indexes
             try:
                 async with target_connection(self._address, "streamer indexes") as target:
                     await self._restore(target)

@@ -106,7 +106,7 @@ class Metrics:
         self.apply_seconds = TableSeconds(
             "streamer_apply_seconds",
             "Time in which the target writes a window of changes of a table; tables of the same "
-            "message have equal shares. Only the 20 tables with most time of a process",
+            "message have equal shares. Only for the 20 tables on which a process spent most time",
         )
         self.collect_with(self.apply_seconds.read, self.apply_seconds.build)
         self.sync_rows = self._count_by_table(

@@ -113,7 +113,9 @@ def _add_types(
 def needed_types(
     changes: Sequence[AnyChange], definition: SourceDefinition, mapping: RelationMapping
 ) -> set[str]:
-    """Return the types that *changes* need and do not create. *definition* is the new one. Pure."""
+    """Return the types that *changes* need and do not create. *definition* is the definition after
+    the changes. Pure.
+    """
     needed: set[str] = set()
     for change in changes:
         if isinstance(change, TypeChange):

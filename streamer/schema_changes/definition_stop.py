@@ -87,7 +87,7 @@ async def stop_error(
             cause,
             "; " if cause else "",
             way,
-            f"at the target this would be: {'; '.join(statements)}; " if statements else "",
+            f"streamer would run at the target: {'; '.join(statements)}; " if statements else "",
             *(("continue with `", apply, "`, ") if may_apply else ()),
             "run other statements there with `",
             edit,

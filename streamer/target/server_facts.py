@@ -37,7 +37,7 @@ class ServerFacts:
 
 
 async def read_server_facts(session: TargetConnection) -> ServerFacts:
-    """Read the facts. The size takes a look at every file of the database.
+    """Read the facts. For the size, the server reads the size of every file of the database.
 
     Raises TargetError.
     """

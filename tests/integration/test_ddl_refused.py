@@ -38,7 +38,7 @@ async def test_an_object_of_the_target_that_blocks_a_change_is_named(
     source.execute("insert into t (id) values (1)")
     error = await error_of(shared)
     assert f"view {source.schema}.report" in error
-    assert f'at the target this would be: alter table "{source.schema}"."t"' in error
+    assert f'streamer would run at the target: alter table "{source.schema}"."t"' in error
     assert "drop the objects in parentheses" in error
     assert "(none)" not in error
     assert "alter table" in str(shared.captured("statements"))

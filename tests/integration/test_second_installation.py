@@ -243,7 +243,7 @@ async def test_a_slot_of_another_database_is_not_given_up(
         source.execute("insert into t select g, repeat('x', 1000) from generate_series(1, 3000) g")
         async with stream("t: {initial: none}", group=LIMIT + "drop") as first:
             is_logical = "logical" in make
-            told = "is one of database" if is_logical else "belongs to plugin"
+            told = "belongs to database" if is_logical else "belongs to plugin"
             assert told in await refused(first)
             seen = first.engine.supervisors[0].guard
             measured: list[object] = []

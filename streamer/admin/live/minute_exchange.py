@@ -27,7 +27,9 @@ READ_AT: Final = 25
 agree.
 """
 LATE_SECONDS: Final = 2 * COARSE_SECONDS
-"""Each read starts this long before the read before last, to include minutes that arrived late."""
+"""Each read begins this long before the time of the last read but one, to include minutes that
+other processes stored late.
+"""
 CHECK_SECONDS: Final = 1.0
 PART_SECONDS: Final = 600
 """The length of history in a single statement, because the event loop also streams."""

@@ -1,6 +1,6 @@
-"""What the workers of this process do: busy time, commits and queued bytes, over the last minute.
+"""The work of this process in the last minute: busy time, commits and queued bytes of its workers.
 
-A sample looks at each worker once a second, so the workers themselves count nothing.
+A sample reads each worker once a second, so the workers themselves count nothing.
 """
 
 import time

@@ -345,7 +345,9 @@ class BulkOutcome(BaseModel):
 
 
 class BulkAnswer(BaseModel):
-    """``tables``: how many tables are asked. ``failed``: sources with an error; they come first."""
+    """``tables``: the number of tables that got the request. ``failed``: the number of sources with
+    an error; ``sources`` lists these first.
+    """
 
     action: Literal["pause", "resume", "resync"]
     tables: int

@@ -185,7 +185,9 @@ class MappedRelation:
         """
         self.quarantine = Quarantine()
         self.copy_remedy: Remedy | None = None
-        """How the copy that an operator requested leaves out changes that the target refuses."""
+        """The command for a copy without the changes that the target refused after a requested
+        copy.
+        """
         self.conflict_watch = 0
         """The number of further windows in which a writer checks for missing rows before each
         change.

@@ -203,7 +203,7 @@ class Fold:
                 if kind == INSERT and payload[5] == NEW_TUPLE:
                     row, end = read_row(payload)
                     counts.insert += 1
-                    if is_partial(row):  # a publication's filter lets such a row in
+                    if is_partial(row):  # a row filter may turn an UPDATE into such an INSERT
                         raise NotFoldable
                     key = get_key(row)
                     if key in updates or key in inserts or (moves and key in moves):

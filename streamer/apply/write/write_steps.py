@@ -130,7 +130,7 @@ def fold_steps(
         fold = fold.removals() if half is Half.REMOVALS else fold.additions()
     if fold.truncate:
         yield _with_restart(plain.truncate, fold, statements)
-    is_staged = plan.has_expressions  # rows without updates or deletes, too
+    is_staged = plan.has_expressions  # inserted rows need staging, too
     if fold.must_stage or (is_staged and fold.inserts):
         steps = _change_rows(fold, sets, fires_keys)
         yield Staged(sets, steps, fold.row_count, plan.key_is_indexed)

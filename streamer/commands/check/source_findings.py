@@ -274,7 +274,8 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
         problem = obstacle(facts.objects, source, target.installation, has_position=has_position)
         if problem:
             hint = takeover_remedy(source)
-            # An operator of the installation that owns the slot decides about its readers.
+            # If a different installation owns the slot, the operator of that installation decides
+            # whether to end the reader.
             reads = slot is not None and slot.active_pid and not facts.objects.installations
             sql = f"select pg_terminate_backend({slot.active_pid})" if slot and reads else None
             end = at_source(sql, words=str(hint), is_choice=True) if sql else None

@@ -1,11 +1,11 @@
 """Runs the steps of a cut-over, and undoes them.
 
 The command stores each step before its work begins, and each step may run twice. After a kill, the
-next command continues with the last step, or goes back with ``--undo``. The last step cannot be
-undone, because programs then write at the target.
+next command continues with the last step, or with ``--undo`` restores the state before the
+cut-over. The last step cannot be undone, because programs then write at the target.
 
-Each step after the check has a time limit. A step that exceeds the limit sends the command back to
-the state before the cut-over, so that programs write to the source again.
+Each step after the check has a time limit. If a step exceeds the limit, the command restores the
+state before the cut-over, so that programs write to the source again.
 """
 
 import asyncio

@@ -7,7 +7,7 @@ commits that the source has lost. So streamer stores the new timeline first.
 
 The connection of the monitor checks the server's identity when the attempt begins, and lives as
 long as the attempt. So a single run of the server sends all changes of the attempt. A run replays a
-single history, and never goes back to before a fork.
+single history, and never returns to a position before a fork.
 
 The reader checks the timeline after it has received changes, and before it passes them on. A
 standby sends only changes that it has replayed. So if the standby replays the known timeline at

@@ -1,9 +1,8 @@
 """A partition that joined or left the source's table, as statements for its target. Pure.
 
-A target with the same partition attaches or detaches that partition. On any different target, the
-rows of a detached partition leave, as they left the source's table. A clone deletes the rows,
-`on_delete: mark` marks the rows, and a history closes their versions. An append table keeps the
-rows.
+A target with the same partition attaches or detaches that partition. Any other target treats the
+rows of a detached partition as deleted rows. A clone deletes the rows, `on_delete: mark` marks the
+rows, and a history closes their versions. An append table keeps the rows.
 """
 
 from collections.abc import Sequence

@@ -106,7 +106,7 @@ class Slot:
         )
         if self.is_elsewhere(database):
             return Misfit(
-                f'is one of database "{self.database}", and the url leads to database "{database}"',
+                f'belongs to database "{self.database}", but the url leads to "{database}"',
                 Remedy.of("correct the url, or give this `database` another name"),
             )
         if self.plugin != "pgoutput" or self.database != database:
@@ -135,8 +135,8 @@ class Slot:
 
 
 _TWO_PHASE: Final = (
-    "sends transactions at PREPARE TRANSACTION already (two_phase), and streamer wants them at "
-    "their commit"
+    "sends transactions at PREPARE TRANSACTION (two_phase), but streamer applies transactions only "
+    "after their commit"
 )
 
 

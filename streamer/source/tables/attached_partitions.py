@@ -1,17 +1,19 @@
 """Partitions that join a published table with existing rows.
 
-ATTACH PARTITION moves no row, so decoding does not show the existing rows. Their xmin and cmin show
-them: these are older than the transaction or command that wrote the partition's row in pg_inherits.
-The check reads the first pages, which hold the oldest rows. A table that a single transaction
-created, filled and attached shows no further sign. A larger table from an earlier transaction
-counts as filled, because the application may have deleted or changed its first rows. The
-pg_attribute row of the system column ctid dates a table: PostgreSQL writes it only with the table.
+ATTACH PARTITION moves no row, so decoding does not show the existing rows. The check finds existing
+rows by their xmin and cmin: the transaction or command that wrote such a row is older than the
+transaction or command that wrote the partition's row in pg_inherits. The check reads the first
+pages, which hold the oldest rows. If a single transaction created, filled and attached the table,
+the check has no other evidence. A larger table from an earlier transaction counts as filled,
+because the application may have deleted or changed its first rows. The pg_attribute row of the
+system column ctid dates a table: PostgreSQL writes it only with the table.
 
 A row of a subtransaction has a later xmin than the transaction, like a row written after the
 attachment. Subtransactions share the command ids of the transaction, so a lower cmin means that the
-row is older. A row of a later transaction can have a lower cmin, too. So cmin is a sign only where
-rows can be older: in a table that ATTACH, not CREATE TABLE, made a partition. ATTACH writes the
-pg_attribute rows of all columns with the row in pg_inherits. CREATE TABLE writes the columns first.
+row is older. A row of a later transaction can have a lower cmin, too. So the check compares cmin
+only for a table that ATTACH made a partition. A table that CREATE TABLE made a partition has no
+older rows. ATTACH writes the pg_attribute rows of all columns with the row in pg_inherits. CREATE
+TABLE writes the columns first.
 """
 
 from collections import defaultdict
