@@ -301,7 +301,7 @@ def delays(
     flushed: Sequence[tuple[float, int]], visible: Sequence[tuple[float, int]]
 ) -> list[float]:
     """Return the seconds from the flush of each position to its visibility. Leave out positions
-    behind the last visible position, which are not commits of the load. Pure.
+    after the last visible position, which are not commits of the load. Pure.
     """
     positions = [position for _, position in visible]
     seconds = []

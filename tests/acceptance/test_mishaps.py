@@ -235,7 +235,7 @@ def test_07_target_restored(tmp_path: Path, source: Database, server_directory: 
             # The target is restored, and comes back within seconds.
             server.restore(kept)
             remedy = site.sees("restored to an earlier time", RESYNC)
-            source.execute("insert into t values (3, 'behind a hole')")
+            source.execute("insert into t values (3, 'after a hole')")
             assert target.execute("select id from t") == [(1,)]
             assert site.process.process.poll() is None
             assert remedy == block("restored#1", WITHOUT_SID).strip()

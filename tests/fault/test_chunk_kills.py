@@ -20,7 +20,7 @@ STEPS = [
     ("sync.job_started", 1),
     ("sync.copied", 1),
     ("sync.chunk_stored", 2),
-    ("sync.catching_up", 0),  # behind the last chunk
+    ("sync.catching_up", 0),  # after the last chunk
     ("sync.drained", 0),
 ]
 """Where a process dies, and how many chunks the target has then."""

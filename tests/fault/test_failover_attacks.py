@@ -352,10 +352,10 @@ async def test_the_old_primary_that_runs_again_is_never_followed(
         await streamer.stop()
 
 
-async def test_a_chunk_from_behind_the_fork_is_no_part_of_the_copy(
+async def test_a_source_stops_if_a_chunk_holds_rows_from_after_the_fork(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
 ) -> None:
-    """The standby lacks rows that the first chunk has."""
+    """The first chunk holds rows that the standby never received."""
     source, second = pair
     source.execute(chunk_case.DDL.partition("insert")[0])
     path = tmp_path / "config.yaml"

@@ -341,10 +341,10 @@ async def test_a_copy_in_chunks_goes_on_at_the_new_primary(
         await streamer.stop()
 
 
-async def test_a_slot_that_was_made_behind_the_fork_is_no_way_on(
+async def test_a_source_stops_if_its_slot_was_created_after_the_fork(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
-    """The acknowledged position followed keepalives to where the new primary's slot begins."""
+    """Keepalives moved the acknowledged position to the start of the new primary's slot."""
     source, second = pair
     target.execute(DDL)
     streamer = configured(tmp_path, source, target)

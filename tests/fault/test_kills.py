@@ -39,7 +39,7 @@ def write_transactions(kills: Kills) -> None:
         )
 
 
-def write_behind(kills: Kills) -> None:
+def write_without_process(kills: Kills) -> None:
     """Write while no process runs."""
     for _ in range(8):
         write_transactions(kills)
@@ -55,9 +55,9 @@ def streaming(*failpoints: str, workers: int, program: str = "streamer") -> Stor
         rules=TABLES,
         options={"settings": f"workers: {workers}"},
         program=program,
-        first=write_behind,
+        first=write_without_process,
         act=write_transactions,
-        between=write_behind,
+        between=write_without_process,
         expected={"select kind, key from streamer.conflict": []},
         after=lambda kills: assert_equal(kills.source, kills.target),
     )

@@ -48,7 +48,7 @@ def load(source: Database, n: int) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_locked_table_holds_nobody_up_and_nothing_is_acknowledged_behind_it(
+def test_a_locked_table_delays_no_other_table_and_holds_the_acknowledged_position(
     workers: int, tmp_path: Path, source: Database, target: Database
 ) -> None:
     for db in (source, target):

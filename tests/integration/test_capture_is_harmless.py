@@ -322,10 +322,10 @@ async def test_a_hundred_commands_in_one_transaction_keep_to_its_own_number(shar
     assert target.value(f"{columns} and attname ~ '^c[0-9]+$'") == 100
 
 
-async def test_commands_behind_a_released_savepoint_are_captured(
+async def test_commands_after_a_released_savepoint_are_captured(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """Numbers of the functions are lower than that of the savepoint."""
+    """The capture functions' subtransactions are older than the subtransaction of the savepoint."""
     for db in (source, target):
         db.execute(f"{DDL}; insert into t values (1, 'a')")
     async with stream(T, group=f"{ALL}\ncreate: all") as streamer:

@@ -181,13 +181,13 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
         async with case.open() as work:
             await work._do(Step.STOP_WRITES)
             await work._do(Step.DRAIN)
-        # A forgotten program writes behind the marker: the last step finds the program.
+        # A forgotten program writes after the marker: the last step finds the program.
         source.execute("insert into words values ('late', 1)")
         with pytest.raises(CutoverError, match=r"after the stop.*--undo"):
             await case.run()
         await asyncio.to_thread(run_block, streamer.path, "cutover-stops#2")
 
-        # A step behind the stop fails; after the removal of the cause, the command resumes.
+        # A step after the stop of writes fails; without the cause, the command resumes.
         await streamer.caught_up()
         target.execute("update words set n = 0 where term = 'w1'")
         case = Case(streamer, CutoverOptions())

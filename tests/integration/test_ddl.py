@@ -107,7 +107,7 @@ async def test_it_stops_exactly_there_until_somebody_decides(
         address = TargetAddress.parse(streamer.settings.target.url)
 
         async def stops(statement: str) -> str:
-            """Stop at *statement*, with all rows from before and no row from behind."""
+            """Expect a stop at *statement*: the target has all earlier rows and no later row."""
             source.execute("insert into t (id) select coalesce(max(id), 0) + 1 from t")
             source.execute(f"{statement}; insert into t (id) select max(id) + 1 from t")
             await streamer.table_state("public.t", "error")

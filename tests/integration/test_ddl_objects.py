@@ -102,7 +102,7 @@ async def test_indexes_and_constraints_follow_the_source(
             if "concurrently" in command or command.startswith("begin"):
                 await asyncio.to_thread(source.execute, command)
                 continue
-            # In one transaction with rows before and behind it.
+            # The transaction also inserts rows before and after the command.
             await asyncio.to_thread(
                 source.execute,
                 f"insert into t (id) select max(id) + 100 from t; {command};"

@@ -45,7 +45,7 @@ COMMANDS = [
     "alter type mood add value 'calm' before 'happy'",
     "insert into a (id, m) values (2, 'calm'); insert into b values (2, 'calm')",
     "alter type mood add value 'elated'",
-    # Rows of both tables before and behind, in transactions of their own.
+    # Both tables get rows before and after, in separate transactions.
     "update a set m = 'happy'; update b set m = 'happy'",
     "alter type mood rename value 'happy' to 'glad'",
     "insert into a (id, m) values (3, 'glad'); update b set m = 'elated' where id = 1",

@@ -176,7 +176,7 @@ async def test_any_way_to_define_tables_arrives(
 
         try:
             await streamer.eventually(are_equal)
-            # Writes go on behind all changes.
+            # Writes work after all changes.
             source.execute("update parent set vv = 'end'; update empty set n = default")
             await streamer.eventually(are_equal)
         except AssertionError as exc:

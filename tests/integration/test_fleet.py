@@ -195,7 +195,7 @@ async def test_a_table_whose_copy_fails_does_not_wait_for_the_end_of_its_round(
     async def submit(self: SparkLauncher, job: dict[str, Any]) -> list[dict[str, Any]]:
         nonlocal submitted
         submitted += 1
-        if submitted == 1:  # behind the plan of the copies
+        if submitted == 1:  # after the plan of the copies
             source.execute("cluster rewritten using rewritten_pkey")
         tasks: dict[bool, list[Any]] = {True: [], False: []}
         for task in job["tasks"]:

@@ -115,7 +115,7 @@ async def test_partitions_are_chunked_and_come_and_go_between_two_chunks(
     assert target.execute("select * from streamer.conflict") == []
 
 
-async def test_a_partition_that_was_rewritten_behind_the_snapshot_is_not_taken_for_empty(
+async def test_a_partition_rewritten_after_the_snapshot_does_not_count_as_empty(
     source: Database,
 ) -> None:
     source.execute(create("parts", LISTED))
@@ -145,6 +145,6 @@ async def test_a_partition_that_was_rewritten_behind_the_snapshot_is_not_taken_f
 
 
 def high_of(heaps: Iterable[Heap]) -> Heap:
-    """The partition whose rows are all behind the first chunk."""
+    """Return the partition whose keys are all higher than the keys of the first chunk."""
     (heap,) = [heap for heap in heaps if "_high" in heap.relation_sql]
     return heap

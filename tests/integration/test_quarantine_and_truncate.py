@@ -50,7 +50,7 @@ def twins(*, is_target: bool) -> str:
     settings=QUARANTINE,
     group="transport: <transport>",
 )
-async def test_a_retry_behind_a_truncate_writes_the_rows_that_a_table_keeps(
+async def test_a_retry_after_a_truncate_writes_the_rows_that_a_table_keeps(
     shared: Shared, transport: str
 ) -> None:
     source = shared.source

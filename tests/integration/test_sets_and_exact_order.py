@@ -80,7 +80,7 @@ where datname = current_database() and application_name like 'streamer%'
 
 @dataclass(frozen=True)
 class Pair:
-    """A table in sets, and its twin in exact order, with an x behind the name."""
+    """A table written in sets, and a twin in exact order, whose name ends with an x."""
 
     name: str
     rule: str
@@ -267,7 +267,8 @@ def note(target: Database, some: list[Pair], number: int) -> None:
 def assert_twins(target: Database, pair: Pair, work: Work, context: object) -> None:
     """Check that both tables of *pair*, and the referencing rows, are equal."""
     columns = f"k::text, g, n, v, md5(big), r{pair.facts}"
-    # Sets leave rows alone whose keys come again behind a TRUNCATE that foreign keys make a DELETE.
+    # Foreign keys turn a TRUNCATE into a DELETE; sets do not touch rows whose keys are inserted
+    # again.
     is_emptied = any("truncate" in each for statements in work for each in statements)
     is_noted = pair.has_equal_notes and not (is_emptied and pair.action)
     columns += ", note" if is_noted else ""

@@ -340,14 +340,14 @@ async def test_history_keeps_its_versions(
 
 
 @streams("t: {type: history}", source="create table t (id int primary key, v text)")
-async def test_a_change_behind_the_snapshot_is_no_older_than_the_versions_that_the_copy_closes(
+async def test_a_change_after_the_snapshot_is_no_older_than_the_versions_that_the_copy_ends(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = shared.source, shared.target
     take_over = HeldSnapshot.take_over
 
     async def take_over_late(*arguments: Any) -> HeldSnapshot:
-        source.execute("insert into t values (2, 'behind the snapshot')")
+        source.execute("insert into t values (2, 'after the snapshot')")
         return await take_over(*arguments)
 
     await shared.caught_up()
@@ -616,7 +616,7 @@ async def test_killed_meanwhile_the_old_rows_stay(
 async def test_a_resync_during_a_copy_that_fails_begins_another(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The operator corrects a row behind the snapshot of the copy, and asks for a resync."""
+    """The operator corrects a row after the snapshot of the copy, and requests a resync."""
     source.execute("create table t (id int primary key, v text); insert into t values (1, 'bad')")
     target.execute("create table t (id int primary key, v text check (v <> 'bad'))")
     has_snapshot, is_corrected, is_asked = asyncio.Event(), asyncio.Event(), asyncio.Event()

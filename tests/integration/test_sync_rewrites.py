@@ -53,7 +53,7 @@ class Application:
             self.end()
 
     def end(self) -> None:
-        """Return behind the commit of the last transaction."""
+        """Stop the writes, and wait for the commit of the last transaction."""
         self._stop.set()
         self._thread.join()
 

@@ -539,7 +539,7 @@ async def test_rows_of_an_attached_partition_come_by_themselves(
 async def test_the_work_that_one_look_causes_does_not_delay_the_next_look(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table that was exchanged right behind that work has to stop within seconds."""
+    """A table that a session replaced right after that work must stop within seconds."""
     clock, looks = mock.Mock(), asyncio.Semaphore(0)
     clock.monotonic.return_value = 100.0
 

@@ -62,7 +62,7 @@ async def test_a_transaction_in_one_message_is_committed_or_changes_nothing(
         await commit(b"1\n", b"2\n3\n")
         assert target.execute("select id from t order by 1") == [(1,), (2,), (3,), (9,)]
         assert not connection.is_in_transaction
-        # The server ignores the rows of the second COPY, and those behind a failed statement.
+        # After a failed statement, the server ignores the rows of the second COPY.
         with pytest.raises(ConflictError, match=r"Key \(id\)=\(9\) already exists"):
             await commit(b"4\n9\n", b"5\n")
         with pytest.raises(TargetError, match="division by zero"):

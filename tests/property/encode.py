@@ -32,7 +32,7 @@ def _string(text: str) -> bytes:
 
 
 def _xid(xid: int | None) -> bytes:
-    """Within a stream, messages carry the xid of the (sub)transaction behind the kind."""
+    """Within a stream, the xid of the (sub)transaction follows the kind of a message."""
     return b"" if xid is None else struct.pack(">I", xid)
 
 

@@ -170,7 +170,7 @@ def picks(draw: st.DrawFn) -> tuple[list[Cells], list[int], list[str | int | Non
 
 
 @given(picks())
-def test_picked_columns_behind_a_prefix_are_read_back(
+def test_picked_columns_after_a_prefix_are_read_back(
     case: tuple[list[Cells], list[int], list[str | int | None], bool],
 ) -> None:
     table, positions, prefix, binary = case

@@ -450,7 +450,7 @@ class Dispatching(Transactions):
         self.seen_flush_lsn = self.tracker.flush_lsn
 
     @invariant()
-    def nothing_behind_the_stop_position_is_dispatched(self) -> None:
+    def no_transaction_after_the_stop_position_is_dispatched(self) -> None:
         assert self.dispatcher.has_passed_stop == (self.passed_stop_at is not None)
         if self.passed_stop_at is not None:
             assert self.tracker.newest_lsn < self.passed_stop_at

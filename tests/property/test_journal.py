@@ -134,7 +134,7 @@ def test_what_is_written_is_read(rows: list[list[bytes]], flush_every: int) -> N
 
 
 @given(transactions, st.integers(1, 3), st.data())
-def test_torn_anywhere_it_ends_behind_a_whole_transaction(
+def test_a_torn_journal_ends_after_a_whole_transaction(
     rows: list[list[bytes]], flush_every: int, data: st.DataObject
 ) -> None:
     with small_files() as path:
@@ -147,7 +147,7 @@ def test_torn_anywhere_it_ends_behind_a_whole_transaction(
         found = decode(content)
         assert found is not None
         keep = data.draw(st.integers(found[1], len(content)), label="bytes that are left")
-        garbage = data.draw(st.binary(max_size=40), label="what is behind them")
+        garbage = data.draw(st.binary(max_size=40), label="bytes after them")
         last.write_bytes(content[:keep] + garbage)
 
         again = Journal.open(path)
@@ -293,7 +293,7 @@ def test_a_failed_flush_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_journal_goes_on_with_a_later_timeline_and_a_reader_of_the_former_one_stops_there() -> (
     None
 ):
-    """The position behind the last transaction is also behind the fork, and so is removed."""
+    """The last record is a position after the fork; the switch to the later timeline removes it."""
     fork_lsn = Lsn(end_lsn(1) + 1)
     later = Branch(2, ((1, fork_lsn),))
     another = Branch(2, ((1, Lsn(fork_lsn - 2)),))

@@ -36,7 +36,7 @@ CHUNKS = "select coalesce((select (chunks->>'count')::int from streamer.relation
 
 
 def write(source: Database, n: int) -> None:
-    """Change rows before, behind and across each border, in both directions."""
+    """Change rows before and after each border, and move rows across it in both directions."""
     source.execute(
         f"""
         begin;

@@ -212,7 +212,7 @@ class Database:
         self.schema = "public"
         """The schema of tables without a schema."""
         self.path = "public"
-        """The schemas that sessions search behind this schema."""
+        """The schemas that sessions search after this schema."""
         self._idle: list[Connection] = []
 
     @property

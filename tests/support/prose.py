@@ -204,7 +204,7 @@ def _of_python(path: Path, text: str, *, with_strings: bool) -> Iterator[Sentenc
     spoken = [(t.start[0], re.sub(r"^#:? ?", "", t.string), t.line.lstrip()[0]) for t in comments]
     yield from _of_comments(path, [(n, line) for n, line, first in spoken if first == "#"])
     for number, line, first in spoken:
-        if first != "#":  # behind code, so a separate text
+        if first != "#":  # after code, so a separate text
             yield from _sentences(path, number, line)
     seen: set[int] = set()
     for node in nodes(path):

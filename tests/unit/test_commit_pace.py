@@ -42,7 +42,7 @@ def test_the_first_change_is_committed_at_once() -> None:
     assert seconds_left(CommitPace(0.012, 0.2), 5.0, opened_at=5.0) == 0
 
 
-def test_a_change_behind_an_old_commit_is_committed_at_once() -> None:
+def test_a_change_long_after_the_last_commit_is_committed_at_once() -> None:
     assert seconds_left(pace(), 100.5, opened_at=100.5) == 0
 
 

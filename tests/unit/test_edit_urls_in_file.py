@@ -15,7 +15,7 @@ sources:
       - {url: "postgresql://${USER}@eu/shop", sid: eu}  # in Frankfurt
       - url: postgresql://us/shop
         sid: us
-        # behind the last one
+        # after the last source
 
     tables:
       orders:

@@ -336,7 +336,7 @@ def test_an_append_table_without_key_ignores_truncates() -> None:
 # ---- malformed messages ------------------------------------------------------------------------
 
 MALFORMED = [
-    pytest.param(b"I", id="nothing behind the kind"),
+    pytest.param(b"I", id="nothing after the kind"),
     pytest.param(insert(b"1")[:-1], id="truncated"),
     pytest.param(insert(b"1") + b"x", id="trailing bytes"),
     pytest.param(insert(b"1").replace(b"N", b"K", 1), id="insert of a key tuple"),

@@ -21,7 +21,7 @@ def test_another_history_is_not() -> None:
     assert not HistoryCheck(at(30), Lsn(10)).saw_position(Lsn(30))
 
 
-def test_nothing_is_expected_of_a_stream_that_begins_behind_it() -> None:
+def test_a_stream_that_begins_after_the_stored_transaction_passes() -> None:
     history = HistoryCheck(at(30), Lsn(30))
     assert history.saw_position(Lsn(35))
     assert history.saw_transaction(at(40))

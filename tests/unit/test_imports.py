@@ -74,7 +74,7 @@ def test_run_imports_neither_spark_nor_the_libraries_of_some_requests() -> None:
     assert not imports(statement) & (COPIES | RARE)
 
 
-def test_the_choices_of_an_option_are_those_of_the_command_behind() -> None:
+def test_the_choices_of_an_option_are_those_of_the_command_class() -> None:
     from streamer.bookkeeping.scripts import ScriptSide
     from streamer.commands.cutover.cutover_steps import FinalComparison, StopWrites
     from streamer.config.settings import Role

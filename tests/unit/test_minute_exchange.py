@@ -92,7 +92,7 @@ class OneProcess:
 
 
 class Clock:
-    """Lets all processes sample each 10 s, store behind the end of a minute, and then read."""
+    """Lets all processes sample each 10 s, store after the end of a minute, and then read."""
 
     def __init__(self) -> None:
         self.now = float(START)

@@ -25,7 +25,7 @@ def test_a_transaction_without_changes_is_acknowledged_at_once() -> None:
     assert tracker.flush_lsn == 110
 
 
-def test_what_is_behind_a_gap_is_not_acknowledged() -> None:
+def test_positions_after_an_open_transaction_are_not_acknowledged() -> None:
     tracker, slow, fast = make()
     tracker.dispatched(Lsn(110), [slow])
     tracker.dispatched(Lsn(120), [fast])

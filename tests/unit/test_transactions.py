@@ -150,7 +150,7 @@ def test_changes_are_gathered_by_relation_each_in_order() -> None:
     ]
 
 
-def test_changes_behind_a_new_definition_are_kept_apart() -> None:
+def test_changes_after_a_new_definition_form_a_new_batch() -> None:
     (piece,) = Assembler().feed(
         begin(), define(columns="a"), row("1"), define(columns="ab"), row("2"), row("3"), commit()
     )
@@ -350,10 +350,10 @@ def test_a_definition_that_was_rolled_back_is_not_used_by_later_transactions() -
 
 
 @pytest.mark.parametrize("new", ["ab", "abcd"])
-def test_the_definition_that_came_last_holds_behind_a_streamed_transaction(new: str) -> None:
-    """A column list may change while a transaction is open. pgoutput regards the definition behind
-    the change as sent, although the older definition of the transaction comes into use only at its
-    commit. Servers from May 2025 on send the definition once more.
+def test_the_last_definition_in_the_stream_holds_after_a_streamed_transaction(new: str) -> None:
+    """A column list may change while a transaction is open. pgoutput regards the new definition as
+    sent, although the receiver uses the older definition of the open transaction only at its
+    commit. Servers from May 2025 on send the definition again.
     """
     assembler = Assembler()
     pieces = assembler.feed(
@@ -374,7 +374,7 @@ def test_the_definition_that_came_last_holds_behind_a_streamed_transaction(new: 
     ]
 
 
-def test_a_streamed_definition_that_came_last_holds_behind_its_transaction() -> None:
+def test_a_streamed_definition_that_came_last_holds_after_its_transaction() -> None:
     assembler = Assembler()
     pieces = assembler.feed(
         *(begin(7, 100), define(columns="ab"), row("1"), commit(100, 110)),

@@ -91,7 +91,7 @@ async def test_an_answer_in_pieces_of_any_size_gives_the_session_back(size: int)
     assert driver.received == NOTICE
 
 
-async def test_messages_behind_the_answer_are_the_drivers() -> None:
+async def test_messages_after_the_answer_go_to_the_driver() -> None:
     message, _, driver = sent()
     message.data_received(REFUSED + NOTICE)
     await message.end()
