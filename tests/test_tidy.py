@@ -23,7 +23,7 @@ LINES_MAX = 800
 @pytest.fixture(autouse=True, scope="module")
 def _no_collection() -> Iterator[None]:
     """Python 3.11 cannot parse while a collected object prints a traceback, because printing parses
-    too. A look at a million nodes is also a third of the time.
+    too. To collect a million nodes also takes a third of the time.
     """
     gc.collect()
     gc.disable()
@@ -41,7 +41,7 @@ def last_name(node: ast.expr) -> str | None:
 
 @dataclass(frozen=True)
 class Import:
-    """An import of *module*, or of a name there. ``for_types``: only type checkers run it."""
+    """An import of *module*, or of a name of that module. ``for_types``: only type checkers run it."""
 
     module: str
     for_types: bool
@@ -313,9 +313,9 @@ SWALLOWS = {
     "cli.terminal": 1,
     # A separate process, which reports to its parent over a pipe.
     "copy.spark.job": 2,
-    # The same, of a comparison without Spark.
+    # The separate process of a comparison without Spark.
     "compare.local_program": 1,
-    # Any failure of a relation is reported the same way, by tasks and by a thread.
+    # Tasks and a thread report any failure of a relation in one form.
     "copy.parts.part_copier": 2,
     # A thread, whose caller gets the error.
     "util.waiting": 1,

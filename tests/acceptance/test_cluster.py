@@ -47,7 +47,9 @@ JARS = sorted(map(str, SPARK_HOME.glob("jars/*.jar")))
 CLASS_PATH = ":".join(
     dict.fromkeys([f"{SPARK_HOME}/conf", *(jar for jar in JARS if "/slf4j-api-" in jar), *JARS])
 )
-"""That of a local driver, for which the class data archive is: all JVMs of the cluster start with it."""
+"""The class path of a local driver: with this path, all JVMs of the cluster use the class data
+archive.
+"""
 SECRET = "s3cr3t-of-the-servers"
 SPARK_SECRET = "s3cr3t-of-spark"
 VALUE = "value-of-a-row"
@@ -78,7 +80,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The driver's needs here: names that resolve, little memory."""
+        """The driver's environment on one machine: names that resolve, and little memory."""
         return {
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_SCALA_VERSION": "2.13",
@@ -179,7 +181,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def pages(ui_port: int) -> str:
-    """Return all that the driver's UI tells."""
+    """Return the text of all pages of the driver's UI."""
     base = f"http://127.0.0.1:{ui_port}"
     (application,) = httpx.get(f"{base}/api/v1/applications", timeout=60).json()
     rest = f"{base}/api/v1/applications/{application['id']}"
@@ -233,7 +235,7 @@ def lose_a_worker(cluster: Cluster, target: Database, ui_port: int) -> str:
     first, second = (cluster.worker_of(port) for port in copying)
     assert first != second
     assert {first, second} == {cluster.worker_of(port) for port in ports}
-    # A task that fails says why, and Spark writes that down.
+    # A task that fails prints the reason, and Spark writes the reason into files.
     target.execute(f"select pg_terminate_backend(pid) {COPYING} and client_port = {copying[0]}")
     shown = pages(ui_port) + cluster.state() + command_lines()
     end(second)
@@ -271,7 +273,7 @@ async def test_copies_and_a_comparison_outlive_a_worker_and_tell_no_secret_and_a
     for n in range(SMALL):  # a single task for all tables
         source.execute(f"create table small_{n} (id int primary key, v text)")
         source.execute(f"insert into small_{n} select g, 'v' from generate_series(1, {n % 3}) g")
-    for n in range(2):  # a task each, once the tables exist
+    for n in range(2):  # a task for each table, once the tables exist
         target.execute(DDL.format(n))
     target.execute(GATE.format(0) + ";" + GATE.partition("$$;")[2].format(1))
     for db in (source, target):

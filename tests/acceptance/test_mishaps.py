@@ -379,7 +379,7 @@ def test_15_wrong_token(
         assert page is not None
         assert page.status_code == 401
         assert "the token is wrong" in page.text
-        # The stream goes on without it, and readiness and status stay open.
+        # The stream continues without the mapping, and readiness and status still answer.
         ready = site.get("/readyz", wrong)
         assert ready is not None
         assert ready.json() == {"ready": True, "reasons": [], "problems": []}
@@ -397,7 +397,9 @@ def test_15_wrong_token(
 @pytest.mark.follows("runbooks:mapping-lost#1")
 @pytest.mark.follows("runbooks:mapping-lost#2")
 def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) -> None:
-    """Its tables keep slot and progress until it is imported again."""
+    """The tables of a deleted mapping keep slot and progress until an operator imports the mapping
+    again.
+    """
     source.execute(f"{DDL}; insert into t values (1, 'before')")
     site = make_admin_site(tmp_path, source, target)
     database, away = tmp_path / "mapping.sqlite", tmp_path / "away"
@@ -413,7 +415,7 @@ def test_16_mapping_deleted(tmp_path: Path, source: Database, target: Database) 
         eventually(lambda: target.value("select count(*) from t") == 2)
         run_block(site.config, "mapping-lost#1")
         assert (tmp_path / "backup.yaml").read_text().startswith("# Backup of streamer's mapping")
-        # A different file takes its place, and then the file comes back.
+        # A different file replaces the mapping database, and then the operator restores the file.
         database.write_bytes(b"")
         eventually(lambda: "was replaced" in shown(site, "/readyz"))
         away.rename(database)
@@ -489,7 +491,7 @@ def test_18_wrong_java(site: Site, tmp_path: Path) -> None:
             r"needs Java 17, and \S+ is version 11\.0\.2",
             "install a Java runtime of version 17 or newer, or set JAVA_HOME to one",
         )
-        # An operator installs the right one in its place.
+        # An operator installs the right version of Java.
         new = java.with_name("new")
         new.symlink_to(right)
         new.rename(java)

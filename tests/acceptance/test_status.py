@@ -81,7 +81,7 @@ def test_on_a_terminal_it_draws_a_screen_and_gives_the_terminal_back(config: Pat
         while not re.search(pattern, shown):
             try:
                 data = os.read(ours, 65536).decode(errors="replace")
-            except OSError:  # the program has closed its end
+            except OSError:  # the program has closed its end of the terminal
                 data = ""
             assert data, shown
             shown += data

@@ -30,7 +30,7 @@ def config(tmp_path: Path, source: Database, target: Database) -> Path:
 
 
 def streamer(config: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command of the program where neither PySpark nor Java can start."""
+    """Run a command in an environment in which neither PySpark nor Java can start."""
     return subprocess.run(
         [sys.executable, "-c", WITHOUT_PYSPARK, "--config", str(config), *arguments],
         env=os.environ | {"JAVA_HOME": str(config.parent)},

@@ -139,7 +139,7 @@ def test_any_setting_of_a_table_can_be_changed_and_taken_back(commands: Commands
 
 
 def kuvasz_database(path: Path) -> Path:
-    """Make a mapping as kuvasz-streamer keeps it."""
+    """Make a mapping in the database form of kuvasz-streamer."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
             f"""

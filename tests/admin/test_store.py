@@ -121,7 +121,7 @@ async def test_damage_in_place_refuses_changes_and_keeps_the_last_reading(
         await store.create("database", database("other"), "test")
     assert (await store.content(), await store.latest()) == (content, latest)
 
-    # Only a restart ends it: connections of this process may have read either state.
+    # Only a restart ends the problem: connections of this process may have read either state.
     path.write_bytes(intact)
     await store.check_file()
     assert store.problem is not None

@@ -52,7 +52,8 @@ def test_two_sources_a_table_broken_and_mended_and_the_export_runs(
         same(source, target, "eu")
         same(other, target, "us")
 
-        # Broken at the target; found, mended and let go on from the page alone.
+        # A column is missing at the target; the user finds and mends the problem from the page
+        # alone.
         target.execute("alter table items drop column price")
         source.execute("insert into items values (2, 1, 5)")
         attention = page.get_by_role("region", name="Needs attention")
@@ -89,7 +90,7 @@ def test_two_sources_a_table_broken_and_mended_and_the_export_runs(
 
 
 def mend_others(page: Page) -> None:
-    """The column was missed by whichever source wrote next: none may be left in error."""
+    """Each source that wrote next stopped for the missing column: none may stay in error."""
     expect(page.get_by_role("heading", name="2 sources stream, 4 tables ready")).to_be_visible()
     expect(row_of(page, "public.items")).to_have_count(2)
 

@@ -78,7 +78,7 @@ sources:
     page.get_by_role("link", name="public.orders").click()
     expect(page.get_by_role("region", name="Trends").locator("canvas")).to_have_count(3)
     look(page, "table-trends")
-    # A page of a table lets the process sample the table from then on, also without a change.
+    # Once a user opens the page of a table, the process samples the table, also without a change.
     page.goto("/table?database=shop&name=public.audit")
     history = f"{site.base}/api/sources/history/table?database=shop&table=audit"
     eventually(lambda: any(httpx.get(history).json()["held_bytes"]), 60)

@@ -101,7 +101,7 @@ def retained_bytes(source: Database) -> int:
 
 
 def journal_files(tmp_path: Path) -> list[Path]:
-    found = os.walk(tmp_path / "spool" / "journal")  # passes over a directory that goes meanwhile
+    found = os.walk(tmp_path / "spool" / "journal")  # ignores a directory that is removed meanwhile
     return [
         Path(folder, name) for folder, _, names in found for name in names if ".journal" in name
     ]
@@ -425,7 +425,7 @@ async def test_a_full_disk_stops_the_journal_and_loses_nothing(
                 raise OSError(errno.ENOSPC, "No space left on device")
             return written(
                 descriptor, data[: len(data) // 2], offset
-            )  # the part that still had room
+            )  # half of the record still fits
         return written(descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)

@@ -11,7 +11,7 @@ from tests.support.postgres import Database
 pytestmark = pytest.mark.usefixtures("without_spark", "deferred_indexes")
 
 STEPS = [
-    ("sync.copied", 0),  # of the first chunk, which begins again
+    ("sync.copied", 0),  # in the first chunk, which begins again
     ("sync.chunk_stored", 1),
     ("sync.prepared", 1),
     ("sync.guarded", 1),
@@ -23,7 +23,7 @@ STEPS = [
     ("sync.catching_up", 0),  # after the last chunk
     ("sync.drained", 0),
 ]
-"""Where a process dies, and how many chunks the target has then."""
+"""The failpoint at which a process dies, and the number of chunks that the target has then."""
 
 
 async def test_a_copy_in_chunks_is_killed_at_every_step(

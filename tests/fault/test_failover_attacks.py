@@ -75,7 +75,7 @@ async def test_a_journal_goes_on_at_the_new_primary(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The target is unreachable meanwhile, and so has the former timeline.
+    """The target is unreachable meanwhile, so its bookkeeping still has the former timeline.
 
     A standby that is the source becomes the primary in the middle of the stream.
     """
@@ -129,7 +129,7 @@ async def test_a_journal_goes_on_at_the_new_primary(
 async def test_a_promotion_inside_a_streamed_transaction_ends_it(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
-    """The new primary has no such transaction. The slot is old, so changes come again."""
+    """The new primary lacks the transaction. Its slot is older, so the primary sends changes again."""
     source, second = pair
     target.execute(DDL)
     streamer = configured(tmp_path, source, target)
@@ -169,7 +169,7 @@ async def test_a_promotion_inside_a_streamed_transaction_ends_it(
 async def test_a_promotion_inside_a_first_copy_begins_it_again(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
 ) -> None:
-    """The old primary made the slot, which no standby has."""
+    """The slot of the copy was on the old primary, and on no standby."""
     source, second = pair
     source.execute("insert into t select generate_series(1, 100); insert into log values (1)")
     path = tmp_path / "config.yaml"
@@ -367,7 +367,7 @@ async def test_a_source_stops_if_a_chunk_holds_rows_from_after_the_fork(
         await streamer.caught_up(SECONDS)
         await synchronized(streamer, source, second)
         await asyncio.to_thread(second.cut)
-        chunk_case.request(target, "pause")  # the rows come by the copy alone
+        chunk_case.request(target, "pause")  # only the copy brings the rows
         await streamer.table_state("public.big", "paused")
         source.execute("insert" + chunk_case.DDL.partition("insert")[2])
         chunk_case.request(target, "resync")

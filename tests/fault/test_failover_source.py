@@ -1,4 +1,4 @@
-"""The source fails over to a standby: streaming goes on, or stops where a hole would be."""
+"""The source fails over to a standby: streaming continues, or stops before a gap."""
 
 import asyncio
 from collections.abc import Iterator
@@ -146,7 +146,7 @@ async def test_a_standby_is_a_source_with_its_primary_among_the_hosts_of_the_url
     without_spark: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timeline_monitor, "CHECK_SECONDS", 3600.0)  # the reader has to look
+    monkeypatch.setattr(timeline_monitor, "CHECK_SECONDS", 3600.0)  # only the reader checks
     source, _ = pair
     source.execute("insert into t select generate_series(1, 3)")
     source.options = "target_session_attrs=standby"
@@ -300,7 +300,7 @@ async def found(directory: Path) -> str:
 async def test_a_copy_in_chunks_goes_on_at_the_new_primary(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path, without_spark: None
 ) -> None:
-    """The snapshot is lost with the old primary; a chunk that is there is not copied again."""
+    """The snapshot is lost with the old primary; the new copy omits the finished chunk."""
     source, second = pair
     source.execute(chunk_case.DDL.partition("insert")[0])
     path = tmp_path / "config.yaml"

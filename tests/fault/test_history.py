@@ -1,4 +1,4 @@
-"""A broken link between a slot and the target is noticed and reported, and no hole follows."""
+"""streamer reports a slot that does not fit the target, and no change is lost silently."""
 
 import asyncio
 import contextlib
@@ -157,7 +157,7 @@ def restored(target: Database, tmp_path: Path, server_directory: Path) -> Iterat
 
 
 async def test_the_source_is_restored_to_an_earlier_time(restored: Restored) -> None:
-    """The restored source is behind the old position at first, and then writes past it."""
+    """The restored source is before the old position at first, and then writes past that position."""
     source = restored.source
     async with restored.streaming() as streamer:
         await streamer.caught_up()

@@ -1,4 +1,4 @@
-"""A target that loses unflushed commits, and readers of a target."""
+"""A target may lose unflushed commits, and its readers see whole transactions."""
 
 from pathlib import Path
 

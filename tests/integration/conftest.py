@@ -5,4 +5,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _guarded(loop_is_never_blocked: None) -> None:
-    """Every test here."""
+    """Guard every test of this folder."""

@@ -1,4 +1,4 @@
-"""Deferred indexes of several copies come back, although a copy never ends."""
+"""streamer restores the deferred indexes of several copies, although one copy never ends."""
 
 import asyncio
 from pathlib import Path

@@ -51,7 +51,7 @@ def writing(source: Database, *tables: str) -> Iterator[None]:
 
 
 async def equal(streamer: Streamer, source: Database, target: Database, query: str) -> None:
-    """Wait until both sides have the same, and the table's own way is over."""
+    """Wait until both sides are equal, and all tables are ready."""
 
     async def is_so() -> bool:
         states = {table["state"] for table in (await streamer.status())["tables"]}
@@ -176,7 +176,7 @@ async def test_a_column_that_an_operator_adds_to_the_target_is_brought(shared: S
     assert "copies the values" in (await shared.table("t"))["error"]
     target.execute("alter table t add column n int")
     await equal(shared, source, target, "select * from t order by id")
-    # The same for a column that was dropped there by mistake.
+    # An operator dropped a column at the target by mistake: the run restores the column.
     target.execute("alter table t drop column secret")
     source.execute("update t set v = 'y' where id = 2")
     await shared.table_state("t", "error")
@@ -189,7 +189,9 @@ async def test_a_column_that_an_operator_adds_to_the_target_is_brought(shared: S
 async def test_a_column_of_set_that_the_target_lacked_is_brought_once_it_is_there(
     shared: Shared,
 ) -> None:
-    """By `resume` while no change comes; without a command if a change has stopped the table."""
+    """Without changes, `resume` starts the backfill; a table that a change stopped needs no
+    command.
+    """
     source, target = shared.source, shared.target
 
     def is_filled(here: str, there: str) -> bool:

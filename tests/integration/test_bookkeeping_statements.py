@@ -364,7 +364,7 @@ async def test_a_late_store_leaves_a_pause_and_a_newer_request(
 async def test_a_mass_delete_pauses_a_table_whose_copy_has_brought_some_chunks(
     books: Bookkeeping,
 ) -> None:
-    """The stream changes the rows of former chunks, so a copy of the rest does not help."""
+    """The stream changes rows of copied chunks, so a copy of the further chunks does not help."""
     source_id, relation_id = await add_relation(books)
     await relation_states.demand_copy(books, relation_id, Resync())
     mass_delete = MassDelete(7, Lsn(48), NOW.isoformat(), 5, 0)

@@ -53,7 +53,7 @@ async def test_only_the_columns_of_a_changed_set_are_brought_for_existing_rows(
         await streamer.caught_up()
         source.execute("update h set v = 'second' where id <= 10; delete from a where id = 7")
         await streamer.caught_up()
-        # A copy of whole rows would put this right, which only shows that there was none.
+        # A copy of whole rows would mend this value, so the wrong value shows that no copy ran.
         target.execute("update t set v = 'theirs' where id in (8, 9)")
         target.execute("update h set v = 'theirs' where id in (18, 19)")
         rows = target.value("select rows_copied from streamer.relation where source = 'public.t'")

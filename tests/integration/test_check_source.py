@@ -89,7 +89,7 @@ async def test_a_role_that_may_nothing_at_the_source(role: str, checker: Checker
     await checker.mends(ERROR, "row level security would hide rows")
     checker.run_fix(published)
     assert not matching(await checker.findings(), ERROR)
-    # A table that is not published comes on top: only the SQL for that table is to be run.
+    # A further table is not published: the operator has to run only the SQL for that table.
     source.execute(f"create table later (id int primary key); grant select on later to {role}")
     checker.configure("items: {}\ninner_.t: {}\nlater: {}")
     found = await checker.mends(ERROR, "does not own publication", "does not own public.later")
@@ -100,7 +100,7 @@ async def test_a_role_that_may_nothing_at_the_source(role: str, checker: Checker
 async def test_a_role_with_publications_and_slot_made_for_it(
     role: str, checker: Checker, stream: MakeStreamer
 ) -> None:
-    """LOGIN and REPLICATION are enough for a stream; SELECT is for a copy."""
+    """A stream needs only LOGIN and REPLICATION; a copy also needs SELECT."""
     both(checker, ITEMS)
     checker.source.url_user = role
     checker.configure("items: {initial: none}")
@@ -254,7 +254,7 @@ async def test_a_slot_of_somebody_else_stops_it_and_stays(
 async def mended(checker: Checker, stream: MakeStreamer, words: str) -> None:
     """Start, be refused with *words*, follow the remedy, and stream."""
     async with stream("items: {initial: none}") as streamer:
-        await streamer.source_state("error")  # before that, `status` tells its own remedy
+        await streamer.source_state("error")  # before, `status` prints a remedy of its own
         remedy = await remedy_of(streamer, None, words)
         slots = "select 1 from pg_replication_slots where slot_name = 'streamer_shop'"
         assert checker.source.execute(slots), "streamer leaves the slot alone"

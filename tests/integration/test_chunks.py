@@ -233,7 +233,7 @@ async def test_a_lost_source_and_a_pause_continue_at_the_next_chunk(
         await until_it_has(streamer, "public.big", 1)
         before = case.unchanged
         case.write()
-        # The stream, the snapshot and the session that copies end, as at a restart of the server.
+        # The stream, the snapshot and the session of the copy end, as at a restart of the server.
         source.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where datname = current_database() and pid <> pg_backend_pid()"

@@ -27,7 +27,7 @@ def listed(source: Database) -> list[str]:
 
 
 async def works(source: Database, sql: str) -> bool:
-    """Whether the application's statement goes through by now."""
+    """Whether the application's statement succeeds by now."""
     try:
         await asyncio.to_thread(source.execute, sql)
     except psycopg.errors.InvalidColumnReference:

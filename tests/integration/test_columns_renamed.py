@@ -1,4 +1,6 @@
-"""Columns that are renamed, filled by a default, or dropped and added again leave no row behind."""
+"""Columns are renamed, filled by a default, or dropped and added again, and every row gets the
+right value.
+"""
 
 import re
 

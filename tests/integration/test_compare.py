@@ -209,7 +209,7 @@ async def test_each_planted_difference_is_found_and_repaired_and_equal_tables_ar
     assert repaired.keys() == PLANTED.keys()
     differing = {name: sum(counts) for name, (_, counts) in PLANTED.items()}
     assert {name: r.repaired or 0 for name, r in repaired.items()} == differing
-    # A comparison goes on where a source is away, which says nothing about its tables.
+    # A comparison continues without an unreachable source, and gives no verdict about its tables.
     assert {name.startswith("eu ") for name, r in remaining.items() if r.is_equal} == {True}
     failed = {name: str(r.error) for name, r in remaining.items() if not r.is_equal}
     assert failed
@@ -306,7 +306,7 @@ FOUND = {
     "eu log": (1, 0, 0),
 }
 ALL_BUT_HISTORY = ComparisonScope(("hot", "bag", "moving", "short", "log"), database="shop")
-"""No statements can make a history equal."""
+"""For a history, no statement can remove the difference."""
 
 
 @pytest.mark.spark

@@ -82,7 +82,7 @@ async def test_a_defect_or_a_fence_ends_the_attempt_of_the_source(
         source.execute("insert into t values (1, 'one')")
         await streamer.caught_up(SECONDS)
         assert not broken
-        # A second process seems to have moved the progress of a table.
+        # The progress of a table changes, as if a second process had moved it.
         target.execute("update streamer.relation set end_lsn = '0/1' where source = 'public.t'")
         source.execute("insert into u values (1, 'one'); insert into t values (2, 'two')")
         await streamer.caught_up(SECONDS)

@@ -73,7 +73,7 @@ def make(source: Database, target: Database) -> str:
                 f" execute function nothing(); alter table {table} enable always trigger nothing"
             )
         rules.append(f"{table}: {{initial: none{', ' + rule if rule else ''}}}")
-    # TRUNCATE has to be a DELETE.
+    # streamer must write DELETE for TRUNCATE.
     target.execute("create table refers (id int references emptied (id))")
     return "\n".join(rules)
 
@@ -159,7 +159,7 @@ end $$;
 create trigger meet before insert on {0} for each row execute function meet_{0}();
 alter table {0} enable always trigger meet
 """
-"""In place of a session whose row exists at each attempt of a window, and not afterwards."""
+"""This stands for a session whose row exists at each attempt of a window, but not afterwards."""
 ATTEMPTS = {"t": 3, "wide": 1}
 """Attempts until a change would go into quarantine. Rows of wide tables have fewer."""
 

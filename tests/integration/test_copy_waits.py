@@ -53,7 +53,7 @@ async def test_a_copy_names_the_session_at_the_target_and_the_copies_that_come_f
                 rf'a lock on target table "public.a_held": pid {pid} \(role "postgres", '
                 r'application "report", query \d+ s old, .*select pg_terminate_backend\(\d+\)'
             )
-            # WHEN a session at the target locks a table that is copied again
+            # WHEN a session at the target locks a table whose second copy is due
             holder.execute("lock table a_held in access exclusive mode")
             resync(target, "a_held")
             # THEN the copy names the session while preparing the table

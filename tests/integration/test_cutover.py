@@ -410,7 +410,8 @@ async def test_the_check_lists_every_right_of_a_later_step_and_its_statements_su
                         statements += fix.statements
                         for statement in fix.statements:
                             administer(source if fix.side == "source" else target, statement)
-            # THEN each right was asked for while programs wrote, and all steps succeed
+            # THEN the command named each missing right before the stop of writes, and all steps
+            # succeed
             assert obstacles == []
             assert not is_read_only(source)
             assert steps >= {Step.STOP_WRITES, Step.SEQUENCES, Step.REVERSE, Step.FINISH}

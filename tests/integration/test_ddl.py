@@ -430,7 +430,7 @@ async def test_a_role_without_the_right_gets_the_statements(
             for statement in finding.fix.sql:
                 source.execute(statement)
             assert not list(check_capture(await read_source(mapped, "public")))
-            # Now streamer can read the definition at the source, which the row needs.
+            # Now streamer can read the source's definition, without which it cannot write the row.
             await streamer.table_state("public.t", "ready")
             await streamer.caught_up()
         async with stream(T, group=CAPTURE) as streamer:

@@ -1,4 +1,4 @@
-"""Sources that share a target table change definitions one after the next."""
+"""Sources that share a target table change their definitions one after the other."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -201,7 +201,9 @@ async def test_a_source_that_comes_second_takes_a_new_type_as_the_first_has_it_b
 async def test_a_source_that_others_have_left_behind_is_copied_by_the_command_of_its_error(
     tenants: Tenants,
 ) -> None:
-    """The peers made the same changes in a different way, so no message shows the equality."""
+    """The peers reached an equal definition by different commands, so no message shows the
+    equality.
+    """
     await tenants.run("a", f"begin; {BY_TEXT}; commit; insert into t (id) values (20)")
     await remedy_of(tenants.streamer, "public.t", "waits for a decision", "a")
     other = BY_TEXT.replace(

@@ -1,4 +1,6 @@
-"""`ddl: capture`: columns get types that others replace, and values that no cast gives."""
+"""`ddl: capture`: new types replace the types of columns, and columns get values that no cast
+gives.
+"""
 
 import asyncio
 from pathlib import Path

@@ -136,7 +136,7 @@ async def test_a_transaction_that_began_before_a_label_was_renamed(shared: Share
 
 @streams("a: {initial: none}\nb: {truncate_target: true}", both=TYPES, group=GROUP)
 async def test_a_transaction_that_began_before_attributes_were_changed(shared: Shared) -> None:
-    """Its values have the attributes of their time, and no names of them."""
+    """Its values have the attributes as of the transaction, without the names of the attributes."""
     source, target = shared.source, shared.target
     await shared.caught_up()
 
@@ -226,7 +226,8 @@ async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
             text = path.read_text()
             path.write_text(text.replace(mine, f'{mine}, {{url: "{joiner.url}", sid: b}}'))
             await streamer.apply()
-            # A composite value has all attributes in their order, so the others refuse another one.
+            # A composite value has all attributes in order, so the peers refuse a further
+            # attribute.
             assert "another source still has the old type" in await error("b", "u")
             assert (await states())["a"] == {"public.t": "ready", "public.u": "ready"}
 
@@ -241,7 +242,7 @@ async def test_a_tenant_joins_whose_types_have_values_that_the_others_lack(
             source.execute("insert into t values (9, 'happy', 1, 'on')")
             joiner.execute("insert into t (id, m) values (9, 'happy')")
 
-            # The others' order of the values is not this tenant's.
+            # The peers' type lists the values in a different order.
             path.write_text(text.replace(mine, f'{mine}, {{url: "{last.url}", sid: c}}'))
             await streamer.apply()
             told = await error("c", "t")

@@ -128,7 +128,7 @@ async def test_a_table_joins_whose_type_changes_later_in_the_stream(
 async def test_tables_with_more_transactions_to_come_than_their_positions_do_not_wait(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tracker then knows of some transactions as a run only."""
+    """The tracker then stores only the range of some transactions, without their positions."""
     monkeypatch.setattr(progress_tracker, "RUNS_MAX", 2)
     source.execute(TABLES)
     async with stream(A_AND_B, group=GROUP) as streamer:

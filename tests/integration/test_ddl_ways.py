@@ -96,7 +96,7 @@ COMMANDS = [
         "alter table made add column g uuid default gen_random_uuid();"
         "alter table made alter column g set not null"
     ),
-    # Not of the stream.
+    # These changes are not in the stream.
     "create temp table temporary (id int primary key); alter table temporary add column x int",
     (
         "create unlogged table passing (id int primary key); alter table passing add x int;"

@@ -170,7 +170,9 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
         await streamer.caught_up()
 
         async def execute(sql: str) -> None:
-            """Without keeping the program from letting go of locks that this waits for."""
+            """Execute in a thread: the program must be able to release the locks for which the
+            statement waits.
+            """
             await asyncio.to_thread(source.execute, sql)
 
         await execute(
@@ -234,7 +236,7 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
 
 
 async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: Database) -> None:
-    """Partitions created as partitions bring no rows, at any depth and after any writes."""
+    """CREATE TABLE … PARTITION OF brings no rows, at any depth and after any writes."""
     source.execute(
         """
         create table p (id int default 0, day date check (day > '2000-01-01')) partition by range (day);

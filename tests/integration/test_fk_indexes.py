@@ -1,4 +1,4 @@
-"""Indexes under foreign keys at the target: found, built beside the stream, never left half made."""
+"""streamer builds missing indexes of foreign keys beside the stream, and leaves no invalid index."""
 
 import asyncio
 import os

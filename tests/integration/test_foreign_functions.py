@@ -125,7 +125,7 @@ async def test_definitions_in_the_stream_call_no_such_function(shared: Shared) -
         await shared.table_state("t", "error", 20)
         assert word in str((await shared.table("t"))["error"])
         assert large_objects(target) == before
-        # An operator has read it.
+        # An operator has read the function.
         await shared.decide("apply")
         await shared.table_state("t", "ready", 20)
     source.execute("alter domain level drop constraint runs")
@@ -138,7 +138,7 @@ async def test_definitions_in_the_stream_call_no_such_function(shared: Shared) -
     defaults = "select pg_get_expr(adbin, adrelid) from pg_attrdef where adrelid = 't'::regclass"
     assert "query_to_xml" in str(target.value(defaults))
 
-    # Or the operator leaves the target as it is.
+    # Alternatively, the operator keeps the target unchanged.
     await asyncio.to_thread(
         source.execute, f"alter table t alter n set default ({NOTED})::int::level"
     )

@@ -80,7 +80,7 @@ async def test_a_leaf_without_the_identity_of_its_root_does_not_stop_the_applica
 
 
 async def works(source: Database, sql: str) -> bool:
-    """Whether the application's statement goes through by now."""
+    """Whether the application's statement succeeds by now."""
     try:
         await asyncio.to_thread(source.execute, sql)
     except psycopg.errors.ObjectNotInPrerequisiteState:
@@ -160,7 +160,7 @@ async def test_a_partition_that_was_detached_for_a_while_is_told_of(
     without_spark: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a single transaction, too: the stream lacks the changes from between."""
+    """In a single transaction, too: the stream lacks the changes between detaching and attaching."""
     monkeypatch.setattr(looking, "CHECK_SECONDS", 0.5)
     source.execute(
         """

@@ -67,7 +67,7 @@ async def test_tables_join_and_leave_while_others_stream(shared: Shared) -> None
     )
     assert source.execute(published) == [("b",)]
 
-    # Again, from the existing rows: the rows in the target are streamer's.
+    # The table joins again: a copy replaces the rows of the target, which streamer wrote.
     await shared.change("{a: {truncate_target: true}, b: {}}")
     source.execute("delete from a where id = 2; insert into b values (4)")
     await shared.caught_up()
@@ -108,7 +108,7 @@ async def test_another_target_type_or_rule(shared: Shared) -> None:
     await shared.caught_up()
     assert len(contents(target, "other")) == 2
 
-    # Only the way to apply it: no copy.
+    # Only the way to write changes differs, so no copy is due.
     target.execute("delete from other where id = 1")
     await shared.change("{a: {target: other, type: append, exclude: [v]}, b: {}}")
     source.execute("insert into a values (3, 3); insert into b values (2)")

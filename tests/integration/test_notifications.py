@@ -1,4 +1,4 @@
-"""A webhook hears of each problem at its beginning and at its end, once each."""
+"""A webhook gets one message at the beginning of each problem, and one message at its end."""
 
 import asyncio
 from collections import Counter

@@ -44,7 +44,7 @@ async def test_a_refused_row_stops_its_table_and_nothing_else(
         source.execute("insert into other values (1, 1)")
         await streamer.table_state("public.t", "error")
 
-        # Stopped before the transaction that holds the row; the rest goes on.
+        # The table stops before the transaction that holds the row; other tables continue.
         assert target.execute("select id from t") == [(1,)]
         assert "positive" in (await streamer.table("public.t"))["error"]
         samples = {

@@ -198,7 +198,8 @@ async def test_tenants_share_a_partitioned_target(
                 "alter table p attach partition p4 for values from (40) to (50)"
             )
             await assert_rows()
-            # The target's partition has rows of the others, and those of this tenant leave.
+            # The target's partition also has rows of other tenants; only this tenant's rows are
+            # deleted.
             source.execute("alter table p detach partition p0")
             third.execute("drop table p0; update p set v = 'changed'")
             await assert_rows()
@@ -207,7 +208,8 @@ async def test_tenants_share_a_partitioned_target(
             source.execute(part("p0_new", 0, 10))
             await assert_rows()
 
-            # A bound that overlaps those of the others: the rows have a place without it.
+            # A partition overlaps a peer's partition: the operator skips it, and existing
+            # partitions take its rows.
             source.execute(part("p5", 50, 60))
             await assert_rows()
             third.execute(part("p5_half", 50, 55))

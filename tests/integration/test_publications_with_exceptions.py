@@ -15,9 +15,7 @@ from tests.support.postgres import Database
 async def test_a_table_that_a_publication_leaves_out_is_not_published(
     source: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL 19 marks such tables in a column. Here a condition takes the place of the
-    column.
-    """
+    """PostgreSQL 19 marks such tables in a column. In this test, a condition replaces the column."""
     source.execute(
         "create table kept (id int); create table omitted (id int);"
         " create table whole (id int) partition by list (id);"

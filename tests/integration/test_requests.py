@@ -64,13 +64,13 @@ async def test_a_command_waits_for_the_outcome_of_its_request(
         assert target.value("select state from streamer.relation") == "paused"
         assert (request["action"], request["state"], request["error"]) == ("pause", "done", None)
         assert request["actor"] == requests.command_actor()
-        # AND when a copy ends, with the rows
+        # AND `resync` ends once the copy has brought the rows
         target.execute("update t set v = 'wrong'")
         copied = await run_beside(streamer, "resync", "t", "--json")
         (answer,) = json.loads(copied.stdout)["requests"]
         assert (copied.returncode, answer["state"]) == (0, "done")
         assert target.value("select count(*) from t where v = 'v'") == 9
-        # AND when a copy fails, with the error
+        # AND `resync` prints the error of a copy that fails
         target.execute("alter table t add check (id < 9) not valid")
         failed = await run_beside(streamer, "resync", "t")
         assert failed.returncode == 4

@@ -50,7 +50,7 @@ def unlogged_for_a_while(table: str) -> str:
 
 
 async def knows_storage(streamer: Streamer, source: Database, target: Database, table: str) -> None:
-    """Wait until a look has taken the present file of *table* as known."""
+    """Wait until the guard has stored the present file of *table* as known."""
 
     async def is_known() -> bool:
         file = source.value(f"select relfilenode from pg_class where relname = '{leaf(table)}'")

@@ -70,7 +70,7 @@ end $do$;
 
 @contextlib.contextmanager
 def trapped(db: Database) -> Iterator[None]:
-    """Let the program connect as a role that looks into a hostile schema first."""
+    """Let the program connect as a role whose search_path begins with a hostile schema."""
     db.execute(TRAPS)
     role = f"careless_{db.name}"
     db.execute(

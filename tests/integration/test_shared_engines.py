@@ -25,7 +25,8 @@ async def test_a_stopped_engine_leaves_no_session(shared: Shared, engines: Engin
 def test_no_engine_stands_still_beside_a_test_that_runs_alone(
     request: pytest.FixtureRequest, engines: Engines
 ) -> None:
-    # The engine's loop would not run, and an open transaction would delay each new slot.
+    # A statement that stops the engine's loop would keep a transaction open, which delays each new
+    # slot.
     assert not engines.started
     assert "no_engine_runs" in request.fixturenames
     items = [item for item in request.session.items if item.path == request.node.path]

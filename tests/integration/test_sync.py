@@ -302,8 +302,8 @@ async def test_a_paused_table_is_copied_when_it_is_resumed(
         streamer.start()
         source.execute("insert into t values (2)")
         await streamer.ask("resume")
-        # Paused and resumed while the copy is made: no second copy, and no resume without a
-        # request.
+        # An operator pauses and resumes the table during the copy: no second copy, and no resume
+        # without a request.
         await streamer.table_state("public.t", "copying")
         await streamer.ask("pause")
         await streamer.ask("resume")

@@ -305,7 +305,7 @@ async def test_history_keeps_its_versions(
         after = source.value("select now()")
         current = "(select id, v from t where kvsz_end = '9999-01-01')"
         assert_same(source, target, "t", current)
-        assert len(old - set(contents(target, "t"))) == 2  # 1 and 99 are closed, not gone
+        assert len(old - set(contents(target, "t"))) == 2  # 1 and 99 ended
         versions = pairs(
             target.execute(
                 "select id, array_agg(array[v, (kvsz_start > '1900-01-01')::text,"

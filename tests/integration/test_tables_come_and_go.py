@@ -406,7 +406,7 @@ async def test_a_new_table_waits_for_the_last_changes_of_the_one_in_its_place(
     monkeypatch: pytest.MonkeyPatch,
     publishes_all: bool,
 ) -> None:
-    """A copy would leave out versions and rows that only the former changes have."""
+    """A copy would lose versions and rows that only the changes of the former table contain."""
     looks = asyncio.Semaphore(0)
 
     async def counted(*args: Any) -> Any:

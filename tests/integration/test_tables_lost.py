@@ -241,7 +241,7 @@ async def test_a_locked_partition_keeps_nobody_from_guarding(
         await streamer.caught_up(60)
         with source.connect() as user, user.transaction():
             user.execute("lock table p1, t in access exclusive mode")
-            # The membership goes without a lock on the table.
+            # This statement ends the membership without a lock on the table.
             source.execute("delete from pg_publication_rel where prrelid = 't'::regclass")
             await streamer.table_state("public.t", "error", 60)
             status = await streamer.status()
@@ -295,7 +295,7 @@ async def test_publications_made_by_an_administrator_may_have_more_tables(
         async with stream("a:\nb:") as streamer:
             await streamer.caught_up(60)
         before = target.execute(attempts)
-        # Taken out, while no process runs, and back before any acknowledgement.
+        # While no process runs, the rules lose table b, and get b back before any acknowledgement.
         found = [f for f in await find("a:") if "publication" in f.problem]
         assert [(f.severity, f.fix and f.fix.sql) for f in found] == [
             (Severity.WARNING, ('alter publication "streamer_shop" drop table only "public"."b"',))

@@ -1,4 +1,4 @@
-"""The sessions that hold up work at a source are named by that source alone."""
+"""Only the source whose work waits names the blocking sessions."""
 
 import asyncio
 from contextlib import AsyncExitStack

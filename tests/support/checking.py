@@ -51,7 +51,7 @@ class Checker:
         write_config(self.path, self.source, self.target, tables, group=group, **options)
 
     async def findings(self) -> list[Finding]:
-        """Return what is found at the servers; `run_check` starts a JVM besides, each time."""
+        """Return the findings about the servers; `run_check` would start a JVM each time."""
         report = (await examine(*static_mapping.load(self.path))).report
         # The servers of the tests run without fsync.
         return [finding for finding in report.findings if "fsync" not in finding.problem]

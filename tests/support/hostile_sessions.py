@@ -64,7 +64,7 @@ def hostile_session(request: pytest.FixtureRequest, source: Database, target: Da
 
 
 def give(settings: dict[str, str], *databases: Database) -> None:
-    """Have each new session in *databases* begin with *settings*."""
+    """Let each new session in *databases* begin with *settings*."""
     for db in databases:
         for name, value in settings.items():
             literal = value if name == "search_path" else quote_literal(value)
@@ -75,7 +75,7 @@ def give(settings: dict[str, str], *databases: Database) -> None:
 
 @contextlib.contextmanager
 def hostile(settings: dict[str, str], db: Database) -> Iterator[None]:
-    """Have each new session in *db* begin with *settings* for the length of a block."""
+    """For the length of a block, let each new session in *db* begin with *settings*."""
     give(settings, db)
     try:
         yield

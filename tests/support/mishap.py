@@ -23,17 +23,17 @@ SEEN_SECONDS: Final = 15.0
 """How long a cause may be missing from a view, on a machine without further work."""
 READY_SECONDS: Final = 90.0
 VIEWS: Final = ("readyz", "page", "status", "doctor")
-"""By their cost."""
+"""In the order of the cost of a read."""
 ALL_ALIKE: Final = (VIEWS,)
 BY_READER: Final = (("readyz", "page"), ("status", "doctor"))
-"""Views that are alike for a cause that each attempt to connect, or each reader of a file, names
-differently. The process reads for two views, and a command for itself.
+"""Groups of views with equal words, for causes that each connection attempt or each reader of a
+file describes differently. The process reads once for two views, and each command reads separately.
 """
 _FIGURES: Final = re.compile(r"\d[\d.,]*( (ms|s|min|h))?")
 """Figures that grow between two views."""
 _CODE: Final = re.compile("</?code>|`")
 _MARKS: Final = re.compile(r"(<[^>]*>|[;,:\s])+")
-"""The page sets code as code, and the parts of a problem below each other, where other views have
+"""The page marks up code, and puts the parts of a problem on separate lines, where other views use
 punctuation.
 """
 _FORM: Final = re.compile(r'<form method="post" action="([^"]+)">(.*?)</form>', re.DOTALL)
@@ -76,7 +76,7 @@ class Site:
             return None
 
     def is_ready(self) -> None:
-        """Wait until readiness says so."""
+        """Wait until readiness reports success."""
 
         deadline = time.monotonic() + READY_SECONDS
         for _ in polls(2 * READY_SECONDS, every=0.1):

@@ -39,7 +39,8 @@ SETTINGS = {
     # No test waits for autovacuum, whose workers would visit every database every ten seconds.
     "autovacuum_naptime": "1h",
     "max_wal_size": "256MB",
-    # PostgreSQL 15 of a distribution compiles queries of tests, which have no statistics to go by.
+    # PostgreSQL 15 of a distribution compiles queries of tests just in time, because statistics
+    # are missing.
     "jit": "off",
     # A killed server leaves dynamic shared memory in the data directory, which the test removes.
     "dynamic_shared_memory_type": "mmap",
@@ -167,7 +168,7 @@ def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
 
 @pytest.fixture
 def shared_server(servers: Callable[[str], Server], combination: None) -> Server:
-    """The server that most tests use, for sources and targets alike: TEST_POSTGRES says which."""
+    """The server of most tests, for sources and targets alike, in the version of TEST_POSTGRES."""
     return servers(version_of_tests())
 
 
@@ -175,7 +176,7 @@ def shared_server(servers: Callable[[str], Server], combination: None) -> Server
 def target_server(
     shared_server: Server, servers: Callable[[str], Server], combination: None
 ) -> Server:
-    """The server of targets, if TEST_TARGET_POSTGRES says so."""
+    """The server of targets, in the version of TEST_TARGET_POSTGRES if the variable is set."""
     major = os.environ.get("TEST_TARGET_POSTGRES")
     return servers(major) if major and major != version_of_tests() else shared_server
 

@@ -78,7 +78,7 @@ class Process:
         return processes
 
     def terminate(self, seconds: float = 30.0) -> int:
-        """Ask it to stop; return its exit code."""
+        """Send SIGTERM to the process; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
@@ -128,7 +128,7 @@ def run(
 
 
 def is_frozen(process: Process) -> bool:
-    """Whether a failpoint has stopped it; SIGCONT lets it go on."""
+    """Whether a failpoint has stopped the process; SIGCONT continues the process."""
     return psutil.Process(process.process.pid).status() == psutil.STATUS_STOPPED
 
 
@@ -144,7 +144,7 @@ def status(config: Path) -> list[dict[str, Any]]:
 
 
 def report(config: Path) -> dict[str, Any]:
-    """Return the output of `streamer status --json`, over connections of its own."""
+    """Return the output of `streamer status --json`, read over separate connections."""
 
     async def read(observer: Observer, mapping: Mapping) -> dict[str, Any]:
         return as_json_object(await status_command.read_report(observer.address, mapping))

@@ -159,7 +159,7 @@ class Proxy:
         self._do(set_up)
 
     def leave(self) -> None:
-        """Act as a stopped server: end all connections, and accept no new connections."""
+        """Imitate a stopped server: end all connections, and accept no new connections."""
 
         def leave() -> None:
             self._is_away = True
@@ -197,7 +197,7 @@ class Proxy:
         self._do(lambda: setattr(self, "_bytes_per_second", bytes_per_second))
 
     def heal(self) -> None:
-        """Act as a good network again, and pass on the data that a blackhole has kept."""
+        """Pass on all bytes again, also the bytes that a blackhole has kept."""
 
         def heal() -> None:
             self._delay = {Way.OUT: 0.0, Way.BACK: 0.0}
@@ -211,7 +211,7 @@ class Proxy:
 
     @property
     def is_answering(self) -> bool:
-        """Whether all answers that were to be lost are."""
+        """Whether the proxy has lost all answers that a test told it to lose."""
         return self._lost_answers == 0
 
     # ---- passing on ----------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Delivery:
 
 @dataclass
 class Receiver:
-    """Keeps messages. ``status``: the answer; None for no answer."""
+    """Stores received messages. ``status``: the status of each answer; None for no answer."""
 
     url: str
     status: int | None = 200

@@ -1,13 +1,12 @@
-"""Tests of one module that share an engine and its two databases, because these take longer to start
-than such a test takes.
+"""Tests of a module share an engine and two databases, whose start takes longer than such a test.
 
-Each test has a schema of its own on both sides, and its sessions look there first. So it names its
-tables as if it were alone. The first test that runs starts an engine with the tables of all. A test
-waits for its own tables only, so a table that another test leaves in error does not matter. A
-test may change the rules of its tables. Tests that stop the engine or change its settings run
-alone, before the others of their module. The event loop of a shared engine stands still meanwhile.
-If the engine has a transaction open, every new slot of the server waits for it. So no shared engine
-lives on beside a test that runs alone.
+Each test gets a separate schema on both sides, and its sessions search this schema first. So a test
+uses the names of its tables without a schema. The first test that runs starts an engine with the
+tables of all tests. A test waits only for its own tables, so a table that an earlier test left in
+error does not matter. A test may change the rules of its tables. Tests that stop the engine or
+change its settings run first, without a shared engine. The event loop of a shared engine stands
+still meanwhile. If the engine has a transaction open, every new slot of the server waits for it. So
+no shared engine lives on beside a test that runs alone.
 """
 
 import contextlib
@@ -47,10 +46,11 @@ def streams(
 ) -> Callable[[T], T]:
     """Let a test share an engine, which the fixture `shared` gives it.
 
-    *rules*: YAML, one table a key. *both*, *source*, *target*: statements that run before the engine
-    starts, those for both sides first. *options*: of `write_config`; tests with equal options share
-    an engine. In all of them, ``<name>`` stands for the parameter of that name. An option that is
-    None does not count. Each implementation of a module that runs with both has its own engines.
+    *rules*: YAML, one table a key. *both*, *source*, *target*: statements that run before the
+    engine starts, those for both sides first. *options*: of `write_config`; tests with equal
+    options share an engine. In all these arguments, ``<name>`` stands for the parameter of that
+    name. An option that is None does not count. If a module runs with both implementations, each
+    implementation gets separate engines.
     """
 
     def mark(test: T) -> T:
@@ -63,7 +63,7 @@ def streams(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """The tables of one test, and the engine it needs.
+    """The tables of a test, and the properties of the engine that the test needs.
 
     ``rules``: by the full names of its tables. ``implementation``, ``session``: None if the module
     does not choose an implementation, or hostile sessions.
@@ -131,7 +131,7 @@ def _target_of(name: str, rule: dict[str, Any] | None) -> str:
 
 
 class OwnSchema(Database):
-    """A database whose sessions look into one schema first."""
+    """A database whose sessions search the schema of a test first."""
 
     def __init__(self, whole: Database, schema: str) -> None:
         super().__init__(whole.server, whole.name)
@@ -149,7 +149,7 @@ class OwnSchema(Database):
 
 
 class Shared(Streamer):
-    """The engine that tests share, as the test that runs now sees it."""
+    """The shared engine, limited to the tables of the running test."""
 
     source: Database
     target: Database
@@ -173,9 +173,9 @@ class Shared(Streamer):
         write_config(path, *self.databases, tables, database=self._name, **options)
 
     async def change(self, rules: str) -> None:
-        """Give this test other tables than it began with, as an operator edits the configuration.
+        """Replace the rules of this test's tables, as an operator edits the configuration.
 
-        Raises StreamerError for rules that cannot be; the tables stay then.
+        Raises StreamerError for invalid rules, and keeps the former rules then.
         """
         assert self._case is not None
         case = dataclasses.replace(self._case, rules=_in_schema(rules, self._case.schema))
@@ -260,7 +260,7 @@ class Engines:
     _numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def start(self, server: Server, directory: Path, cases: list[Case]) -> Shared:
-        """Start the engine of *cases*, which have one key."""
+        """Start the engine of *cases*, whose keys are equal."""
         source = self.stack.enter_context(database(server, "source"))
         target = self.stack.enter_context(target_database(server))
         if (settings := cases[0].session) is not None:
@@ -281,7 +281,7 @@ class Engines:
         return engine
 
     async def stop(self, key: EngineKey) -> None:
-        """Stop an engine, because each one that idles takes a hundredth of a processor."""
+        """Stop an engine, because an idle engine takes a hundredth of a processor."""
         if (engine := self.started.pop(key, None)) is not None:
             await engine.stop()
 
@@ -291,10 +291,9 @@ class Engines:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let tests that run alone run first, in modules whose other tests share an engine.
-
-    A process that steals tests from another one can get them the other way round. The engine then
-    stops, and starts again if it is needed again.
+    """In a module with a shared engine, order the tests without the engine first. A process that
+    steals tests from a second process can run the tests in a different order. The engine then
+    stops, and starts again for the next test that needs the engine.
     """
     sharing = {item.path for item in items if _shares(item)}
     places: dict[Path, list[int]] = {path: [] for path in sharing}
@@ -334,7 +333,7 @@ async def shared(
     servers: Callable[[str], Server],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Shared]:
-    """The engine of all tests of this module that have the same key."""
+    """Return the engine that this test shares with the tests of an equal key."""
     case = Case.of(request.node)
     assert case is not None, "a test that shares an engine says its tables with `streams`"
     items = [item for item in request.session.items if item.path == request.node.path]

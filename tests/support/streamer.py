@@ -74,9 +74,7 @@ class Streamer:
             self._task = None
 
     async def kill(self) -> None:
-        """Cancel everything at once. The result is that of a killed process, without the
-        process.
-        """
+        """Cancel all tasks at once, as if the process had been killed."""
         await self.connect_again()
         if self._task is not None:
             self._task.cancel()
@@ -85,7 +83,7 @@ class Streamer:
             self._task = None
 
     async def caught_up(self, seconds: float = CATCH_UP_SECONDS) -> None:
-        """Wait until everything committed now is visible."""
+        """Wait until all present commits are visible at the target."""
         waiting = asyncio.create_task(self.observer.wait(self.mapping, seconds, self.scope))
         assert self._task is not None
         await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
@@ -98,7 +96,9 @@ class Streamer:
             raise AssertionError(f"{missing}\n{await self.dump()}")
 
     async def connect_again(self) -> None:
-        """Let the next `caught_up` connect anew: an address leads to another server by now."""
+        """Let the next `caught_up` connect anew, because an address now leads to a different
+        server.
+        """
         await self.observer.close()
 
     async def status(self) -> dict[str, Any]:
@@ -224,8 +224,8 @@ MakeStreamer = Callable[..., contextlib.AbstractAsyncContextManager[Streamer]]
 
 @pytest.fixture
 def stream(tmp_path: Path, source: Database, target: Database) -> MakeStreamer:
-    """Return a function that runs the program on *source* and *target*: ``async with stream("t:
-    {…}") as s``.
+    """Return a function that streams from *source* to *target*: ``async with stream("t: {…}") as
+    s``.
     """
 
     @contextlib.asynccontextmanager

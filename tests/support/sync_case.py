@@ -84,7 +84,7 @@ class Case(Kills):
         self.written += count
 
     def die_writing(self, failpoint: str) -> None:
-        """Write all the while, until *failpoint* kills the process, and then some more."""
+        """Write until *failpoint* kills the process, and write once more afterwards."""
         self.die(failpoint, lambda: self.write(1))
         self.write(5)
 

@@ -1,8 +1,8 @@
 """Servers that speak TLS, and certificates for these servers.
 
-A machine's own PostgreSQL usually has OpenSSL, the embedded servers have not. Without a server with
-OpenSSL, a process of the tests ends TLS in front of an embedded server; clients notice no
-difference.
+A machine's own PostgreSQL usually includes OpenSSL, but the embedded servers do not. Without a
+server with OpenSSL, a process of the tests ends TLS in front of an embedded server; clients notice
+no difference.
 """
 
 import asyncio
