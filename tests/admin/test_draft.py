@@ -165,7 +165,7 @@ async def test_a_discarded_draft_is_what_was_applied(open_admin: OpenAdmin) -> N
         assert (await client.get("/api/draft")).json()["changed"] is False
 
 
-async def test_a_lost_key_is_told_at_the_start(open_admin: OpenAdmin, tmp_path: Path) -> None:
+async def test_the_start_reports_a_lost_key(open_admin: OpenAdmin, tmp_path: Path) -> None:
     async with open_admin() as admin, admin.client() as client:
         await make_shop(client)
         await post(client, "apply", **FORCE)

@@ -43,7 +43,7 @@ def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.01)
 
 
-async def test_changes_are_told_and_nothing_else(open_admin: OpenAdmin) -> None:
+async def test_only_changes_give_events(open_admin: OpenAdmin) -> None:
     async with open_admin() as admin:
         supervisor = source()
         supervisor.health.table_states = {"public.t": "ready"}
@@ -85,7 +85,7 @@ async def test_a_snapshot_is_of_this_moment(
         assert [state["state"] for state in snapshot["states"]] == ["streaming"]
 
 
-async def test_who_comes_when_nobody_listened_any_more_is_told_as_well(
+async def test_a_listener_that_comes_after_all_have_left_gets_events(
     open_admin: OpenAdmin,
 ) -> None:
     async with open_admin() as admin:

@@ -76,7 +76,7 @@ def test_killed_at(
     assert_equal(source, target)
 
 
-def test_told_to_stop_while_it_spools(
+def test_a_process_that_spools_stops_on_sigterm(
     tmp_path: Path, source: Database, target: Database, target_proxy: Proxy
 ) -> None:
     """The process ends in time during an outage of the target, and the next process goes on with

@@ -69,7 +69,7 @@ async def until(condition: Any, what: str) -> None:
     await asyncio.to_thread(eventually, condition, SECONDS, what)
 
 
-async def test_a_commit_that_the_standby_lacks_comes_again(
+async def test_streamer_repeats_a_commit_that_the_standby_lacks(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """streamer had not acknowledged the change at the failover, so the source still has it."""
@@ -152,7 +152,7 @@ async def test_a_target_whose_url_leads_to_the_standby_goes_on_by_its_remedy(
 
 
 @pytest.mark.parametrize("moved", ["streamer lock%", "streamer worker%", "streamer bookkeeping%"])
-async def test_connections_to_two_servers_never_pass_for_one(
+async def test_connections_to_two_servers_never_count_as_one_server(
     moved: str, servers: Servers, tmp_path: Path
 ) -> None:
     """The old primary lives on, and some connections come back on the promoted standby."""

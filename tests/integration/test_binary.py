@@ -328,7 +328,7 @@ async def test_a_type_that_changes_at_the_target_is_not_misread(
         assert_same(source, target, "t")
 
 
-async def test_what_is_held_in_binary_comes_again_as_text(
+async def test_the_source_sends_binary_changes_again_as_text(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     for db in (source, target):

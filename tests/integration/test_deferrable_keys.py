@@ -34,7 +34,7 @@ CHANGES = (
         for name, mode in MADE.items()
     ),
 )
-async def test_rows_that_share_a_key_for_a_while_are_told_apart(shared: Shared) -> None:
+async def test_rows_that_share_a_key_for_a_while_are_distinguished(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
     timing = (

@@ -153,7 +153,7 @@ async def test_identities_that_change_while_streaming(
 
 
 @pytest.mark.follows("copy.gap_reports:_report")
-async def test_a_partition_that_was_detached_for_a_while_is_told_of(
+async def test_streamer_reports_a_partition_that_was_detached_for_a_while(
     source: Database,
     target: Database,
     stream: MakeStreamer,

@@ -54,7 +54,7 @@ def outcomes(streamer: Streamer) -> tuple[float, float]:
     return values[0] or 0.0, values[1] or 0.0
 
 
-async def test_a_problem_is_told_once_over_refusals_and_a_restart(
+async def test_a_problem_gives_one_notice_despite_refusals_and_a_restart(
     source: Database, target: Database, stream: MakeStreamer, receiver: Receiver
 ) -> None:
     async with stream(RULES, settings=settings(receiver)) as streamer:

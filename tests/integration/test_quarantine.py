@@ -280,7 +280,7 @@ async def test_a_transaction_larger_than_memory(shared: Shared) -> None:
 
 
 @streams(T, source=DDL, target=f"{DDL}; {CHECK}", settings=QUARANTINE)
-async def test_truncate_and_resync_supersede_what_is_there(shared: Shared) -> None:
+async def test_truncate_and_resync_supersede_the_rows_in_quarantine(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
     source.execute("insert into t values (1, -1)")

@@ -97,7 +97,7 @@ insert into t values (1, 'another'); delete from t where id = 2
     source="create table t (id int primary key, v text)",
     target="create table t (id int, v text)",
 )
-async def test_rows_that_come_while_streamer_waits_count_for_no_other(shared: Shared) -> None:
+async def test_rows_that_appear_while_streamer_waits_stop_the_table(shared: Shared) -> None:
     """The statement touches the right number of rows, and an earlier statement saw no key twice."""
     source, target = shared.source, shared.target
     await shared.caught_up()
@@ -125,7 +125,7 @@ OUTLIVES = {
 
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
-async def test_a_key_that_comes_again_has_one_row_without_an_index_that_sees_to_it(
+async def test_a_key_that_is_inserted_again_has_one_row_without_a_unique_index(
     source: Database, target: Database, stream: MakeStreamer, transport: str
 ) -> None:
     """A copy that defers indexes leaves the target without an index for a while, too."""

@@ -43,7 +43,7 @@ async def use(transaction: TargetTransaction, count: int | None, rows: int = 3) 
     assert (await staged(transaction))[0] == rows
 
 
-async def test_no_row_of_another_use_is_there(transaction: TargetTransaction) -> None:
+async def test_a_staging_table_has_no_row_of_an_earlier_use(transaction: TargetTransaction) -> None:
     for _ in range(3):
         await transaction.begin()
         await use(transaction, 3)

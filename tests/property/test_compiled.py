@@ -140,7 +140,7 @@ def test_compiled_code_folds_whole_old_rows_alone(binary: bool) -> None:
 @example(1, struct.pack(">cIcHcI", b"I", RELID, b"N", 1, b"t", 0xFFFFFFFF), False)
 @example(1, struct.pack(">cIcHcI", b"I", RELID, b"N", 1, b"t", 0x7FFFFFFF), False)
 @example(1, struct.pack(">cIcH", b"I", RELID, b"N", 0xFFFF), False)
-def test_no_bytes_are_taken_for_a_row_that_is_not_there(
+def test_no_bytes_become_a_row_that_the_message_lacks(
     count: int, tail: bytes, binary: bool
 ) -> None:
     assert compiled is not None

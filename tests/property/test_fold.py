@@ -382,7 +382,7 @@ def late_windows(draw: st.DrawFn, flavour: Flavour) -> tuple[Table, list[bytes],
         ),
     )
 )
-def test_rows_that_share_a_key_for_a_while_are_not_taken_for_each_other(
+def test_rows_that_share_a_key_for_a_while_are_not_confused(
     case: tuple[str, tuple[Table, list[bytes], list[list[Cell]]]],
 ) -> None:
     """A folded window has the outcome of the source; the rest is left to exact order."""

@@ -89,7 +89,7 @@ def test_a_binary_row_is_read_as_it_was_written(relid: int, source: list[Cell]) 
 
 
 @given(rows, rows, st.booleans())
-def test_two_rows_of_one_message_are_told_apart(
+def test_two_rows_of_a_message_are_distinguished(
     old: list[Cell], new: list[Cell], binary: bool
 ) -> None:
     payload = encode.update(16385, new, old=old, binary=binary)

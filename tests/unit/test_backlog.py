@@ -141,7 +141,7 @@ def test_a_throttled_copy_takes_four_times_as_long(monkeypatch: pytest.MonkeyPat
         (1 << 20, "0", OnMaxRetainedWal.WARN, True),
     ],
 )
-def test_a_limit_that_the_server_does_not_let_be_reached_is_told(
+def test_check_reports_a_limit_that_the_server_never_lets_a_slot_reach(
     limit: int | None, kept: str, policy: OnMaxRetainedWal, is_pointless: bool
 ) -> None:
     server: Any = SimpleNamespace(settings={"max_slot_wal_keep_size": kept})

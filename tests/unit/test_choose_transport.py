@@ -13,7 +13,7 @@ def test_a_table_of_a_binary_source_comes_in_binary() -> None:
     assert reason == "every written column has the same built-in type on both sides"
 
 
-def test_a_table_that_does_not_qualify_is_named_at_the_others() -> None:
+def test_each_table_names_the_table_that_does_not_qualify() -> None:
     chosen = ChosenTransport(TEXT, MOOD, {T: MOOD})
     assert chosen.transport_of(T) == ("text", MOOD)
     assert chosen.transport_of(OTHER) == (

@@ -129,7 +129,7 @@ def test_refusals_say_what_is_wrong() -> None:
         parse_expression("a = = 1")
 
 
-def test_conditions_joined_with_and_are_told_apart_where_that_is_plain_to_see() -> None:
+def test_conditions_joined_with_and_are_split_only_if_the_split_is_certain() -> None:
     def parts(text: str) -> list[str]:
         return [conjunct.text for conjunct in parse_expression(text).conjuncts]
 

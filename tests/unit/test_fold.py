@@ -206,7 +206,7 @@ def test_keys_of_several_columns_are_tuples_in_the_order_of_the_plan() -> None:
     assert list(folded.inserts) == [(b"k", b"1")]
 
 
-def test_binary_keys_are_told_apart_by_their_bytes() -> None:
+def test_binary_keys_are_distinguished_by_their_bytes() -> None:
     plan = apply_plan(COLUMNS, ("id",), binary=True)
     payloads = [encode.insert(T, [key, b"", None], binary=True) for key in (b"\0", b"\0\0", b"")]
     assert len(fold(*payloads, plan=plan).inserts) == 3
@@ -286,7 +286,7 @@ def test_a_table_without_key_takes_inserts_in_order_also_of_equal_rows() -> None
 
 
 @pytest.mark.parametrize("payload", [update(b"1"), delete(b"1"), move(b"1", b"2")])
-def test_a_table_without_key_takes_no_other_changes(payload: bytes) -> None:
+def test_a_table_without_key_folds_only_inserts(payload: bytes) -> None:
     with pytest.raises(NotFoldable):
         fold(payload, plan=KEYLESS)
 

@@ -53,7 +53,7 @@ def notices(
     return find_notices(problems, since, notified, ended or [], on)
 
 
-def test_a_problem_is_told_at_its_beginning_at_a_change_and_at_its_end_once_each() -> None:
+def test_notices_report_the_beginning_each_change_and_the_end_of_a_problem_once() -> None:
     told: list[tuple[str, str]] = []
     known: dict[Key, NotifiedProblem] = {}
     begun, changed = problem(code="a"), problem(code="b", text="another error")

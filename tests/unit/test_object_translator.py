@@ -80,7 +80,7 @@ POSITIVE = DefinedType(
         ),
     ],
 )
-def test_objects_are_told_apart_by_their_oids(
+def test_objects_are_distinguished_by_their_oids(
     before: list[DefinedObject], after: list[DefinedObject], changes: list[str]
 ) -> None:
     assert [str(change) for change in object_difference(before, after)] == changes

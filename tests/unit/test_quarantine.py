@@ -83,7 +83,7 @@ def test_a_column_that_is_gone_is_left_out() -> None:
     assert back.new == [b"1", b"3"]
 
 
-def test_a_key_is_no_other_with_the_same_bytes() -> None:
+def test_keys_whose_values_join_to_equal_bytes_stay_different() -> None:
     plan = apply_plan(["a", "b"], ["a", "b"])
 
     def key(*values: bytes) -> bytes:

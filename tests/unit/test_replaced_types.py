@@ -42,7 +42,7 @@ def translated(
     return [each for each in found.statements if "create schema" not in each], found
 
 
-def test_a_type_without_use_goes() -> None:
+def test_a_type_without_use_is_dropped() -> None:
     assert translated(CREATED, THERE)[0] == ['drop type "public"."st"', MADE]
 
 

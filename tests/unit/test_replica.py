@@ -85,7 +85,7 @@ def test_a_beat_begins_the_time_anew(clock: Clock) -> None:
         assert replica._find_frozen([record(beat=second // 9)]) == []
 
 
-def test_while_this_process_cannot_look_it_judges_no_other(clock: Clock) -> None:
+def test_a_replica_that_could_not_read_the_fleet_judges_no_peer(clock: Clock) -> None:
     replica = make()
     assert replica._find_frozen([record()]) == []
     for look in range(FROZEN_CHECKS - 1):

@@ -67,7 +67,7 @@ async def severed_after(*answers: Activity | Exception | None, moves: bool = Fal
         ),
     ],
 )
-async def test_a_dead_connection_is_told_from_a_long_statement(
+async def test_a_dead_connection_is_distinguished_from_a_long_statement(
     answers: list[Activity | Exception | None], expected: int | None
 ) -> None:
     assert await severed_after(*answers) == expected

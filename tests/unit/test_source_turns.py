@@ -120,7 +120,7 @@ async def test_a_free_turn_that_ends_goes_to_the_next_in_order() -> None:
     assert asking.got == ["small"]
 
 
-async def test_a_source_that_waits_is_told_how_many_come_first() -> None:
+async def test_a_waiting_source_shows_how_many_sources_come_first() -> None:
     asking = Asking(1)
     await asking.ask("a", size=5)
     await asking.ask("c", size=2048)

@@ -42,7 +42,7 @@ def test_where_a_timeline_ended() -> None:
         ((1, ""), (3, ""), None),
     ],
 )
-def test_branches_are_told_apart_by_the_ends_of_their_ancestors(
+def test_branches_are_distinguished_by_the_ends_of_their_ancestors(
     known: tuple[int, str], now: tuple[int, str], expected: Lsn | None
 ) -> None:
     assert common_end(Branch.parse(*known), Branch.parse(*now)) == expected
