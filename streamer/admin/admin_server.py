@@ -54,7 +54,7 @@ class AdminServer:
     def attach(self, engine: Engine) -> Events:
         """Apply mappings to *engine*.
 
-        The caller has to close the returned events before the server stops.
+        The caller must close the returned events before the server stops.
         """
         settings = self._service.settings
         address = TargetAddress.parse(settings.target.url)

@@ -27,7 +27,7 @@ create schema if not exists streamer;
 create table if not exists streamer.migration (
     number integer primary key,
     name text not null,
-    -- The newest migration that a program has to know to run on the migrated schema.
+    -- The newest migration that a program must know to run on the migrated schema.
     needs integer not null,
     applied_at timestamptz not null default now()
 )

@@ -132,7 +132,7 @@ returning relation_id
 async def put_made(session: Executor, place: DdlPlace, query: str, changes: Sequence[str]) -> None:
     """Mark the command of *place* as made for all peers that wait to make the same change.
 
-    A peer waits at the first command of its transaction that all sources have to make. The number
+    A peer waits at the first command of its transaction that all sources must make. The number
     of each later command follows from its distance to that first command.
     """
     rows = await session.fetch(

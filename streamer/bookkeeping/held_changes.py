@@ -12,7 +12,7 @@ from streamer.util.lsn import Lsn
 class HeldRecord:
     """A row of streamer.held: changes of a relation that wait in its process.
 
-    The source has to keep WAL from ``behind_lsn`` on for these changes; None if they are part of a
+    The source must keep WAL from ``behind_lsn`` on for these changes; None if they are part of a
     transaction that has not ended.
     """
 

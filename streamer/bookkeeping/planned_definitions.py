@@ -285,7 +285,7 @@ async def is_pending(session: Executor, record: DefinitionRecord) -> bool:
 async def read_pending(session: Executor, relation_id: int | None = None) -> list[DefinitionRecord]:
     """Return the definitions to create now: of a relation, or of all ready relations.
 
-    A foreign key has to wait until both of its tables are ready.
+    A foreign key must wait until both of its tables are ready.
     """
     return await DEFINITIONS.read(session, _PENDING_SQL, relation_id)
 

@@ -179,7 +179,7 @@ class AcknowledgedPositions:
     async def acknowledge(self, fence: FencingToken, position: AcknowledgedPosition) -> None:
         """Store *position* before streamer reports it to the source.
 
-        After a TargetConnectionError the position may or may not be stored, so the attempt has to
+        After a TargetConnectionError the position may or may not be stored, so the attempt must
         end. Raises TargetFencedError if the bookkeeping has a different position than
         ``stored_lsn``.
         """

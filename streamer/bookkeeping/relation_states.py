@@ -260,7 +260,7 @@ async def pause_before_mass_delete(
 async def set_copy_error(
     bookkeeping: Bookkeeping, relation_ids: Sequence[int], error: ErrorReport | None
 ) -> None:
-    """Store the reason why copies in progress have to begin again; None once they continue."""
+    """Store the reason why copies in progress must begin again; None once they continue."""
     change = _unless_same(lambda state: state.delayed(error))
     await _change(bookkeeping, change, *relation_ids)
 

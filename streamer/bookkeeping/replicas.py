@@ -1,5 +1,5 @@
-"""The rows of streamer.replica: processes that share the sources, each alive while it has the lock
-of its row.
+"""The rows of streamer.replica: processes that share the sources, each alive while it holds the
+lock of its row.
 
 The session that holds the locks of a process's sources also holds that lock. A process that is
 frozen or cut off keeps its locks, but its beats stop. Then a second process ends the sessions of
@@ -164,7 +164,7 @@ class FleetRecord:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The live replicas, and the name of the process that has the lock of each source.
+    """The live replicas, and the name of the process that holds the lock of each source.
 
     ``mapping``: the fingerprint of the newest mapping.
     """

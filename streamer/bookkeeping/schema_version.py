@@ -23,7 +23,7 @@ select pg_catalog.max(number) as number, pg_catalog.max(needs) as needs from str
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
     """``number``: the newest migration of the schema. ``needs``: the newest migration that a
-    program has to know to run on the schema.
+    program must know to run on the schema.
     """
 
     number: int

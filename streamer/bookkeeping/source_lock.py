@@ -141,7 +141,8 @@ class LockSession:
 
     @_alone
     async def _is_ours(self, fence: FencingToken) -> bool:
-        """Whether the bookkeeping has the token of *fence*; a single statement checks all tokens.
+        """Whether the bookkeeping stores the token of *fence*; a single statement checks all
+        tokens.
 
         Raises TargetConnectionError.
         """

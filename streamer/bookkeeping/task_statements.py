@@ -1,6 +1,6 @@
 """The statements of Spark tasks on the bookkeeping, for psycopg.
 
-The module contains only text, because a remote executor has this module but not the whole package.
+The module contains only text, because a remote executor gets this module but not the whole package.
 """
 
 from typing import Final

@@ -347,9 +347,9 @@ def doctor(
 ) -> None:
     """Diagnose problems, and name the next step for each.
 
-    The diagnosis has the problems of `status`, and what `check` finds besides. The exit code is 1
-    if there is a problem.
-    Server messages in a bundle can contain values of rows: review it before you share it.
+    The diagnosis lists the problems of `status`, and the further findings of `check`. The exit code
+    is 1 if there is a problem. Server messages in a bundle can contain values of rows: review it
+    before you share it.
     """
     from streamer.admin.page.manual_page import reachable_address
     from streamer.commands.doctor import bug_report as bundle_command
@@ -536,7 +536,7 @@ def repair(
 ) -> None:
     """Correct the rows of the target that differ from the source.
 
-    The command compares the table, has the running process copy the rows that differ, as `resync
+    The command compares the table, lets the running process copy the rows that differ, as `resync
     --where` does, and compares the table again. The exit code is 0 if it is then equal.
     """
     _compare([table], None, database, sid, timeout, as_json, repairs=sql is None, sql=sql)

@@ -97,7 +97,7 @@ async def run(
         from streamer.runtime.replicas.mapping_follower import MappingFollower
         from streamer.runtime.replicas.replica import is_known_dead
 
-        gc.freeze()  # no garbage collection has to traverse imported modules
+        gc.freeze()  # so that no garbage collection traverses imported modules
         prepare_parent(settings.spool.path)
         if membership is None and settings.spool.directory is not None:
             gather_journals(settings.spool.directory, count)

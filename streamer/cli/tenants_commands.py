@@ -110,7 +110,7 @@ def remove_tenant(
 ) -> None:
     """Stop a tenant, and drop its slot and publications. Its rows in the target stay.
 
-    `streamer tenants purge` then deletes the rows. In static mode a process that runs has to read
+    `streamer tenants purge` then deletes the rows. In static mode a process that runs must read
     the configuration file again, by SIGHUP; the command waits for that. The exit code is 1 if the
     process still runs the tenant after the timeout.
     """
@@ -246,7 +246,7 @@ def drift(
 ) -> None:
     """Compare columns, types, keys and constraints between all tenants and the target.
 
-    Each row of the matrix is a column, a key or a constraint. It has the definition of most
+    Each row of the matrix is a column, a key or a constraint. The row shows the definition of most
     tenants, that of the target, and the tenants that deviate. The exit code is 1 if a tenant or the
     target deviates, or if a tenant does not answer.
     """

@@ -113,7 +113,7 @@ def show(listing: "Listing[T]", rows: Sequence[T], *, as_json: bool) -> None:
 
 
 def print_remaining(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
-    """Print the errors of a teardown, and the statements that an administrator has to run."""
+    """Print the errors of a teardown, and the statements that an administrator must run."""
     from streamer.observability.logs import redact
 
     for result in results:

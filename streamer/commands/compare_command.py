@@ -78,7 +78,7 @@ async def comparing(settings: Settings) -> AsyncIterator[ComparisonRunner]:
 
 
 def progress_console() -> Console:
-    """Return the terminal that shows progress; standard output has the result only."""
+    """Return the terminal that shows progress; standard output gets only the result."""
     return Console(stderr=True)
 
 
@@ -203,7 +203,7 @@ _COLUMNS: Final[Sequence[ListingColumn[TableResult]]] = (
 def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | None:
     """Return the line that ends the command unless all tables are equal. Pure.
 
-    *strict*: definitions have to be equal, too.
+    *strict*: definitions must be equal, too.
     """
     results = list(results)
     parts = []

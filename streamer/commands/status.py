@@ -556,7 +556,7 @@ async def _add_positions(
     _add_held(status, books if slot.active_pid is not None else books.without_held(), end)
     if slot.confirmed_flush_lsn is not None:
         status.confirmed_flush_lsn = str(slot.confirmed_flush_lsn)
-        # A journal may have the only copy of acknowledged changes, and the target may have
+        # A journal may hold the only copy of acknowledged changes, and the target may have
         # unacknowledged changes.
         position = slot.confirmed_flush_lsn
         if record is not None and record.acknowledged_lsn:

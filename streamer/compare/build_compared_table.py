@@ -69,7 +69,7 @@ class TableFacts:
 class _Value:
     """A column of the target and the source's expression for the value.
 
-    ``source``: the column that has the value; None for a computed value. ``is_same``: the value
+    ``source``: the column that holds the value; None for a computed value. ``is_same``: the value
     needs no cast. ``is_hashed``: compare only whether the value is NULL. ``has_type``: the
     expression has the type of the target's column.
     """

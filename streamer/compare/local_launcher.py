@@ -50,7 +50,7 @@ class LocalProcess:
         try:
             handed = job | {"is_background": self._is_background}
             process.stdin.write(json.dumps(handed).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # the answer has the cause
+            with contextlib.suppress(ConnectionError):  # the answer names the cause
                 await process.stdin.drain()
             line = await process.stdout.read()
             await _wait(process)

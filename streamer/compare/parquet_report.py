@@ -1,8 +1,8 @@
 """Writes a report in Parquet to a disk of this machine.
 
-The driver has the rows as JSON, which Spark converts to Parquet. Executors of a cluster would write
-to remote disks. So the driver of a cluster starts a local driver in a separate process, with the
-program ``parquet``.
+The driver gets the rows as JSON, which Spark converts to Parquet. Executors of a cluster would
+write to remote disks. So the driver of a cluster starts a local driver in a separate process, with
+the program ``parquet``.
 """
 
 import json

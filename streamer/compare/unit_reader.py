@@ -12,7 +12,7 @@
 (`streamer.compare.local_program`). A comparison at the point of a copy needs only `find`
 (`streamer.compare.differences_at_point`).
 
-An executor on a remote machine has only psycopg, this module and the imported modules of streamer,
+An executor on a remote machine gets only psycopg, this module and the imported modules of streamer,
 which `streamer.copy.spark.job` ships.
 """
 

@@ -133,7 +133,7 @@ class HttpSettings(Strict):
 
 
 class Role(enum.StrEnum):
-    """The access that a user has to the API and the page."""
+    """The access of a user to the API and the page."""
 
     VIEWER = "viewer"
     ADMIN = "admin"
@@ -186,7 +186,7 @@ class AdminSettings(Strict):
         "default no file is allowed.",
     )
     session_hours: float = Field(
-        default=12, gt=0, le=24 * 30, description="Hours until a user has to log in again."
+        default=12, gt=0, le=24 * 30, description="Hours until a user must log in again."
     )
 
     @property

@@ -19,7 +19,7 @@ next chunk whenever it can continue a table in sync, also after a fail-over.
 
 Between two chunks the table must stay the same table. After a rewrite or a change of the
 definition, or if a new table replaces the target, the copy begins again. Partitions may be attached
-and detached, because a chunk has the partitions of its snapshot.
+and detached, because a chunk reads the partitions of its snapshot.
 """
 
 import hashlib

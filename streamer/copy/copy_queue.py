@@ -78,7 +78,7 @@ class CopyQueue:
     def end(self, batch: "list[MappedRelation]") -> None:
         """End the round of *batch*, which `next_batch` returned."""
         for mapped in batch:
-            if self._taken.get(mapped) is batch:  # otherwise a later round has the relation
+            if self._taken.get(mapped) is batch:  # otherwise a later round owns the relation
                 self._release(mapped)
 
     def request_again(self, mapped: "MappedRelation") -> None:

@@ -215,7 +215,7 @@ class TableCopy:
 
     @property
     def awaits_orphans(self) -> bool:
-        """Whether the copy still has to find target rows that match the scope."""
+        """Whether the copy must still find target rows that match the scope."""
         has_conditions = self.rows is not None and bool(self.rows.conditions)
         return self.scope.is_to_point and has_conditions and not self.includes_orphans
 

@@ -46,10 +46,10 @@ class RowSwap:
     columns that a copy writes, including the sid and the columns of a history table. ``key``:
     columns that identify rows, with the equality operator; may be empty. ``fixed``: columns that no
     UPDATE may set. ``scope``: the condition for rows of the target that the swap may remove. The
-    staging table has the rows of the source in that scope, and may have more. ``fills``: if given,
-    set only these columns, in rows that both sides have. ``stamps``: columns that the swap writes,
-    but does not compare. ``mark``: the column that marks a deleted row, quoted, and the assignments
-    that mark the row; only for a table with a key. ``history``: the columns of
+    staging table contains the rows of the source in that scope, and possibly more. ``fills``: if
+    given, set only these columns, in rows that both sides have. ``stamps``: columns that the swap
+    writes, but does not compare. ``mark``: the column that marks a deleted row, quoted, and the
+    assignments that mark the row; only for a table with a key. ``history``: the columns of
     versions; the swap compares only open versions. ``at``: the source's time.
     """
 

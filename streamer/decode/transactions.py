@@ -381,9 +381,9 @@ class TransactionAssembler:
 
     def _start_block(self) -> None:
         self._block = TransactionBlock()
-        # The relations of the block by relid, with their present definitions. The second dictionary
-        # has the relations with changes of the present transaction. Unmapped relations are in both,
-        # but not in the block.
+        # The relations of the block by relid, with their present definitions. The second
+        # dictionary contains the relations with changes of the present transaction. Unmapped
+        # relations are in both, but not in the block.
         self._opened: dict[bytes, Changes] = {}
         self._touched: dict[bytes, Changes] = {}
         self._former: list[Changes] = []

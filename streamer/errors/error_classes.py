@@ -2,8 +2,8 @@
 
 The class names the failure. ``code`` is the name in bookkeeping, log, status, metrics and the API,
 and decides the runbook. ``retry`` says whether a new attempt of the supervisor can succeed.
-``remedy`` of an instance has the commands and SQL to run. Callers add the place with ``add_note``.
-Messages never contain connection strings or passwords.
+``remedy`` of an instance contains the commands and SQL to run. Callers add the place with
+``add_note``. Messages never contain connection strings or passwords.
 
 ``make reference`` writes code, first sentence of the docstring, ``advice`` and ``runbook`` of each
 class to ``docs/reference/error-codes.md``.
@@ -80,7 +80,7 @@ class StreamerError(Exception):
 class DefectError(StreamerError):
     """A defect of streamer in the work for one table or source.
 
-    The defect stops that table or source; the log has the traceback.
+    The defect stops that table or source; the log shows the traceback.
     """
 
     retry = Retry.MANUAL
@@ -457,7 +457,7 @@ class TargetReadOnlyError(TargetError):
 class TargetFencedError(TargetError):
     """The target's stored progress differs from the progress that this process stored.
 
-    Another process has the source's lock, or the target was restored or lost commits.
+    Another process holds the source's lock, or the target was restored or lost commits.
     ``relations``: the relations concerned, if known.
     """
 

@@ -99,7 +99,7 @@ class IndexBuilder:
         except StreamerError as exc:
             if exc.retry is Retry.TIMED:
                 raise
-            self._refused.add(missing.name)  # until the next start: an operator has to act
+            self._refused.add(missing.name)  # until the next start: an operator must act
             self._report(exc)
         else:
             log.info("index built", table=str(missing.target), index=missing.name)

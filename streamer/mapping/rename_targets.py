@@ -107,7 +107,7 @@ def follow(
 
 
 def rule_hint(now: RelationName, target: RelationName) -> str:
-    """Return the advice to map table *now* to *target*, which has its rows."""
+    """Return the advice to map table *now* to *target*, which holds the table's rows."""
     return f"write the new name with the target in `tables`: {{'{now}': {{target: '{target}'}}}}"
 
 

@@ -1,6 +1,6 @@
 """The sid of a table's rows, as a rule writes it: ``{schema}``, or ``{schema:tenant_(.*)}``. Pure.
 
-The regular expression of a placeholder has one group, and has to match the whole name.
+The regular expression of a placeholder has one group, and must match the whole name.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""The counters and histograms: name, labels and help text. `runtime.health.gauges` has the gauges.
+"""The counters and histograms: name, labels and help text. `runtime.health.gauges` defines the
+gauges.
 
 ``make reference`` writes all metrics to ``docs/reference/metrics.md``.
 """

@@ -94,8 +94,8 @@ _DEFAULT_COLLATION: Final = 100
 _WITHOUT_TYPES: Final = '^(?:(?:"[^"]*")+|[^".]+)[.][^(]+'
 """The schema and the name in the identity of an operator."""
 
-# The result has the numbers of columns. An index keeps the mark when ALTER TYPE rebuilds the index,
-# because default operator classes and collations of columns follow the types.
+# The result contains the numbers of columns. An index keeps the mark when ALTER TYPE rebuilds the
+# index, because default operator classes and collations of columns follow the types.
 _INDEX: Final = """
     'oid', i.indexrelid::int8, 'name', i.relname, 'is_unique', i.indisunique,
     'is_valid', i.indisvalid and i.indisready, 'is_immediate', i.indimmediate,

@@ -28,7 +28,7 @@ AFTER_SCRIPT_SQL: Final = "set local search_path to ''; set constraints all imme
 def script_sql(script: str) -> str:
     """Return statements that run *script* under the settings of its role and database.
 
-    The statements need an open transaction. `AFTER_SCRIPT_SQL` has to follow.
+    The statements need an open transaction. `AFTER_SCRIPT_SQL` must follow.
     """
     names = ", ".join(f"'{name.lower()}'" for name in _SETTINGS if name not in _KEPT)
     block = f"begin execute {quote_literal(script)}; end"

@@ -263,7 +263,7 @@ class TargetMonitor:
             if waits is not None:
                 return waits
         self._connection = await _connect(self._address, "streamer listener")
-        # The pipelines lose their connections as well: the target's state has to be the first
+        # The pipelines lose their connections as well: the target's state must be the first
         # cause.
         self._connection.on_lost(self._woken.set)
         await self._connection.listen(self._channel, self._notified)

@@ -1,9 +1,9 @@
 """Partitions of a source's table, the difference between two states, and their rows.
 
-A partition keeps its OID for life. A state has the text of each bound and partition key, in the
-form of ``pg_get_expr`` and ``pg_get_partkeydef``, which lock no table. From these texts this module
-builds the condition for the rows of a partition, because ``pg_get_partition_constraintdef`` waits
-for sessions that lock the partition.
+A partition keeps its OID for life. A state contains the text of each bound and partition key, in
+the form of ``pg_get_expr`` and ``pg_get_partkeydef``, which lock no table. From these texts this
+module builds the condition for the rows of a partition, because ``pg_get_partition_constraintdef``
+waits for sessions that lock the partition.
 
 A condition is true for a row exactly where PostgreSQL routes the row to the partition. Values are
 literals without a type, so the type of the column applies. Hash partitions have no such condition:

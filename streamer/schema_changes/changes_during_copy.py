@@ -101,7 +101,7 @@ class ChangedDefinitions:
     ) -> list[Pair]:
         """Prepare target tables for copies of *pairs*; return pairs with present definitions.
 
-        Raises DefinitionStopError if an operator has to decide, TargetSchemaError, and SyncError.
+        Raises DefinitionStopError if an operator must decide, TargetSchemaError, and SyncError.
         """
         definitions = await read_definitions(target, [mapped.relation_id for mapped, _ in pairs])
         prepared = []

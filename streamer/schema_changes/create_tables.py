@@ -253,7 +253,7 @@ def new_type_sql(kind: DefinedType) -> list[str]:
 
 
 def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
-    """Raise the error about *calls*, with *statements*, which an operator has to review and run."""
+    """Raise the error about *calls*, with *statements*, which an operator must review and run."""
     if calls:
         hint = Remedy.of("to allow this, run there: ", at_target(*statements))
         raise TargetSchemaError(foreign_error(calls).message, hint=hint)

@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 CHECK_SECONDS: Final = 2.0
 CHECKS_UNTIL_FULL_CHECK: Final = 15
-"""Every fifteenth check also reads the definitions that an operator has to create."""
+"""Every fifteenth check also reads the definitions that an operator must create."""
 
 
 class DefinitionBuilder:

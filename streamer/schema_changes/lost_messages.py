@@ -93,7 +93,7 @@ async def explain(
 ) -> bool:
     """Make the changes that explain why the target refused rows; return whether any were made.
 
-    *target* is in no transaction. Raises DefinitionStopError if an operator has to decide,
+    *target* is in no transaction. Raises DefinitionStopError if an operator must decide,
     TargetContentionError.
     """
     if owner.source.ddl is not DdlCapture.CAPTURE or not refused:

@@ -4,7 +4,7 @@ A drainer writes each lane transaction with such a change separately. Earlier ch
 are in the target by then, and later changes follow. The statements, the new definition and the
 lane's progress commit together, so a crash leaves all of these or none.
 
-A change that has to wait for an operator ends the transaction
+A change that must wait for an operator ends the transaction
 (`streamer.schema_changes.table_change`). The drainer repeats the attempt every few seconds.
 """
 

@@ -1,7 +1,7 @@
 """Makes one change of a source table's definition at the target, as `on_ddl` says for its kinds.
 
 A drainer makes the changes in the stream. A copy drops the messages before its
-consistent point, and makes these changes itself. A change that has to wait for an operator ends the
+consistent point, and makes these changes itself. A change that must wait for an operator ends the
 transaction. A row of streamer.ddl then holds the statements.
 """
 
@@ -85,7 +85,7 @@ class TableChange:
         """Make changes, and store the new definition.
 
         Request a copy of the columns whose values existing rows lack. Raises DefinitionStopError if
-        an operator has to decide. The caller then has to call `after_rollback`.
+        an operator must decide. The caller must then call `after_rollback`.
         """
         filled: Sequence[str] = ()
         if changes and not self._command.message.is_made:
@@ -140,7 +140,7 @@ class TableChange:
     # ---- which statements ----------------------------------------------------------------------
 
     async def _decide(self, target: TargetRelation, changes: list[AnyChange]) -> Translation:
-        """Return the statements to run. Raises TargetSchemaError if an operator has to decide."""
+        """Return the statements to run. Raises TargetSchemaError if an operator must decide."""
         decision, plain = self._decision, Translation()
         ignored = self._with_reaction(changes, OnDdl.IGNORE)
         if decision.state is not None:

@@ -204,7 +204,9 @@ class DefinitionFacts:
     size_bytes: int
 
     def shows(self, kind: ObjectKind) -> bool:
-        """Whether the target has the definition; False for a kind that these facts do not show."""
+        """Whether the target contains the definition; False for a kind that these facts do not
+        show.
+        """
         match kind:
             case ObjectKind.INDEX:
                 return bool(self.index_is_valid)

@@ -76,7 +76,7 @@ log = structlog.get_logger()
 CONNECT_SECONDS: Final = 10.0
 FENCED_STATE: Final = "STR01"
 """SQLSTATE of ``streamer.set_progress``: the stored progress differs from the expected progress.
-The error's detail has the ids of the relations concerned.
+The error's detail lists the ids of the relations concerned.
 """
 CHANGED_STATE: Final = "STR02"
 """SQLSTATE of ``streamer.require_facts``: the table differs from the planned table."""
@@ -86,7 +86,7 @@ CHANGED_STATE: Final = "STR02"
 class TargetAddress:
     """The target's address: a libpq connection string translated for asyncpg.
 
-    With a *fence*, a connection has to reach the server of that token. *url*: the configured url,
+    With a *fence*, a connection must reach the server of that token. *url*: the configured url,
     with the current password.
     """
 
@@ -426,7 +426,7 @@ class TargetConnection:
         self._before += f"{sql}; "
 
     def _pop_before(self) -> str:
-        assert not self._rows_before, "`send_commit` has to send these rows"
+        assert not self._rows_before, "`send_commit` must send these rows"
         statements, self._before = self._before, ""
         return statements
 

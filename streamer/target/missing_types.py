@@ -1,5 +1,5 @@
 """Types that the target lacks. streamer creates such types, except types of extensions: an
-administrator has to install the extension, which the error names.
+administrator must install the extension, which the error names.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence

@@ -20,7 +20,7 @@ class Migration:
 
     @property
     def needs(self) -> int:
-        """The newest migration that a program has to know to run on the migrated schema.
+        """The newest migration that a program must know to run on the migrated schema.
 
         The first line of the file names that migration, as in ``-- needs: 3``. Without this line,
         only programs that know the migration itself run on the schema.

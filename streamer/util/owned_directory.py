@@ -4,7 +4,7 @@ In a temporary directory or on a shared disk, any user can create a directory be
 The owner of a directory can replace each file in it. So this process uses a directory only if it
 belongs to this user alone, and reads jobs and secrets only from such files. Foreign users must not
 be able to rename a parent directory either, because they could substitute the directory. Paths
-below a checked directory stay valid, and no descriptor has to be held open.
+below a checked directory stay valid, and no descriptor needs to stay open.
 
 The directory of a process is removed at the end of the process, or at the next start. A file there
 stays locked while the process lives. A killed process cannot remove its directory, which may

@@ -35,7 +35,7 @@ def add_tenants(router: APIRouter, service: AdminService) -> None:
 
     @router.post("/tenants/purge", tags=["tenants"], status_code=202)
     async def purge_tenant(request: Request, values: api_models.TenantBody) -> dict[str, Any]:
-        """Begin to delete the rows of a removed tenant; the list has the progress."""
+        """Begin to delete the rows of a removed tenant; the list of tenants shows the progress."""
         await service.tenants.purge(values.database, values.sid, actor_of(request))
         return {"action": "purge", "database": values.database, "sid": values.sid}
 

@@ -1,7 +1,7 @@
 """Problems that need an operator, as the page shows them. Pure.
 
 A problem has three parts: a headline, details, and the remedy with lines to copy and buttons.
-`streamer.report.problems` has the rules, and a button sends a step of the remedy.
+`streamer.report.problems` contains the rules, and a button sends a step of the remedy.
 """
 
 from collections.abc import Iterable

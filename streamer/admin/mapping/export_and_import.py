@@ -77,7 +77,7 @@ HEADER: Final = """\
 
 
 def _users_comment(users: Sequence[tuple[str, str]]) -> str:
-    """Return comment lines with the users, whose passwords an operator has to set again."""
+    """Return comment lines with the users, whose passwords an operator must set again."""
     lines = [f"#   streamer users add {shlex.quote(name)} --role {role}\n" for name, role in users]
     # A name may contain a line break, which would end the comment.
     lines = [line for line in lines if len(line.splitlines()) == 1]

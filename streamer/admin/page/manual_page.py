@@ -100,7 +100,7 @@ def help_address(name: str) -> str:
 def reachable_address(page: str, listen: str | None) -> str:
     """Return an address of *page*, a path under ``/help``, that a person can open here.
 
-    *listen*: host and port of a process on this machine; without a process, a file has the page.
+    *listen*: host and port of a process on this machine; without a process, a file stores the page.
     """
     if listen is None:
         return str(manual_root() / f"{page.removeprefix(HELP).strip('/')}.md")

@@ -20,11 +20,12 @@ copy lacks the remaining rows, so no change of those rows may be dropped:
    copy.
 1. ``hold_to_point(None)`` before the copy's snapshot exists: all changes dispatched so far are
    older.
-2. The snapshot has the consistent point P. ``hold_to_point(P)`` lets the drainer apply only the
-   changes that commit before P. The stream has delivered all these changes once the tracker is at
-   P.
-3. With ``is_at_point`` the target has this relation as the source had it at P. Now a transaction
-   may swap its rows for the rows of the snapshot, and store P as the relation's position.
+2. The snapshot shows the source at the consistent point P. ``hold_to_point(P)`` lets the drainer
+   apply only the changes that commit before P. The stream has delivered all these changes once the
+   tracker is at P.
+3. With ``is_at_point``, the target's rows of this relation are the source's rows at P. Now a
+   transaction may swap its rows for the rows of the snapshot, and store P as the relation's
+   position.
 4. ``release(Hold.POINT)`` lets the drainer apply the remaining changes.
 
 The state of the table (`streamer.control.table_state`) says which step comes next. `Relations`

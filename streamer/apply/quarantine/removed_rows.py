@@ -33,7 +33,7 @@ from streamer.util.lsn import Lsn
 
 LEFT: Final = "its partition left the table while changes of this row were in quarantine"
 NO_XID: Final = 0
-"""A message about a definition does not have the number of its transaction."""
+"""A message about a definition does not contain the number of its transaction."""
 
 
 @dataclass(frozen=True, slots=True)

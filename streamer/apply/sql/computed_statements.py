@@ -13,9 +13,9 @@ the column for the mark, and a row that passes gets NULL in this column. A marke
 missing.
 
 The statements read unsent unchanged values from the target if the target stores these values
-unaltered. Otherwise the table stops. ``mask`` has a letter for each column without an expression,
-then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in from the
-target. Pure.
+unaltered. Otherwise the table stops. ``mask`` contains a letter for each column without an
+expression, then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in
+from the target. Pure.
 """
 
 from collections.abc import Iterable

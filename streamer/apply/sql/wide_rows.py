@@ -92,7 +92,7 @@ class SplitStatements(Statements):
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """All temporary tables; the first has the fields of a change besides values."""
+        """All temporary tables; the first contains the fields of a change besides values."""
         values = self.staged
         parts = [
             Part(

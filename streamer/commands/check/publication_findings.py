@@ -133,7 +133,7 @@ def moving_sql(
 ) -> list[str]:
     """Return the statements that publish updates of a table once the identity allows that.
 
-    Empty if `run` may run these statements. The statements of `check_publications` have to run
+    Empty if `run` may run these statements. The statements of `check_publications` must run
     first.
     """
     # A column list depends on the identity, so only the next check can name the list.

@@ -135,7 +135,7 @@ class SourceFacts:
     replication: dict[str, str] = field(default_factory=dict)
     """Settings that decide about slots on standbys."""
     standbys: list[StandbyState] = field(default_factory=list)
-    """The standby servers of the url, if the slot has to survive a failover."""
+    """The standby servers of the url, if the slot must survive a failover."""
     primaries: list[Primary] = field(default_factory=list)
     """The hosts of the url that accept writes, if the url lists several hosts."""
     objects: SourceObjects | None = None

@@ -444,7 +444,7 @@ def check_expressions(
         for column in relation.columns
         if column.may_be_toasted
         and column.name not in relation.key
-        # A row that enters the target has to be complete; computed columns need only their inputs.
+        # A row that enters the target must be complete; computed columns need only their inputs.
         and (mapping.rule.may_lack_rows or column.name in used)
     ]
     if not large:

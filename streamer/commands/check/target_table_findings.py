@@ -94,7 +94,7 @@ def check_target_tables(
 def check_missing(
     pair: Pair, shared: SharedTable | None, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Judge a missing target table, which `run` creates or an operator has to create."""
+    """Judge a missing target table, which `run` creates or an operator must create."""
     try:
         pair.wanted.check()
     except TargetSchemaError as exc:

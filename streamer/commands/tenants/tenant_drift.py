@@ -193,7 +193,7 @@ def judge(
     """Yield the items of all tables. Pure.
 
     Tenants of a group share a table if their sources' tables and their targets have the same names.
-    If a rule gives their tables a sid, only the rule and the targets have to be the same.
+    If a rule gives their tables a sid, only the rule and the targets must be the same.
 
     *left*: columns that only removed tenants had.
     """

@@ -28,7 +28,7 @@ class Tenant:
     """A tenant in ``tenants list --json``.
 
     ``state``: the state of the source, or `REMOVED` or `PURGING`. ``purge``: the tables with rows
-    of a removed tenant. ``source``: the source whose tables have the sid by their rule; None for a
+    of a removed tenant. ``source``: the source whose rules give the tables this sid; None for a
     tenant that is a source itself.
     """
 

@@ -477,7 +477,7 @@ class RowPump:
 def choose_pump(
     source: "pq.abc.PGconn", target: "pq.abc.PGconn", hashes: "list[tuple[int, KeyedHash]]"
 ) -> "RowPump | CompiledPump":
-    """Return the compiled pump, unless a row has to change or this process lacks the pump."""
+    """Return the compiled pump, unless a row must change or this process lacks the pump."""
     addresses = address_of(source), address_of(target)
     if hashes or choice.compiled is None or FUNCTIONS is None or None in addresses:
         return RowPump(source, target, hashes)

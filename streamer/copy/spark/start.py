@@ -40,7 +40,7 @@ SETTINGS: Final = {
 """streamer's settings for Spark; the user's `spark_settings` take precedence."""
 
 WORKER_SETTINGS: Final = {"spark.python.daemon.module": "streamer.copy.spark.spark_worker"}
-"""Settings for a local driver only: workers of a cluster do not have the module."""
+"""Settings for a local driver only: workers of a cluster lack the module."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Parent:
         return self._exit_code
 
     async def _keep_running(self, number: int, directory: Path) -> None:
-        """Run a process, and restart the process until all processes have to end."""
+        """Run a process, and restart the process until all processes must end."""
         restarts = Restarts()
         while not self._stopping.is_set():
             process = await self._start(Membership(number, self._port, directory))

@@ -27,7 +27,7 @@ class Restarts:
         self._verdicts = 0
 
     def next_seconds(self, code: int, lived_seconds: float) -> float | None:
-        """Return the delay before the next start; None if all processes have to end.
+        """Return the delay before the next start; None if all processes must end.
 
         *code*: negative for a signal, as `asyncio.subprocess.Process.returncode` has it.
         """

@@ -144,7 +144,7 @@ class SlotCheck:
         """Follow the source's new timeline, if the target has no change from after the fork.
 
         The acknowledged position may lie past the fork although no change does, because it
-        follows keepalives. The slot has to be at the fork or before it: a later slot has not seen
+        follows keepalives. The slot must be at the fork or before it: a later slot has not seen
         the new primary's earlier commits. Raises SourceDivergedError.
         """
         timeline, stored_timeline = self._branch.timeline, record.timeline

@@ -82,8 +82,8 @@ def read_facts(
 ) -> ScrapeFacts:
     """Read the facts of a scrape; in the event loop, and quickly.
 
-    The replica that runs a source has the details of that source. Every replica shows the state of
-    a source without a process.
+    Only the replica that runs a source reports the details of that source. Every replica shows the
+    state of a source without a process.
     """
     tables_max = None if detail.is_on else detail.tables_max
     facts = ScrapeFacts(target.is_well, target.silent_seconds, tables_max)

@@ -94,7 +94,7 @@ class MappingFollower:
     def check(
         self, record: FleetRecord, number: int, now: float, joined_seconds: float
     ) -> str | None:
-        """Return this process's fingerprint if its mapping has to become the newest.
+        """Return this process's fingerprint if its mapping must become the newest.
 
         Otherwise read the configuration again if the replicas run a different mapping. *number*:
         the number of this process. *joined_seconds*: the time for which the process has had this

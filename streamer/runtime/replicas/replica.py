@@ -377,7 +377,7 @@ class Replica:
                 await self._begin(shared)
 
     async def _begin(self, shared: Shared) -> None:
-        """Lock a source and run it; or leave the source to the process that has the lock.
+        """Lock a source and run it; or leave the source to the process that holds the lock.
 
         A source with a journal on this disk stays: the process with the lock gives the source back.
         """

@@ -58,7 +58,7 @@ class Decision:
 
 
 Owners = Mapping[str, int | None]
-"""The replica that has the lock of each source; None for a free source. A process outside the
+"""The replica that holds the lock of each source; None for a free source. A process outside the
 replicas has a number that no member has.
 """
 Refusals = Collection[tuple[int, str]]
@@ -182,7 +182,7 @@ def decide(
             or ((number, label) in unreached and plan.takers.get(label, number) != number)
         )
     ]
-    # The present owner has to release such a source first.
+    # The present owner must release such a source first.
     take = [label for label in take if (owners[label], label) not in unreached]
     excess -= len(lent)
     give = [

@@ -2,7 +2,7 @@
 
 The dispatcher reads the messages of the stream in order and gives every change of a mapped relation
 to the lane of that relation. The tracker records each commit before any lane can apply a part of
-the commit. The tracker can therefore never report a position as durable that a lane still has to
+the commit. The tracker can therefore never report a position as durable that a lane must still
 reach. A keepalive moves the position only between transactions.
 
 A block goes to the lanes as a whole if all its transactions are plain. Otherwise the dispatcher
@@ -145,7 +145,7 @@ class Dispatcher:
 
     @property
     def is_between_transactions(self) -> bool:
-        """Whether the stream has not begun a transaction that it has to end."""
+        """Whether the stream has not begun a transaction that it must end."""
         return self._assembler.is_between_transactions
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
@@ -369,7 +369,7 @@ class Dispatcher:
         lane = self._lanes.lane(mapped)
         is_other = mapped.relid not in (None, changes.relation.relid)
         if is_other and isinstance(changes.relation, Redefinition):
-            return  # a new table has the name; its first change reports the replacement
+            return  # a new table took the name; its first change reports the replacement
         if not lane.is_held_for_copy:
             if piece.transaction.final_lsn < mapped.skip_through_lsn:
                 return  # the target has the change

@@ -1,8 +1,8 @@
 """The age of the oldest committed change that is not visible at the target. Pure.
 
-Moments are those of `time.monotonic`. A keepalive has the time of the source's machine, and comes
-even while the server sends no changes. So only positions show the progress of the stream. The guard
-reads the end of the source's WAL, and the lag grows until the stream reaches that position.
+Moments are those of `time.monotonic`. A keepalive contains the time of the source's machine, and
+comes even while the server sends no changes. So only positions show the progress of the stream. The
+guard reads the end of the source's WAL, and the lag grows until the stream reaches that position.
 """
 
 from collections import deque

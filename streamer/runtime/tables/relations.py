@@ -79,7 +79,7 @@ class Relations:
         self.unmapped_defined = asyncio.Event()
         """The stream has sent the definition of a table that is not mapped."""
         self.positions_requested = asyncio.Event()
-        """An operator waits for tables, so the process has to store their positions."""
+        """An operator waits for tables, so the process must store their positions."""
         self.awaited_ids: set[int] = set()
         """The ids of relations whose states decide the outcomes of operators' requests."""
         self.requested = asyncio.Event()
@@ -295,7 +295,7 @@ class Relations:
             self.former_lane(mapped)
 
     def is_behind(self, mapped: MappedRelation, lsn: Lsn) -> bool:
-        """Whether the stream still has to apply changes of *mapped* that committed before *lsn*.
+        """Whether the stream must still apply changes of *mapped* that committed before *lsn*.
 
         A relation that waits for a copy of all rows drops its changes, and the copy's snapshot is
         newer than all these changes. So such a relation is not behind; otherwise the copy and the
@@ -424,7 +424,7 @@ async def resolve_at(
 
     Tables that rules name and the source lacks are mapped too, without a definition, so that the
     remaining tables are not disturbed. So are *stored_names*, whose rows the target has: the loss
-    of a table has to show, see `on_table_dropped`.
+    of a table must show, see `on_table_dropped`.
     """
     names = await read_relation_names(plain, source)
     missing = {

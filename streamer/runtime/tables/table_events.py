@@ -2,7 +2,7 @@
 
 A worker or drainer reports a lane, the coordinator a copy. `TableEvents` moves the durable
 position, stores the states of the tables, and wakes the task that stores the position. Each attempt
-to stream the source has its own `TableEvents`, which owns the lanes.
+to stream the source creates a `TableEvents`, which owns the lanes.
 """
 
 import asyncio
@@ -310,7 +310,7 @@ class TableEvents:
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         self.relations.become(mapped, mapped.state.copy_began(consistent_point))
-        if mapped.state.need is Need.ROWS:  # the copy has the rows of all earlier changes
+        if mapped.state.need is Need.ROWS:  # the copy brings the rows of all earlier changes
             self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
             self.has_progress = True
             self.advanced.set()

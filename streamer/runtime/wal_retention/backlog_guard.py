@@ -149,7 +149,7 @@ class BacklogGuard:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether this process has to enforce a limit, or has a journal."""
+        """Whether this process must enforce a limit, or has a journal."""
         if self.journaling.journal is not None:
             return True
         if self.runner is not None and self.runner.runs_elsewhere:
@@ -158,7 +158,7 @@ class BacklogGuard:
 
     @property
     def _may_lose_slot(self) -> bool:
-        """Whether the slot may retain half of the server's limit, so that a journal has to begin.
+        """Whether the slot may retain half of the server's limit, so that a journal must begin.
 
         While the source streams, the pipeline measures the slot. So the guard needs no connection
         before a quarter of the limit.

@@ -1,7 +1,7 @@
 """Reads a slot into a journal: frames in, flushed records and status updates out.
 
-The journal does not need the target. The journal has the only copy of acknowledged changes. After
-any failure the source sends all later changes again.
+The journal does not need the target, and holds the only copy of acknowledged changes. After any
+failure the source sends all later changes again.
 """
 
 import asyncio

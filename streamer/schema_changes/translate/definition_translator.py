@@ -176,7 +176,7 @@ class DefinitionTranslator:
 
     @property
     def _is_for_all(self) -> bool:
-        """Whether all peers wait to make the same changes, so that this source has to make them."""
+        """Whether all peers wait to make the same changes, so that this source must make them."""
         return bool(self._peers) and not self._unchanged
 
     @property

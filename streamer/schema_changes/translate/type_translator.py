@@ -36,7 +36,7 @@ class TypeTranslation:
 
     ``statements``: run at the position of the change. ``before``: run in an earlier transaction,
     because no transaction can use a label that it adds itself. ``rewritten``: types whose values in
-    existing rows differ at the target, with the reason. ``doubts``: changes that an operator has to
+    existing rows differ at the target, with the reason. ``doubts``: changes that an operator must
     review first, and why. ``renamed``: the new names of the target's types, by their former names.
     ``merged``: the existing types that columns of a renamed type get. ``created``: types that the
     statements create. ``awaited``: OIDs of types of the source; the statements wait for all tables

@@ -5,7 +5,7 @@ safe. The functions pin all settings that change a text or a plan. They send onl
 positive evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists as
 dropped. They do little: a first function, small enough to compile at once, checks whether a command
 concerns a table that streamer publishes. If not, the function sends a small message.
-`streamer.source.capture.table_description` has the functions that describe a table. Pure.
+`streamer.source.capture.table_description` defines the functions that describe a table. Pure.
 """
 
 from collections.abc import Mapping, Sequence

@@ -12,8 +12,8 @@ PASSED: Final = ("UTF8", "SQL_ASCII")
 """Encodings whose text needs no conversion, or that do not define the text."""
 
 # A DO block returns no value, so it stores the result in a setting. The list of characters comes
-# from streamer and has only hexadecimal digits. PL/pgSQL would copy the whole array for each change
-# inside an exception handler, so the array grows outside.
+# from streamer and contains only hexadecimal digits. PL/pgSQL would copy the whole array for each
+# change inside an exception handler, so the array grows outside.
 _CONVERT_SQL: Final = """
 do $streamer$
 declare
