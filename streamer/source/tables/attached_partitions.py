@@ -1,12 +1,12 @@
 """Partitions that join a published table with existing rows.
 
 ATTACH PARTITION moves no row, so decoding does not show the existing rows. The check finds existing
-rows by their xmin and cmin: the transaction or command that wrote such a row is older than the
-transaction or command that wrote the partition's row in pg_inherits. The check reads the first
-pages, which hold the oldest rows. If a single transaction created, filled and attached the table,
-the check has no other evidence. A larger table from an earlier transaction counts as filled,
-because the application may have deleted or changed its first rows. The pg_attribute row of the
-system column ctid dates a table: PostgreSQL writes it only with the table.
+rows by xmin and cmin. Both are older than the transaction or command that wrote the partition's row
+in pg_inherits. The check reads the first pages, which hold the oldest rows. If a single transaction
+created, filled and attached the table, the check has no other evidence. A larger table from an
+earlier transaction counts as filled, because the application may have deleted or changed its first
+rows. The pg_attribute row of the system column ctid dates a table: PostgreSQL writes it only with
+the table.
 
 A row of a subtransaction has a later xmin than the transaction, like a row written after the
 attachment. Subtransactions share the command ids of the transaction, so a lower cmin means that the
