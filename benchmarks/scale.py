@@ -2,9 +2,11 @@
 process.
 
 ``--sources 50 200 1000`` measures a process with so many sources each, which are databases of
-``--clusters`` servers. ``--tables`` is the number of tables of a source. It measures the first
-start and a restart: seconds and processor time until all sources stream, memory and connections.
-Then it measures the processor time of the process and of the servers while no source changes.
+``--clusters`` servers. ``--tables`` is the number of tables of a source, or of each of its
+``--schemas``, which are tenants in tables that all schemas share. ``--copies`` includes first
+copies of the empty tables. The benchmark measures the first start and a restart: seconds and
+processor time until all sources stream, memory and connections. Then it measures the processor time
+of the process and of the servers while no source changes.
 ``--against`` names the `streamer` of another installation, such as another checkout.
 """
 
@@ -38,12 +40,17 @@ SETTINGS: Final = {
 QUIET_SECONDS: Final = 10.0
 """The wait between the start and the measurement of the idle process."""
 TABLE: Final = "create table t_{n} (id bigint primary key, v text);"
+TABLES_RULE: Final = '"t_*": {initial: none}'
+SCHEMAS_RULE: Final = '"tenant_*.*": {sid: "{schema:tenant_(.*)}", initial: none}'
 SHARED_TABLE: Final = "create table t_{n} (sid text, id bigint, v text, primary key (sid, id));"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=int, default=10, help="tables of each source")
+    parser.add_argument("--schemas", type=int, default=0, help="schemas of each source")
+    parser.add_argument("--copies", action="store_true", help="copy the tables at the first start")
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE of the servers")
     parser.add_argument("--sources", type=int, nargs="+", default=[1])
     parser.add_argument("--clusters", type=int, default=1, help="servers of the sources")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured idle time")
@@ -54,19 +61,22 @@ def main() -> None:
     # Ended by a signal, the servers stop too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     names = ["target", *(f"cluster_{number}" for number in range(options.clusters))]
+    settings = SETTINGS | dict(setting.split("=", 1) for setting in options.setting)
     with (
-        running_servers(names, find_binaries(options.postgres), SETTINGS) as (target, *clusters),
+        running_servers(names, find_binaries(options.postgres), settings) as (target, *clusters),
         tempfile.TemporaryDirectory() as directory,
     ):
-        sources = make_sources(clusters, max(options.sources), options.tables)
+        sources = make_sources(clusters, max(options.sources), options.tables, options.schemas)
         own = str(Path(sys.executable).with_name("streamer"))
         for count, program in itertools.product(options.sources, [*options.against, own]):
             warehouse = Database(target, "warehouse")
             warehouse.create()
-            create_tables(warehouse, options.tables, SHARED_TABLE if count > 1 else TABLE)
-            fleet = Fleet(
-                program, sources[:count], warehouse, Path(tempfile.mkdtemp(dir=directory))
-            )
+            is_shared = count > 1 or options.schemas
+            create_tables(warehouse, options.tables, SHARED_TABLE if is_shared else TABLE)
+            rule = SCHEMAS_RULE if options.schemas else TABLES_RULE
+            rule = rule.replace("none", "copy") if options.copies else rule
+            place = Path(tempfile.mkdtemp(dir=directory))
+            fleet = Fleet(program, sources[:count], warehouse, place, rule)
             for attempt in ("first start", "restart"):
                 what = {"program": program, "sources": count, "attempt": attempt}
                 figures = what | fleet.measure(options.seconds)
@@ -79,12 +89,18 @@ def main() -> None:
             warehouse.drop()
 
 
-def make_sources(clusters: Sequence[Server], count: int, tables: int) -> list[Database]:
+def make_sources(
+    clusters: Sequence[Server], count: int, tables: int, schemas: int
+) -> list[Database]:
     """Return databases that are divided among *clusters*."""
     for cluster in clusters:
         first = Database(cluster, "template_of_sources")
         first.create()
-        create_tables(first, tables, TABLE)
+        if not schemas:
+            create_tables(first, tables, TABLE)
+        for number in range(schemas):
+            schema = f"create schema tenant_{number}; set search_path = tenant_{number};"
+            first.execute(schema + "".join(TABLE.format(n=n) for n in range(tables)))
     sources = []
     for number, cluster in zip(range(count), itertools.cycle(clusters), strict=False):
         name = f"source_{number}"
@@ -105,7 +121,12 @@ class Fleet:
     """A process of `streamer run` for *sources*."""
 
     def __init__(
-        self, program: str, sources: Sequence[Database], target: Database, directory: Path
+        self,
+        program: str,
+        sources: Sequence[Database],
+        target: Database,
+        directory: Path,
+        rule: str,
     ) -> None:
         self._program = program
         self._sources = sources
@@ -121,7 +142,7 @@ class Fleet:
         self._config.write_text(
             f'target: {{url: "{target.url}"}}\nhttp: {{listen: "127.0.0.1:{self._port}"}}\n'
             f"spool: {{directory: {directory / 'spool'}}}\nsources:\n - database: shop\n"
-            f'   urls:\n{urls}\n   tables: {{"t_*": {{initial: none}}}}\n'
+            f"   urls:\n{urls}\n   tables: {{{rule}}}\n"
         )
 
     def measure(self, seconds: float) -> dict[str, Any]:
@@ -204,6 +225,7 @@ class Fleet:
             f"select count(distinct s.id) = {len(self._sources)} from streamer.source s"
             " join pg_locks l on l.locktype = 'advisory' and l.objid = s.id::oid"
             " where s.state = 'streaming'"
+            " and not exists (select from streamer.relation where state <> 'ready')"
         )
         wait_until(self._target.url, streaming, 1800, Watched(), pause=0.2)
 

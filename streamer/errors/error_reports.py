@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 from streamer.errors.error_classes import RUNBOOKS, StreamerError
 from streamer.errors.remedies import Remedy
@@ -106,12 +106,18 @@ def classes_of_errors() -> Iterator[type[StreamerError]]:
     return below(StreamerError)
 
 
+_RUNBOOK_ADDRESSES: Final[dict[str, str]] = {}
+"""The paths of runbooks by code, for the classes of errors that were imported so far."""
+
+
 def runbook_address(code: str | None) -> str | None:
     """Return the path of *code*'s runbook on the page; None for a missing or unknown code."""
-    for error in classes_of_errors():
-        if error.code == code:
-            return f"{RUNBOOKS}/{error.runbook}"
-    return None
+    if code is None:  # each of many thousand tables may have a problem without a code
+        return None
+    if code not in _RUNBOOK_ADDRESSES:
+        for error in classes_of_errors():  # modules of further classes may be imported later
+            _RUNBOOK_ADDRESSES.setdefault(error.code, f"{RUNBOOKS}/{error.runbook}")
+    return _RUNBOOK_ADDRESSES.get(code)
 
 
 def error_fields(report: ErrorReport | None) -> dict[str, Any]:

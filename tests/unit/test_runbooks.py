@@ -1,11 +1,15 @@
 """Every view of an error links to the runbook of the error code."""
 
 import json
+from unittest import mock
+
+import pytest
 
 from streamer.admin.api.error_answers import error_answer
 from streamer.admin.live.problem_view import problems_for_operator
 from streamer.commands.check.findings import from_problem
 from streamer.commands.status import SourceStatus, TableStatus
+from streamer.errors import error_reports
 from streamer.errors.error_classes import StreamerError, ThrottledError
 from streamer.errors.error_reports import ErrorReport, classes_of_errors, runbook_address
 from streamer.report.problem_facts import ReportedTarget
@@ -62,6 +66,18 @@ def test_an_unknown_code_has_no_runbook_and_still_its_error() -> None:
     target = ReportedTarget("dw", "error", ErrorReport("it failed", "of_another_version"))
     (problem,) = of_target(target)
     assert (problem.text, problem.runbook) == ("it failed", "/help/runbooks/target-away")
+
+
+def test_problems_of_many_tables_search_the_classes_of_errors_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(error_reports, "_RUNBOOK_ADDRESSES", {})
+    searches = mock.Mock(wraps=classes_of_errors)
+    monkeypatch.setattr(error_reports, "classes_of_errors", searches)
+    for _ in range(3):
+        assert runbook_address(None) is None
+        assert runbook_address("conflict") == "/help/runbooks/table-in-error"
+    assert searches.call_count == 1
 
 
 def test_an_error_stored_without_a_code_counts_as_a_defect() -> None:

@@ -200,7 +200,7 @@ class Worker:
         """Remove the changes of *lanes*, whose pipeline ends, and wait until no change is in
         flight.
         """
-        for lane in lanes:
+        for lane in lanes & {*self._filling.lanes, *(lane for lane, _ in self._queue)}:
             self._withdraw(lane)
         while self._committing is not None and not lanes.isdisjoint(self._committing.lanes):
             self._left.clear()

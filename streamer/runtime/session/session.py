@@ -81,7 +81,7 @@ class Session:
         if mapped not in self.relations:
             return
         lane = self.relations.remove(mapped)
-        if lane in self.relations.lanes():
+        if self.relations.has_lane(lane):
             return  # further relations share the lane
         await until_idle(lane)
         lane.is_ending = True

@@ -7,6 +7,7 @@ keys.
 """
 
 import asyncio
+import itertools
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -71,6 +72,8 @@ class Relations:
         self._by_name: dict[RelationName, MappedRelation] = {}
         self._by_relid: dict[int, tuple[Relation, MappedRelation | None]] = {}
         self._lanes: dict[MappedRelation, Lane] = {}
+        self._owners: dict[Lane, MappedRelation] = {}
+        """The relation for which a lane of a single table was created."""
         self._shared_lanes: dict[RelationName | None, Lane] = {}
         """Lanes of several relations, by the first table of their group; None for all."""
         self._followed: dict[MappedRelation, tuple[Lane, Lsn]] = {}
@@ -112,6 +115,9 @@ class Relations:
 
     def lag_seconds(self, mapped: MappedRelation) -> float:
         return lane_lag_seconds(self.lane(mapped), self.clock, time.monotonic())
+
+    def named(self, name: RelationName) -> MappedRelation | None:
+        return self._by_name.get(name)
 
     def get(self, relation_id: int) -> MappedRelation | None:
         return self._by_id.get(relation_id)
@@ -231,11 +237,24 @@ class Relations:
         """Return all lanes."""
         return {*self._lanes.values(), *self._shared_lanes.values()}
 
+    def has_lane(self, lane: Lane) -> bool:
+        """Whether *lane* is among `lanes`."""
+        return lane in self._shared_lanes.values() or bool(self.in_lane(lane))
+
+    @property
+    def has_several_lanes(self) -> bool:
+        lanes = itertools.chain(self._lanes.values(), self._shared_lanes.values())
+        first = next(lanes, None)
+        return any(lane is not first for lane in lanes)
+
     @property
     def have_held_lanes(self) -> bool:
         return any(lane.is_held for lane in self._lanes.values())
 
     def in_lane(self, lane: Lane) -> list[MappedRelation]:
+        if lane.table is not None:  # each of many thousand tables calls this for its own lane
+            owner = self._owners.get(lane)
+            return [owner] if owner is not None and self._lanes.get(owner) is lane else []
         return [mapped for mapped, home in self._lanes.items() if home is lane]
 
     def add(
@@ -281,7 +300,9 @@ class Relations:
         self._health.table_states.pop(table, None)
         self._health.table_errors.pop(table, None)
         self._health.quarantined.pop(table, None)
-        return self._lanes.pop(mapped)
+        lane = self._lanes.pop(mapped)
+        self._owners.pop(lane, None)
+        return lane
 
     def awaits_copy(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* needs a copy, or to be marked as synced, and is not paused."""
@@ -326,7 +347,7 @@ class Relations:
     def _own_lane(self, mapped: MappedRelation) -> Lane:
         lane = self._lanes.get(mapped)
         if lane is None or lane in self._shared_lanes.values():
-            lane = self._lanes[mapped] = self._new_lane(_table(mapped))
+            lane = self._lanes[mapped] = self._new_own_lane(mapped)
         return lane
 
     def quarantine_changed(self, mapped: MappedRelation) -> None:
@@ -352,14 +373,16 @@ class Relations:
     def move_to_home_lanes(self, lane: Lane) -> None:
         """Move the relations of the empty *lane* to the lanes where they belong."""
         for mapped in self.in_lane(lane):
-            self._lanes[mapped] = self._home_lane(mapped)
+            self._lanes[mapped] = home = self._home_lane(mapped)
+            if home is not lane:
+                self._owners.pop(lane, None)
 
     def _home_lane(self, mapped: MappedRelation) -> Lane:
         """Return the lane where *mapped* belongs once the relation is in sync."""
         group = self._groups.get(mapped.mapping.target)
         if not self._services.by_transaction and group is None:
             lane = self._lanes.get(mapped)
-            return lane or self._new_lane(_table(mapped))
+            return lane or self._new_own_lane(mapped)
         key = None if self._services.by_transaction else group
         if key not in self._shared_lanes:
             self._shared_lanes[key] = self._new_lane(None, key)
@@ -378,6 +401,11 @@ class Relations:
         """Whether the present relations can keep their lanes under *groups*."""
         targets = [mapped.mapping.target for mapped in self]
         return all(groups.get(name) == self._groups.get(name) for name in targets)
+
+    def _new_own_lane(self, mapped: MappedRelation) -> Lane:
+        lane = self._new_lane(_table(mapped))
+        self._owners[lane] = mapped
+        return lane
 
     def _new_lane(self, table: str | None, group: RelationName | None = None) -> Lane:
         """Create a lane, for a single table, for a group of tables or for all tables."""

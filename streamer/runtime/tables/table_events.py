@@ -119,12 +119,11 @@ class TableEvents:
 
     @property
     def has_other_lanes(self) -> bool:
-        return len(self.relations.lanes()) > 1
+        return self.relations.has_several_lanes
 
     def find_mapping(self, name: RelationName) -> RelationMapping | None:
-        for mapped in self.relations:
-            if mapped.mapping.source == name:
-                return mapped.mapping
+        if (mapped := self.relations.named(name)) is not None:
+            return mapped.mapping
         try:  # the table is about to join the stream
             rule = find_rules(self.source, [name]).get(name)
             if rule is None:
@@ -134,10 +133,8 @@ class TableEvents:
             return None
 
     def is_behind(self, name: RelationName, lsn: Lsn) -> bool:
-        for mapped in self.relations:
-            if mapped.mapping.source == name:
-                return self.relations.is_behind(mapped, lsn)
-        return False
+        mapped = self.relations.named(name)
+        return mapped is not None and self.relations.is_behind(mapped, lsn)
 
     def has_delivered(self, lsn: Lsn) -> bool:
         return self.tracker.newest_lsn >= lsn
