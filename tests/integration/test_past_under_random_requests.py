@@ -1,5 +1,8 @@
 """Tables that keep the past, compared with a model. Random requests, errors, new columns and
 restarts lose no version, and no row that comes and goes.
+
+The tables are those of a source alone, or those of a schema that is a tenant: the rows of another
+schema, with equal keys, stay as they are.
 """
 
 import asyncio
@@ -15,9 +18,9 @@ from tests.support.streamer import MakeStreamer, Streamer
 pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.usefixtures("short_backoffs")]
 
 RULES = """
-h: {type: history, column_list: true, exclude: [secret], on_column_added: add}
-a: {type: append}
-m: {on_delete: mark, metadata: {deleted_at: gone}}
+"{}.h": {{type: history, column_list: true, exclude: [secret], on_column_added: add{}}}
+"{}.a": {{type: append, copy_where: "id > 0"{}}}
+"{}.m": {{on_delete: mark, metadata: {{deleted_at: gone}}{}}}
 """
 TABLES = ("h", "a", "m")
 STEPS = 14
@@ -31,6 +34,9 @@ class Model:
     target: Database
     streamer: Streamer
     chance: random.Random
+    schema: str
+    scope: str
+    """The condition of the rows at the target."""
     values: int = 0
     keys: list[int] = field(default_factory=lambda: [1])
     columns: int = 0
@@ -39,23 +45,27 @@ class Model:
     async def write(self) -> None:
         for _ in range(self.chance.randint(1, 6)):
             self.values += 1
-            self.source.execute(f"update h set v = {self.values} where id = 1")
+            self.source.execute(f"update {self.schema}.h set v = {self.values} where id = 1")
             key = self.keys[-1] + 1
             self.keys.append(key)
             for table in ("a", "m"):
-                self.source.execute(f"insert into {table} values ({key}, {key})")
+                name = f"{self.schema}.{table}"
+                self.source.execute(f"insert into {name} values ({key}, {key})")
                 if self.chance.random() < 0.7:
-                    self.source.execute(f"delete from {table} where id = {key}")
+                    self.source.execute(f"delete from {name} where id = {key}")
 
     async def resync(self) -> None:
         mode = self.chance.choice(["reload", "diff"])
-        await self.streamer.ask("resync", f"public.{self.chance.choice(TABLES)}", mode=mode)
+        await self.streamer.ask("resync", self._any_table(), mode=mode)
 
     async def pause(self) -> None:
-        await self.streamer.ask("pause", f"public.{self.chance.choice(TABLES)}")
+        await self.streamer.ask("pause", self._any_table())
 
     async def resume(self) -> None:
-        await self.streamer.ask("resume", f"public.{self.chance.choice(TABLES)}")
+        await self.streamer.ask("resume", self._any_table())
+
+    def _any_table(self) -> str:
+        return f"{self.schema}.{self.chance.choice(TABLES)}"
 
     async def refuse(self) -> None:
         """The target begins or ends to refuse new values."""
@@ -70,7 +80,8 @@ class Model:
 
     async def add_column(self) -> None:
         self.columns += 1
-        await self._alter(self.source, f"alter table h add column w{self.columns} int default 7")
+        added = f"add column w{self.columns} int default 7"
+        await self._alter(self.source, f"alter table {self.schema}.h {added}")
 
     async def _alter(self, db: Database, sql: str) -> None:
         await asyncio.to_thread(db.execute, sql)  # the engine may have to let a lock go first
@@ -83,34 +94,46 @@ class Model:
         if self.refuses:
             await self.refuse()
         for table in TABLES:
-            await self.streamer.ask("resume", f"public.{table}")
+            await self.streamer.ask("resume", f"{self.schema}.{table}")
         await self.streamer.caught_up()
 
     def check(self) -> None:
-        found = self.target.execute("select v from h where id = 1 order by kvsz_id")
+        busy = f"select v from h where id = 1 and {self.scope} order by kvsz_id"
+        found = self.target.execute(busy)
         # A copy of all rows makes a new version for the values of a new column.
         versions = [value for value, _ in itertools.groupby(v for (v,) in found)]
         assert versions == list(range(self.values + 1))
         for table in ("a", "m"):
-            rows = self.target.execute(f"select id from {table} order by id")
+            rows = self.target.execute(f"select id from {table} where {self.scope} order by id")
             assert rows == [(key,) for key in self.keys], table
-        gone = self.target.execute("select id from m where gone is null order by id")
-        assert gone == self.source.execute("select id from m order by id")
+        present = f"select id from m where gone is null and {self.scope} order by id"
+        assert self.target.execute(present) == self.source.execute(
+            f"select id from {self.schema}.m order by id"
+        )
 
 
 @pytest.mark.parametrize("consistency", ["table", "transaction"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "schemas"), [(1, ["public"]), (2, ["tenant_a", "tenant_b"])])
 async def test_the_past_is_that_of_the_source(
-    source: Database, target: Database, stream: MakeStreamer, seed: int, consistency: str
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    seed: int,
+    consistency: str,
+    schemas: list[str],
 ) -> None:
-    source.execute("create table h (id int primary key, v int, secret int)")
-    source.execute("create table a (id int primary key, v int)")
-    source.execute("create table m (id int primary key, v int)")
-    for table in TABLES:
-        source.execute(f"insert into {table} (id, v) values (1, 0)")
-    async with stream(RULES, settings=f"consistency: {consistency}") as streamer:
+    for schema in schemas:
+        source.execute(f"create schema if not exists {schema}")
+        for table, more in zip(TABLES, (", secret int", "", ""), strict=True):
+            name = f"{schema}.{table}"
+            source.execute(f"create table {name} (id int primary key, v int{more})")
+            source.execute(f"insert into {name} (id, v) values (1, 0)")
+    has_tenants = len(schemas) > 1
+    rule = ("tenant_*", ', sid: "{schema:tenant_(.*)}"') if has_tenants else ("public", "")
+    scope = "sid = 'a'" if has_tenants else "true"
+    async with stream(RULES.format(*rule * 3), settings=f"consistency: {consistency}") as streamer:
         await streamer.caught_up()
-        model = Model(source, target, streamer, random.Random(seed))
+        model = Model(source, target, streamer, random.Random(seed), schemas[0], scope)
         acts = [
             model.resync, model.resync, model.pause, model.resume,
             model.refuse, model.add_column, model.restart,
@@ -121,3 +144,6 @@ async def test_the_past_is_that_of_the_source(
         await model.write()
         await model.settle()
         model.check()
+        if has_tenants:
+            beside = "select id, v from {} where sid = 'b'"
+            assert [target.execute(beside.format(table)) for table in TABLES] == [[(1, 0)]] * 3

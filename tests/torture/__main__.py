@@ -24,6 +24,11 @@ def main() -> int:
     parser.add_argument("--streaming", choices=("on", "off"), default="on")
     parser.add_argument("--postgres", default="18", help="15, 16, 18; or SOURCE:TARGET")
     parser.add_argument("--sessions", type=int, default=2, help="for each source")
+    parser.add_argument(
+        "--databases", type=int, default=1, help="databases with tenants in schemas"
+    )
+    parser.add_argument("--schemas", type=int, default=3, help="tenants of each such database")
+    parser.add_argument("--shards", type=int, default=2, help="databases that are one tenant each")
     parser.add_argument("--patience", type=float, default=180, help="seconds to come to rest")
     parser.add_argument(
         "--fault", action="append", choices=NAMES, default=[], help="repeatable; all if not given"
@@ -44,6 +49,9 @@ def main() -> int:
         faults=tuple(n for n in given.fault or NAMES if n not in given.without)
         if given.without
         else tuple(given.fault),
+        databases=given.databases,
+        schemas=given.schemas,
+        shards=given.shards,
         patience=given.patience,
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers on the way out

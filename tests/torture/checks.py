@@ -49,19 +49,27 @@ def check_acknowledged(source: Source, target: Database) -> int:
 
 def check_table(source: Source, target: Database, kind: Kind) -> None:
     """Check that the target's table keeps the promise of its type."""
+    if kind.compare is Compare.ABSENT:
+        _check_absent(target, kind)
+        return
     columns = _columns(source, kind)
     listed = ", ".join(columns)
-    own = f"sid = '{source.sid}'" if source.sid else "true"
+    sid = kind.sid or source.sid
+    own = f"sid = '{sid}'" if sid else "true"
     if kind.compare is Compare.HISTORY:
-        _check_versions(source, target, kind)
+        _check_versions(source, target, kind, sid)
         own += " and kvsz_end = '9999-01-01' and not kvsz_deleted"
     here = f"select ({listed})::text from {kind.name}"
-    there = f"select ({listed})::text from {kind.name} where {own}"
+    there = f"select ({listed})::text from {kind.target} where {own}"
     wanted = sorted(str(row) for (row,) in source.execute(here))
     found = sorted(str(row) for (row,) in target.execute(there))
     if kind.compare is Compare.SUPERSET:
         keep = set(wanted)
         found = [row for row in found if row in keep]
+    if kind.compare is Compare.PARTIAL:
+        copied = source.execute(f"{here} where {kind.copy_where}")
+        keep = {*found, *(str(row) for (row,) in copied)}
+        wanted = [row for row in wanted if row in keep]
     if wanted != found:
         raise Violation(f"{source.slot}: {kind.name} differs: {_difference(wanted, found)}")
 
@@ -75,10 +83,18 @@ def _columns(source: Source, kind: Kind) -> list[str]:
     return [str(name) for (name,) in rows]
 
 
-def _check_versions(source: Source, target: Database, kind: Kind) -> None:
-    own = f"and a.sid = '{source.sid}' and b.sid = '{source.sid}'" if source.sid else ""
+def _check_absent(target: Database, kind: Kind) -> None:
+    """Check that neither a table nor the bookkeeping shows the table that the mapping leaves out."""
+    if target.execute(f"select 1 from pg_class where relname = '{kind.target}'"):
+        raise Violation(f"{kind.name} is left out, and the target has {kind.target}")
+    if target.execute(f"select 1 from streamer.relation where source = '{kind.name}'"):
+        raise Violation(f"{kind.name} is left out, and the bookkeeping has the table")
+
+
+def _check_versions(source: Source, target: Database, kind: Kind, sid: str | None) -> None:
+    own = f"and a.sid = '{sid}' and b.sid = '{sid}'" if sid else ""
     overlapping = target.execute(
-        f"select a.id from {kind.name} a join {kind.name} b on a.id = b.id and a.ctid < b.ctid {own}"
+        f"select a.id from {kind.target} a join {kind.target} b on a.id = b.id and a.ctid < b.ctid {own}"
         " where a.kvsz_start < b.kvsz_end and b.kvsz_start < a.kvsz_end"
         " and a.kvsz_start < a.kvsz_end and b.kvsz_start < b.kvsz_end limit 5"
     )

@@ -7,6 +7,7 @@ the definitions of both.
 
 import contextlib
 import json
+from functools import partial
 
 import psycopg
 
@@ -17,6 +18,22 @@ from tests.torture.tables import Kind
 from tests.torture.workload import Source
 from tests.torture.world import World
 
+SCHEMA_STEPS = (
+    (
+        "alter table accounts add column c{n} int default {n};"
+        " update accounts set c{n} = id where id % 3 = 0"
+    ),
+    (
+        "alter table accounts rename column c{n} to d{n};"
+        " update accounts set d{n} = 7 where id % 5 = 2"
+    ),
+    (
+        "update accounts set d{n} = -9 where id % 4 = 0;"
+        " alter table accounts alter column d{n} type bigint"
+    ),
+    "alter table accounts drop column d{n}; update accounts set v = 'dropped' where id % 9 = 0",
+)
+"""The steps of the tenants that are schemas."""
 STEPS = (
     (
         "alter table evolving add column c{n} int default {n};"
@@ -85,8 +102,10 @@ def operated(sources: list[Source]) -> list[tuple[Source, Kind]]:
 
 def evolve(world: World) -> None:
     """All tenants make the next steps of the migrations."""
-    tenants = [source for source in world.sources if source.sid]
+    tenants = [source for source in world.sources if source.sid and not source.hosts_schemas]
     for _ in range(world.random.randrange(1, 4)):
+        if world.options.captures_schemas:
+            _evolve_schemas(world)
         number, step = divmod(world.evolved, len(STEPS))
         world.note(f"  step {world.evolved}")
         for source in world.random.sample(tenants, len(tenants)):
@@ -95,6 +114,19 @@ def evolve(world: World) -> None:
             if not _until(lambda s=source, t=statements: _change(world, s, t), NOTICE_SECONDS):  # type: ignore[misc]
                 raise Violation(f"{source.slot}: the application cannot run: {statements}")
         world.evolved += 1
+
+
+def _evolve_schemas(world: World) -> None:
+    """All schemas make a step, in any order of databases and schemas."""
+    number, step = divmod(world.evolved, len(SCHEMA_STEPS))
+    tenants = [(source, name) for source in world.sources for name in source.schemas]
+    for source, namespace in world.random.sample(tenants, len(tenants)):
+        statements = SCHEMA_STEPS[step].format_map({"n": number})
+        change = partial(
+            _change, world, source, f"set local search_path = {namespace}; {statements}"
+        )
+        if not _until(change, NOTICE_SECONDS):
+            raise Violation(f"{source.slot}: {namespace} cannot run: {statements}")
 
 
 def _operate_around(world: World, source: Source) -> None:

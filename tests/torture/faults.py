@@ -97,7 +97,7 @@ def terminate_backends(world: World) -> None:
 def lock(world: World) -> None:
     """A user of the target locks a table for a while."""
     source = world.random.choice(world.sources)
-    table = world.random.choice(source.kinds).name
+    table = world.random.choice(source.kinds).target
     mode = world.random.choice(("access exclusive", "share"))
     seconds = world.random.choice((0.5, 4))
     world.note(f"  {table}, {mode}, {seconds} s")

@@ -10,8 +10,8 @@ from random import Random
 
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
-from tests.torture import definitions, evolution, faults, installations, tenants
-from tests.torture.tables import KINDS, TENANT_KINDS
+from tests.torture import definitions, evolution, faults, installations, schemas, tenants
+from tests.torture.tables import HOSTED_KINDS, KINDS, TENANT_KINDS, Kind
 from tests.torture.workload import Session, Source
 from tests.torture.world import COMING, SOURCE_SETTINGS, TARGET_SETTINGS, Options, World
 
@@ -36,6 +36,7 @@ FREQUENT: tuple[tuple[Fault, int], ...] = (
     (faults.change_identity, 1),
     (faults.write_elsewhere, 1),
     (faults.leave_alone, 3),
+    (schemas.move_schema, 4),
 )
 """Faults with weights."""
 RARE: tuple[Fault, ...] = (
@@ -54,6 +55,7 @@ RARE: tuple[Fault, ...] = (
     installations.fail_over_source,
     installations.fail_over_target,
     installations.second_installation,
+    schemas.rename_schema,
     tenants.move_tenant,
 )
 """Slow faults. Each comes once before any fault repeats."""
@@ -134,12 +136,7 @@ def _made(options: Options, directory: Path) -> Iterator[World]:
     ):
         target_server.execute("create database dw")
         sources = []
-        for database, sid, kinds in (
-            ("lone", None, KINDS),
-            ("shop", "eu", TENANT_KINDS),
-            ("shop", "us", TENANT_KINDS),
-            *((("shop", COMING, TENANT_KINDS),) if options.has("move_tenant") else ()),
-        ):
+        for database, sid, kinds in databases(options):
             name = f"{database}_{sid}" if sid else database
             source_server.execute(f"create database {name}")
             chosen = tuple(kind for kind in kinds if not kind.faults or options.has(*kind.faults))
@@ -168,6 +165,19 @@ def _made(options: Options, directory: Path) -> Iterator[World]:
             if world.process is not None:
                 with world.process:
                     pass
+
+
+def databases(options: Options) -> Iterator[tuple[str, str | None, tuple[Kind, ...]]]:
+    """Yield database, sid and tables of each source."""
+    yield "lone", None, KINDS
+    for sid in ("eu", "us", *(f"s{number}" for number in range(3, options.shards + 1))):
+        yield "shop", sid, TENANT_KINDS
+    if options.has("move_tenant"):
+        yield "shop", COMING, TENANT_KINDS
+    if options.has("move_schema", "rename_schema"):
+        for number in range(options.databases):
+            kinds = schemas.first_kinds(f"h{number}", options.schemas)
+            yield "hosted", f"h{number}", HOSTED_KINDS + kinds
 
 
 def torture(options: Options, directory: Path) -> World:

@@ -21,6 +21,8 @@ class Compare(Enum):
     EQUAL = "the same rows"
     HISTORY = "open versions are the source's rows, and versions of a key do not overlap"
     SUPERSET = "every row of the source is there"
+    PARTIAL = "rows of the source: all that match copy_where, and others that have changed"
+    ABSENT = "the target and the bookkeeping have no such table"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,21 @@ class Kind:
     """More settings of the table's rule."""
     faults: tuple[str, ...] = ()
     """The faults that need the table. Empty: the table always exists."""
+    copy_where: str = ""
+    """The condition of the first copy."""
+    sid: str | None = None
+    """The sid of the rows, if the table's schema is a tenant."""
+
+    @property
+    def target(self) -> str:
+        """The table of the target, which the schemas of tenants share."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def settings(self) -> str:
+        """The rule of the table."""
+        condition = f'copy_where: "{self.copy_where}"' if self.copy_where else ""
+        return ", ".join(filter(None, (f"type: {self.type}", self.rule, condition)))
 
 
 def text(random: Random) -> str:
@@ -480,6 +497,14 @@ KINDS = (
         _simple("reattached"),
         faults=("reattach_partition",),
     ),
+    Kind(
+        "partial",
+        f"create table partial {_KEYED_COLUMNS};"
+        f" insert into partial select g, 'old' from generate_series({KEYS}, {2 * KEYS}) g",
+        _simple("partial"),
+        compare=Compare.PARTIAL,
+        copy_where=f"id % {KEYS} > {KEYS // 2}",
+    ),
     Kind("bulk", "create table bulk (tx int, v text)", (), faults=("resync_in_large",)),
     Kind(
         "ledger",
@@ -526,3 +551,55 @@ TENANT_KINDS = (
     Kind("tenant_ledger", "create table tenant_ledger (id bigint primary key)", ()),
     Kind("tenant_ledger_keyless", "create table tenant_ledger_keyless (id bigint)", ()),
 )
+
+HOSTED_KINDS = (
+    Kind("hosted_ledger", "create table hosted_ledger (id bigint primary key)", ()),
+    Kind("hosted_ledger_keyless", "create table hosted_ledger_keyless (id bigint)", ()),
+)
+"""The tables of a database with a schema for each tenant, beside the tables of the schemas."""
+HOSTED_EXCLUDED = '["*.scraps"]'
+HOSTED_RULES = (
+    '"hosted_*":',
+    '"tenant_*.*s": {sid: "{sid}_{schema:tenant_(.*)}", on_table_dropped: keep}',
+    '"tenant_*.trail": {sid: "{sid}_{schema:tenant_(.*)}", on_table_dropped: keep, type: history}',
+)
+
+
+def kinds_of_schema(namespace: str, sid: str) -> tuple[Kind, ...]:
+    """Return the tables of a tenant that is a schema."""
+    accounts, entries, trail, scraps = (
+        f"{namespace}.{name}" for name in ("accounts", "entries", "trail", "scraps")
+    )
+    return (
+        Kind(
+            accounts,
+            f"create schema if not exists {namespace}; create table {accounts} {_KEYED_COLUMNS}",
+            _keyed(accounts),
+            sid=sid,
+        ),
+        Kind(
+            entries,
+            f"create table {entries} (a int, b text)",
+            (
+                lambda r: [f"insert into {entries} values ({r.randrange(5)}, '{text(r)}')"],
+                _rows(entries, 10_000, "g % 5, repeat('z', 300)"),
+                _truncate(entries, accounts),
+            ),
+            sid=sid,
+        ),
+        Kind(
+            trail,
+            f"create table {trail} {_KEYED_COLUMNS}",
+            (_upsert(trail), _delete(trail), _move(trail), _life(trail)),
+            type="history",
+            compare=Compare.HISTORY,
+            sid=sid,
+        ),
+        Kind(
+            scraps,
+            f"create table {scraps} {_KEYED_COLUMNS}",
+            _keyed(scraps),
+            compare=Compare.ABSENT,
+            sid=sid,
+        ),
+    )

@@ -7,6 +7,7 @@ as before.
 
 import contextlib
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import CompletedProcess, TimeoutExpired
 
@@ -32,6 +33,7 @@ def move_tenant(world: World) -> None:
             return  # the rows stay for a while
     if not world.purged:
         _purge(world, tenant)
+        world.purged = True
         if world.random.random() < 0.5:
             return
     _add(world, tenant)
@@ -43,6 +45,7 @@ def restore_records(world: World) -> None:
         return
     if not world.purged:
         _purge(world, _tenant(world))
+        world.purged = True
     _add(world, _tenant(world))
 
 
@@ -74,8 +77,12 @@ def _remove(world: World, tenant: Source) -> None:
 
 
 def _purge(world: World, tenant: Source) -> None:
-    """Delete the tenant's rows; the first commands may be killed."""
-    arguments = ("purge", tenant.database, "--sid", SID, "--yes")
+    purge_rows(world, tenant.database, SID, [kind.target for kind in tenant.kinds])
+
+
+def purge_rows(world: World, database: str, sid: str, tables: Iterable[str]) -> None:
+    """Delete a tenant's rows; the first commands may be killed."""
+    arguments = ("purge", database, "--sid", sid, "--yes")
     for _ in range(world.random.randrange(3)):
         with contextlib.suppress(TimeoutExpired):
             command(world.config, "tenants", *arguments, seconds=world.random.random() * 3)
@@ -83,17 +90,16 @@ def _purge(world: World, tenant: Source) -> None:
     while (result := _tenants(world, *arguments)).returncode:
         # The storm may have cut the connection, or a session locks a table.
         if time.monotonic() > deadline:
-            raise Violation(f"{tenant.slot} cannot be purged: {result.stderr}")
+            raise Violation(f"{database}:{sid} cannot be purged: {result.stderr}")
         time.sleep(0.5)
-    world.purged = True
     world.note(f"  purged: {result.stdout.strip()[-200:]}")
-    for kind in tenant.kinds:
+    for table in tables:
         with contextlib.suppress(psycopg.errors.UndefinedTable):
             rows = world.target.execute(
-                f"select count(*) from {kind.name} where sid = '{SID}' having count(*) > 0"
+                f"select count(*) from {table} where sid = '{sid}' having count(*) > 0"
             )
             if rows:
-                raise Violation(f"{tenant.slot} is purged, and {kind.name} has {rows} rows of it")
+                raise Violation(f"{database}:{sid} is purged, and {table} has {rows} rows of it")
 
 
 def _add(world: World, tenant: Source) -> None:

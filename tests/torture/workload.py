@@ -71,7 +71,9 @@ class Source:
         self.sid = sid
         self.kinds = kinds
         self.url = url
-        prefix = "tenant_" if sid else ""
+        self.hosts_schemas = any(kind.sid for kind in kinds)
+        """Whether schemas of the database are tenants, which come and go."""
+        prefix = "hosted_" if self.hosts_schemas else "tenant_" if sid else ""
         self.ledger = Ledger((f"{prefix}ledger", f"{prefix}ledger_keyless"))
         self.transactions = 0
         self._tolerant_until = 0.0
@@ -79,6 +81,11 @@ class Source:
     @property
     def slot(self) -> str:
         return f"streamer_{self.database}_{self.sid}" if self.sid else f"streamer_{self.database}"
+
+    @property
+    def schemas(self) -> list[str]:
+        """The schemas that are tenants now."""
+        return sorted({kind.name.partition(".")[0] for kind in self.kinds if kind.sid})
 
     def tolerate_missing_identity(self, seconds: float) -> None:
         """Let PostgreSQL refuse updates for that long because a table has no replica identity."""
@@ -172,6 +179,11 @@ class Session(threading.Thread):
                 return
             connection.execute("commit")
         except _APPLICATION_ERRORS:
+            connection.execute("rollback")
+            return
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            if not self._source.hosts_schemas:
+                raise
             connection.execute("rollback")
             return
         except psycopg.errors.ObjectNotInPrerequisiteState:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import time
 from collections import Counter
@@ -25,7 +26,7 @@ from tests.support.postgres import Database
 from tests.support.process import Process, command
 from tests.support.proxy import Proxy
 from tests.torture.checks import Violation, check_acknowledged, check_nothing_left, check_table
-from tests.torture.tables import Kind
+from tests.torture.tables import HOSTED_EXCLUDED, HOSTED_RULES, Kind
 from tests.torture.workload import Source, settle_all_prepared
 
 STOP_SECONDS_MAX = 30.0
@@ -60,12 +61,49 @@ class Options:
     faults: tuple[str, ...] = ()
     """Names of the faults to choose from; empty: all."""
 
+    databases: int = 1
+    """Databases with a schema for each tenant."""
+    schemas: int = 3
+    """Tenants of each of these databases, at the start."""
+    shards: int = 2
+    """Databases that are one tenant each, and stay."""
+
     patience: float = 180.0
     """Seconds until all changes must be visible."""
+
+    @property
+    def captures_schemas(self) -> bool:
+        """Whether tenants that are schemas change their definitions.
+
+        Their changes need `consistency: table`, so half of the seeds are without.
+        """
+        is_chosen = self.has("move_schema", "rename_schema") and self.has("evolve")
+        return is_chosen and self.seed % 2 == 0
 
     def has(self, *faults: str) -> bool:
         """Whether any of *faults* is chosen."""
         return not self.faults or bool(set(faults) & set(self.faults))
+
+
+def group_lines(urls: dict[Source, str], options: Options) -> list[str]:
+    """Return the lines of the configuration for the sources of a database."""
+    first = next(iter(urls))
+    listed = ", ".join(
+        f'{{url: "{url}"' + (f", sid: {source.sid}}}" if source.sid else "}")
+        for source, url in urls.items()
+    )
+    rules = [f"{kind.name}: {{{kind.settings}}}" for kind in first.kinds]
+    lines = [f"- database: {first.database}", f"  urls: [{listed}]"]
+    if not options.streaming:
+        lines.append("  streaming: false")
+    captures = options.captures_schemas if first.hosts_schemas else options.has("evolve")
+    if captures and first.sid:
+        lines.append("  ddl: capture")
+        lines.append("  on_ddl: {drop_column: apply, detach_partition: apply}")
+    if first.hosts_schemas:
+        rules = list(HOSTED_RULES)
+        lines.append(f"  exclude_tables: {HOSTED_EXCLUDED}")
+    return [*lines, "  tables:", *(f"    {rule}" for rule in rules)]
 
 
 @dataclass
@@ -136,6 +174,8 @@ class World:
     def start(self) -> None:
         workers = self.random.choice(self.options.workers)
         consistency = self.random.choice(("table", "transaction"))
+        if self.options.captures_schemas:
+            consistency = "table"
         chunked = self.random.choice(CHUNKED_ABOVE)
         self._configure(workers, consistency, chunked)
         self.note(f"start, workers {workers}, consistency {consistency}, chunks above {chunked}")
@@ -151,30 +191,15 @@ class World:
         return f"postgresql://postgres@127.0.0.1:{self.source_proxy.port}/{name}"
 
     def _configure(self, workers: int, consistency: str, chunked: str) -> None:
-        def url(source: Source) -> str:
-            sid = f", sid: {source.sid}" if source.sid else ""
-            return f'{{url: "{self.url(source)}"{sid}}}'
-
-        lone, *tenants = self.mapped
-        groups = [("lone", [lone]), ("shop", tenants)]
         lines = [
             f'target: {{url: "postgresql://postgres@127.0.0.1:{self.target_proxy.port}/dw"}}',
             'http: {listen: ""}',
             f"spool: {{directory: {self.directory / 'spool'}}}",
             f"workers: {workers}\nconsistency: {consistency}",
-            f"sync: {{resumable_above: {chunked}}}\nsources:",
+            f"sync: {{resumable_above: {chunked}}}\ndiscovery_interval: 1\nsources:",
         ]
-        for database, sources in groups:
-            lines.append(f"- database: {database}")
-            lines.append(f"  urls: [{', '.join(map(url, sources))}]")
-            lines.append(f"  streaming: {str(self.options.streaming).lower()}\n  tables:")
-            lines += [
-                f"    {kind.name}: {{{', '.join(filter(None, (f'type: {kind.type}', kind.rule)))}}}"
-                for kind in sources[0].kinds
-            ]
-            if any(kind.name == "evolving" for kind in sources[0].kinds):
-                lines.append("  ddl: capture")
-                lines.append("  on_ddl: {drop_column: apply, detach_partition: apply}")
+        for _, sources in itertools.groupby(self.mapped, lambda source: source.database):
+            lines += group_lines({source: self.url(source) for source in sources}, self.options)
         self.config.write_text("\n".join(lines))
 
     def _assert_alive(self) -> Process:
@@ -279,7 +304,7 @@ class World:
         for slot, state, error, table, table_state, table_error in self.states():
             source = next(each for each in self.sources if each.slot == slot)
             is_excused = any(its_slot == slot for its_slot, _ in self.excused)
-            name = str(table).partition(".")[2]
+            name = str(table).removeprefix("public.")
             if state == "error" and "never reaches the target" in str(error):
                 self._settle_scripts(source)
             elif state == "error" and is_excused:
