@@ -1,8 +1,8 @@
 """Tables that keep the past, compared with a model. Random requests, errors, new columns and
 restarts lose no version, and no row that comes and goes.
 
-The tables are those of a source alone, or those of a schema that is a tenant: the rows of another
-schema, with equal keys, stay as they are.
+The tables belong to a source without tenants, or to a schema that is a tenant. The rows of a second
+schema, with equal keys, stay unchanged.
 """
 
 import asyncio
