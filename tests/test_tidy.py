@@ -112,6 +112,7 @@ PURE = {
     "decode.transactions",
     "decode.tuples",
     "schema.source_definition",
+    "mapping.disjoint_keys",
     "mapping.expressions",
     "mapping.allowed_functions",
     "mapping.relation_names",

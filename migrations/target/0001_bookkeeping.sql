@@ -122,6 +122,8 @@ create table streamer.relation (
     target text not null,
     -- The sid of the relation's rows in the target; null for rows without a sid.
     row_sid text,
+    -- Whether only their keys distinguish the relation's rows from rows of other relations.
+    disjoint boolean not null default false,
     type text not null check (type in ('clone', 'append', 'history')),
     state text not null default 'init'
         check (state in ('init', 'copying', 'catching_up', 'ready', 'paused', 'error')),

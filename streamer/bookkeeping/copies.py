@@ -32,6 +32,18 @@ async def read_filling(session: Executor, relation_ids: Sequence[int]) -> set[in
     return {copy.relation_id for copy in await COPIES.read(session, condition, relation_ids)}
 
 
+async def read_sharers(session: Executor, target: str) -> list[CopyRecord]:
+    """Return the relations that share *target* by disjoint keys."""
+    return await COPIES.read(session, "where r.target = $1 and r.disjoint order by r.id", target)
+
+
+async def forget_rows_of_sharers(session: Executor, target: str) -> None:
+    """Record that *target* has no row of the relations that share the table by disjoint keys."""
+    await RELATIONS.update(
+        session, {"was_in_sync": False}, "where target = $2 and disjoint", target
+    )
+
+
 async def begin_copies(
     connection: TargetConnection, relation_ids: Sequence[int], need: Need
 ) -> dict[int, CopyRecord]:

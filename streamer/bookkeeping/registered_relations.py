@@ -27,6 +27,11 @@ select r.id from streamer.relation r
 join unnest($2::text[], $3::text[], $4::text[]) w (source, target, sid) on w.source = r.source
 where r.source_id = $1 and (r.target <> w.target or r.row_sid is distinct from w.sid)
 """
+_DISJOINT_SQL: Final = """
+update streamer.relation r set disjoint = w.disjoint
+from unnest($2::text[], $3::bool[]) w (source, disjoint)
+where r.source_id = $1 and r.source = w.source and r.disjoint <> w.disjoint
+"""
 # Otherwise the planner would request columns with a negative number again.
 _RECOMPUTED_SQL: Final = """
 update streamer.relation r set expressions = $2, columns = coalesce(
@@ -65,6 +70,8 @@ async def register_relations(
         returned = await restore_records(connection, source_id, rows_of, may_resume=may_resume)
         new = ({"source_id": source_id} | _mapped(mapping) for mapping in by_name.values())
         await RELATIONS.insert(connection, new, "on conflict (source_id, source) do nothing")
+        disjoint = [mapping.rule.is_disjoint for mapping in by_name.values()]
+        await connection.execute(_DISJOINT_SQL, source_id, list(by_name), disjoint)
         await _refuse_remaining_rows(connection, source_id, by_name.values())
         rows = await RELATIONS.read(connection, _OF_SOURCES, source_id, list(by_name))
         if changed := [row.source for row in rows if not _is_as_mapped(row, by_name[row.source])]:

@@ -60,6 +60,8 @@ class RelationRecord(StateRecord):
     target: str
     row_sid: str | None
     """The sid of the relation's rows in the target."""
+    disjoint: bool
+    """Only their keys distinguish the relation's rows from rows of other relations."""
     type: str
     attempt: int
     rows_copied: int

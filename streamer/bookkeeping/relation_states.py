@@ -56,6 +56,7 @@ class CopyRecord(StateRecord):
     target_created: bool
     owns_rows: bool
     was_in_sync: bool
+    disjoint: bool
     rows_copied: int
     bytes_copied: int
     unfilled: tuple[str, ...]

@@ -156,6 +156,12 @@ select r.id, $2, $3::text::jsonb || case when $2 = 'resume' and r.mass_delete is
 from streamer.relation r join streamer.source s on s.id = r.source_id
 where r.id = any ($1::int8[])
 """
+_SHARING_SQL: Final = """
+select distinct o.id from streamer.relation r
+join streamer.relation o on o.target = r.target and o.disjoint
+where r.id = any ($1::int8[]) and r.disjoint
+"""
+"""The relations of targets whose rows only keys distinguish."""
 _UNLESS_QUEUED: Final = """
 and not exists (select from streamer.request
                 where relation_id = r.id and action = $2 and options = $3::text::jsonb
@@ -209,16 +215,20 @@ async def make_requests(
     actor: str = "unknown",
 ) -> dict[int, int]:
     """Make a request for several relations at once, so that a starting process reads all requests
-    or none.
+    or none. A resync of a table that shares its target by disjoint keys includes all tables with
+    this target.
 
     A source that needs a copy of all tables cannot start with requests for only some tables. Return
     the ids of the requests by the ids of the relations. *actor*: the operator.
     """
     stored = json.dumps(options or {})
     async with bookkeeping.transaction() as connection:
+        ids = set(relation_ids)
+        if action == "resync" and not Resync.from_json(options).is_partial:
+            ids |= {row["id"] for row in await connection.fetch(_SHARING_SQL, list(ids))}
         rows = await connection.fetch(
             f"{_INSERT_SQL} order by r.id returning id, relation_id",
-            list(relation_ids),
+            list(ids),
             action,
             stored,
             actor,
@@ -226,6 +236,16 @@ async def make_requests(
         await prune_requests(connection)
         await connection.execute(f"notify {CHANNEL}")
     return {row["relation_id"]: row["id"] for row in rows}
+
+
+async def read_queued_resyncs(session: Executor, relation_ids: Sequence[int]) -> set[int]:
+    """Return the relations with a request for a copy that no process has taken."""
+    rows = await session.fetch(
+        "select relation_id from streamer.request"
+        " where relation_id = any ($1::int8[]) and action = 'resync' and state = 'queued'",
+        list(relation_ids),
+    )
+    return {row["relation_id"] for row in rows}
 
 
 async def begin_act(

@@ -13,6 +13,7 @@ from streamer.bookkeeping.purges import store_targets
 from streamer.errors.error_classes import TargetFencedError
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceLabel, SourceMapping
+from streamer.mapping.shared_targets import TableWriter
 from streamer.source.history_check import CommittedTransaction
 from streamer.source.timeline_branches import Branch, KnownPlace
 from streamer.target.fencing_token import LOCK_CLASS, LOCKS_SQL, FencingToken
@@ -84,7 +85,7 @@ select database, sid, state, error, error_code, slot, publication, holder, ackno
 from streamer.source order by database, sid
 """
 _WRITERS_SQL: Final = f"""
-select distinct s.database, s.sid, r.row_sid from streamer.source s
+select distinct s.database, s.sid, r.row_sid, r.disjoint from streamer.source s
 join streamer.relation r on r.source_id = s.id
 where r.target = $1 and ($2 or r.row_sid is not distinct from $3::text)
   and {_IS_LOCKED_SQL.format(class_=LOCK_CLASS, id="s.id")}
@@ -98,13 +99,16 @@ from streamer.source s join unnest($1::int8[], $2::text[]) c (id, token)
 
 async def read_writers(
     session: Executor, target: str, *, any_sid: bool, sid: str | None
-) -> list[tuple[str, str | None]]:
-    """Return the labels of the running sources that write to *target*, with the sids of the rows.
+) -> list[TableWriter]:
+    """Return the running sources that write to *target*.
 
     *sid*: the sid of the rows, unless *any_sid* is true.
     """
     rows = await session.fetch(_WRITERS_SQL, target, any_sid, sid)
-    return [(SourceLabel(row["database"], row["sid"]), row["row_sid"]) for row in rows]
+    return [
+        TableWriter(SourceLabel(row["database"], row["sid"]), row["row_sid"], row["disjoint"])
+        for row in rows
+    ]
 
 
 async def read_source_records(session: Executor) -> list[SourceRecord]:

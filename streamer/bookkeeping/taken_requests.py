@@ -163,6 +163,21 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
     return None
 
 
+def find_mixed_rows(record: RelationRecord, resync: Resync, source: Named) -> MappingError | None:
+    """Return the reason why a copy of some rows cannot tell them from rows of other tables. Pure.
+
+    A copy of columns changes only rows that the table has.
+    """
+    if not record.disjoint or resync.columns is not None or not resync.compares:
+        return None
+    again = run("resync", record.source, database=source.database, sid=source.sid)
+    return MappingError(
+        f'"{record.source}" shares its target by disjoint keys, so streamer cannot tell which rows '
+        "to compare or remove",
+        hint=Remedy.of("to copy all tables with this target again, run: ", again),
+    )
+
+
 def _unseen_mass_delete(record: RelationRecord, source: SourceMapping) -> MappingError:
     """Return the reason why a request to resume has no effect. Pure."""
     resume = run("resume", record.source, database=source.database, sid=source.sid)
@@ -250,6 +265,8 @@ async def _take_resync(
     """
     resync, state = request.resync, record.table_state
     is_automatic = bool(request.options.get(AUTOMATIC))
+    if (mixed := find_mixed_rows(record, resync, source)) is not None:
+        return mixed
     stays_paused = is_automatic and state.is_paused
     if stays_paused and resync.columns is not None:
         return []

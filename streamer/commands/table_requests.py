@@ -14,7 +14,7 @@ from streamer.bookkeeping.bookkeeping_schema import installed
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
 from streamer.bookkeeping.requests import make_requests
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
-from streamer.bookkeeping.taken_requests import find_gap
+from streamer.bookkeeping.taken_requests import find_gap, find_mixed_rows
 from streamer.commands.command_scope import Scope
 from streamer.control.resync_options import Resync
 from streamer.errors.command_lines import command
@@ -108,6 +108,8 @@ async def request(
             options,
             actor=actor or command_actor(),
         )
+        if len(made) > len(meant):  # tables with the same target, see `make_requests`
+            meant = await read_matching(bookkeeping, None, None, None)
     names = {
         relation.relation_id: name for (_, relation), name in zip(meant, labels(meant), strict=True)
     }
@@ -181,11 +183,15 @@ class SourceKey:
 def _check_gaps(
     asked: Iterable[tuple[Named, RelationRecord]], action: str, options: dict[str, Any] | None
 ) -> None:
-    """Refuse a resync for which a table needs consent. Raises MappingError."""
+    """Refuse a resync that is impossible, or for which a table needs consent. Raises
+    MappingError.
+    """
     if action != "resync":
         return
     resync = Resync.from_json(options)
     for key, relation in asked:
+        if (mixed := find_mixed_rows(relation, resync, key)) is not None:
+            raise mixed
         if (gap := find_gap(relation, resync, key)) is not None:
             raise gap
 

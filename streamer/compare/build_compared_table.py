@@ -122,6 +122,7 @@ def build_table(facts: TableFacts, kind: HashKind, buckets: int) -> ComparedTabl
         buckets=buckets,
         hash=kind,
         row_sid=sid,
+        is_disjoint=facts.mapping.rule.is_disjoint,
         has_char=any(value.target.base_oid == _CHAR for value in values),
         source=_source_side(facts, values),
         target=_target_side(facts, values, sid),

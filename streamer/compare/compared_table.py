@@ -154,7 +154,8 @@ class ComparedTable:
     without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
     empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same
     order and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
-    ``row_sid``: the sid of the target's rows, if any. ``has_char``: a column of type ``"char"`` is
+    ``row_sid``: the sid of the target's rows, if any. ``is_disjoint``: the target has rows of other
+    tables, too, which only their keys distinguish. ``has_char``: a column of type ``"char"`` is
     compared as a number.
     """
 
@@ -174,6 +175,7 @@ class ComparedTable:
     buckets: int
     hash: HashKind
     row_sid: str | None
+    is_disjoint: bool
     has_char: bool
     source: Side
     target: Side
@@ -212,7 +214,7 @@ class ComparedTable:
     @property
     def keeps_more(self) -> bool:
         """Whether the comparison ignores rows that only the target has."""
-        return self.type == "append"
+        return self.type == "append" or self.is_disjoint
 
     @property
     def is_named_by_hash(self) -> bool:

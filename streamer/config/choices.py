@@ -27,6 +27,9 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "keep": "as copy; target rows stay unless the source has the same key or an equal row",
         "none": "replication begins with changes; the target must already hold the source's rows",
     },
+    "keys": {
+        "disjoint": "several tables share the target table without a sid, and no key is in two",
+    },
     "on_column_added": {
         "stop": "the table stops, and its error has the ALTER TABLE to run",
         "add": "streamer adds the column to the target, without NOT NULL",

@@ -38,6 +38,7 @@ from streamer.mapping.rule_options import (
     DdlCapture,
     DdlKind,
     Initial,
+    Keys,
     MetadataKind,
     OnColumnAdded,
     OnDdl,
@@ -312,6 +313,12 @@ class TableSettings(Strict):
         description="SQL condition over the source's columns; streamer replicates only rows that "
         "match.",
         examples=["region = 'EU'"],
+    )
+    keys: Keys | None = Field(
+        default=None,
+        title="Keys",
+        description="`disjoint`: several tables share the target table without a sid, and no key "
+        "is in two of the tables. The target's key guards this promise.",
     )
     copy_where: str | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from streamer.config.settings import Settings, SourceSettings, TableSettings, lo
 from streamer.config.yaml_file import Document, Location, Replaced, format_location, read_document
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import MappingError, SettingsError
+from streamer.mapping.disjoint_keys import find_unfit
 from streamer.mapping.expressions import Expression, ExpressionError, parse_expression
 from streamer.mapping.relation_names import (
     RelationName,
@@ -29,6 +30,7 @@ from streamer.mapping.rule_options import (
     DdlCapture,
     DdlKind,
     Initial,
+    Keys,
     MetadataKind,
     OnColumnAdded,
     OnDdl,
@@ -50,7 +52,7 @@ from streamer.mapping.rules import (
     sid_of,
     target_of,
 )
-from streamer.mapping.shared_targets import find_clashes
+from streamer.mapping.shared_targets import TableWriter, find_clashes
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_ID,
     SID,
@@ -294,6 +296,8 @@ class MappingBuilder:
         for name, table in group.tables.items():
             place = (*location, "tables", name)
             rule = self._rule(name, table, place, group.create or self._settings.target.create)
+            if (unfit := find_unfit(rule)) is not None:
+                raise self._error((*place, unfit.setting), unfit.problem, unfit.hint)
             if group.ddl is not DdlCapture.OFF:
                 self._check_capture(rule, place)
             if on_ddl_by_kind(group.on_ddl)[DdlKind.ADD_COLUMN] is OnDdl.IGNORE:
@@ -319,6 +323,12 @@ class MappingBuilder:
                 "`ddl: capture` could write plain values to a hashed column",
                 hint="leave `ddl` out for the sources of this table",
             )
+        if rule.is_disjoint:
+            raise self._error(
+                (*place, "keys"),
+                "`ddl: capture` could change rows of the other tables with this target",
+                hint="leave `ddl` out for the sources of this table",
+            )
         if rule.sid is not None and self._settings.consistency == "transaction":
             raise self._error(
                 (*place, "sid"),
@@ -331,7 +341,7 @@ class MappingBuilder:
         try:
             pattern = parse_relation(name, "public")
             sid = None if table.sid is None else SidTemplate.parse(table.sid)
-            target = self._target(pattern, table.target, sid)
+            target = self._target(pattern, table.target, sid, table.keys)
         except MappingError as exc:
             raise self._error(place, exc.message, exc.hint) from None
         columns = None if table.columns is None else tuple(table.columns.items())
@@ -355,6 +365,7 @@ class MappingBuilder:
             pattern=pattern,
             target=target,
             sid=sid,
+            keys=table.keys,
             type=table.type,
             columns=columns,
             exclude=frozenset(table.exclude).difference(h.column for h in hashes),
@@ -537,17 +548,21 @@ class MappingBuilder:
             ) from None
 
     def _target(
-        self, pattern: RelationPattern, target: str | None, sid: SidTemplate | None
+        self,
+        pattern: RelationPattern,
+        target: str | None,
+        sid: SidTemplate | None,
+        keys: Keys | None,
     ) -> RelationPattern | None:
         if target is None:
             return None
         parsed = parse_target(target, self._target_namespace)
-        check_target(pattern, parsed, sid)
+        check_target(pattern, parsed, sid, keys)
         return parsed
 
     def _check_shared_targets(self, mapping: Mapping) -> None:
         """Refuse two sources that would write the same rows, judged by the rules alone."""
-        writers: dict[RelationName, list[tuple[str, str | None]]] = {}
+        writers: dict[RelationName, list[TableWriter]] = {}
         for source in mapping.sources:
             for rule in source.rules:
                 example = RelationName(rule.pattern.namespace, rule.pattern.name)
@@ -557,7 +572,8 @@ class MappingBuilder:
                 except MappingError as exc:
                     raise self._error(("sources",), exc.message, exc.hint) from None
                 if not rule.pattern.is_pattern:
-                    writers.setdefault(target, []).append((source.label, sid))
+                    writer = TableWriter(source.label, sid, rule.is_disjoint)
+                    writers.setdefault(target, []).append(writer)
         for target, several in writers.items():
             for clash in find_clashes(target, several):
                 raise self._error(("sources",), clash.message, clash.hint)

@@ -41,8 +41,16 @@ from streamer.copy.prepare_copy import TableCopy, swap_of
 from streamer.copy.reach_point import reach_with_snapshot
 from streamer.copy.resync_scope import cut_keys, source_condition
 from streamer.copy.round_removal import RoundRemoval
+from streamer.copy.shared_copies import (
+    advise_copy,
+    begin_replacement,
+    is_first_of_all,
+    name_tables,
+)
 from streamer.copy.staging_tables import LOCK_SECONDS, drop_stages, swap_rows
+from streamer.copy.swap_rows import WriteMode
 from streamer.errors.error_classes import (
+    ConflictError,
     Retry,
     SlotWaitError,
     SourceError,
@@ -331,16 +339,22 @@ class Finisher:
         """Switch to the stream. Staged rows replace the old rows in the same transaction."""
         if copy.is_staged:
             await target.set_up_origin()
-            async with transaction(target):
-                await swap_rows(
-                    target,
-                    swap_of(copy),
-                    copy.way.mode,
-                    is_referenced=copy.target.is_referenced,
-                )
-                failpoint("sync.exchanged")
-                await switch_to_stream(target, [finished])
-                await drop_stages(target, [copy.mapped.relation_id])
+            mapped, mode = copy.mapped, copy.way.mode
+            replaces_all = mode is WriteMode.INSERT and await is_first_of_all(target, mapped)
+            try:
+                async with transaction(target):
+                    if replaces_all:
+                        mode = await begin_replacement(target, mapped, copy.target.rows)
+                    referenced = copy.target.is_referenced
+                    await swap_rows(target, swap_of(copy), mode, is_referenced=referenced)
+                    failpoint("sync.exchanged")
+                    await switch_to_stream(target, [finished])
+                    await drop_stages(target, [mapped.relation_id])
+            except ConflictError as exc:
+                if copy.is_disjoint:
+                    await name_tables(target, mapped, exc)
+                    advise_copy(mapped, exc)
+                raise
             return
         if finished.is_end:
             await restore_indexes(target, copy.target.name, copy.mapped.relation_id)

@@ -55,6 +55,7 @@ from streamer.copy.resync_scope import (
     target_condition,
     unchanged_columns,
 )
+from streamer.copy.shared_copies import require_common_copy, shared_copy_error
 from streamer.copy.staging_tables import drop_stages, rest_triggers, stage_name, stage_place
 from streamer.copy.swap_rows import RowSwap, WriteMode
 from streamer.errors.error_classes import TargetFencedError
@@ -175,6 +176,11 @@ class TableCopy:
     def plain(self) -> Connection:
         """The session at the source that reads the table in the snapshot."""
         return self.snapshot.plain if self.lock is None else self.lock.plain
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether only keys distinguish the rows from the remaining rows of the target."""
+        return self.mapped.mapping.rule.is_disjoint
 
     @property
     def is_staged(self) -> bool:
@@ -538,6 +544,8 @@ class Preparation:
             copy.way = CopyWay(record.attempt, is_first=not record.was_in_sync)
             if need is Need.PART:
                 copy.way = replace(copy.way, mode=_choose_part_mode(copy, record.is_owner))
+            elif copy.is_disjoint and need is Need.CHUNKS:
+                raise shared_copy_error(copy.mapped)
             elif need is Need.CHUNKS:
                 await self._clear_beyond(target, copy, record)
         if need is Need.ROWS:
@@ -549,6 +557,11 @@ class Preparation:
         occupied = await read_occupied(target, copies)
         for copy in copies:
             record = begun[copy.mapped.relation_id]
+            if copy.is_disjoint:
+                # Rows of this table alone cannot be removed, so they arrive in one transaction.
+                copy.way = replace(copy.way, mode=WriteMode.INSERT, owns_rows=False)
+                await require_common_copy(target, copy.mapped)
+                continue
             if copy not in occupied:
                 continue
             if record.is_filling:
@@ -619,6 +632,8 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     mapping = copy.mapped.mapping
     if copy.filled is not None:
         return WriteMode.DIFFERENCE  # updates columns only
+    if copy.is_disjoint:
+        raise shared_copy_error(copy.mapped)
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP
@@ -734,7 +749,7 @@ async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> li
 
 def _may_truncate(copy: TableCopy) -> bool:
     """Whether all rows of the table are this source's, and no foreign key refers to the table."""
-    return copy.sid is None and not copy.target.is_referenced
+    return copy.sid is None and not copy.is_disjoint and not copy.target.is_referenced
 
 
 async def _clear(target: TargetConnection, copy: TableCopy) -> None:

@@ -34,6 +34,8 @@ class WriteMode(enum.Enum):
     """Write every row again."""
     DIFFERENCE = "difference"
     """Write only the rows that differ."""
+    INSERT = "insert"
+    """Insert every row; a row with the same key refuses the copy."""
     KEEP = "keep"
     """Write only the rows that differ, and keep rows that only the target has."""
 
@@ -147,6 +149,8 @@ class RowSwap:
         """
         if self.fills is not None:
             return list(self._fill())
+        if mode is WriteMode.INSERT:
+            return [self._insert("true")]
         if mode is WriteMode.REPLACE and self.mark is None:
             delete = f"delete from {self.rows} t where {self._owned} and {self.scope}"
             return [delete, self._insert("true")]

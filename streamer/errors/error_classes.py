@@ -602,6 +602,17 @@ class MassDeleteError(StreamerError):
     advice = "Apply the transaction, or leave its deletes out, with the commands in the message."
 
 
+class SharedTableError(StreamerError):
+    """A command concerns rows of a shared target table, and only their keys tell whose rows they
+    are.
+    """
+
+    code = "shared_table"
+    runbook = "table-in-error"
+    retry = Retry.MANUAL
+    advice = "Follow the message; a resync copies all tables with this target again."
+
+
 class SyncError(StreamerError):
     """A table cannot be copied."""
 

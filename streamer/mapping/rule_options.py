@@ -45,6 +45,13 @@ class OnTableDropped(enum.StrEnum):
     CLOSE = "close"
 
 
+class Keys(enum.StrEnum):
+    """The promise about the keys of tables that share a target table without a sid."""
+
+    DISJOINT = "disjoint"
+    """No key is in two of the tables."""
+
+
 class Create(enum.StrEnum):
     """The parts of a source table's definition that a created target table gets."""
 

@@ -30,6 +30,7 @@ from streamer.mapping.rule_options import (
     DdlCapture,
     DdlKind,
     Initial,
+    Keys,
     MetadataKind,
     OnColumnAdded,
     OnDdl,
@@ -74,6 +75,7 @@ class TableRule:
     target: RelationPattern | None = None
     sid: SidTemplate | None = None
     """The sid of the table's rows; None for the sid of the url."""
+    keys: Keys | None = None
     type: TableType = TableType.CLONE
     columns: tuple[tuple[str, str], ...] | None = None
     exclude: frozenset[str] = frozenset()
@@ -116,6 +118,11 @@ class TableRule:
         if self.on_delete is not OnDelete.MARK:
             return None
         return dict(self.metadata)[MetadataKind.DELETED_AT]
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether only keys distinguish the table's rows from the remaining rows of the target."""
+        return self.keys is Keys.DISJOINT
 
     @property
     def may_lack_rows(self) -> bool:
@@ -435,7 +442,7 @@ def resolve(
         map_relation(source, rule, relation, target_namespace)
         for relation, rule in find_rules(source, present).items()
     ]
-    by_rows: dict[tuple[RelationName, str | None], RelationName] = {}
+    by_rows: dict[tuple[RelationName, str | None], RelationMapping] = {}
     for mapping in mapped:
         if mapping.target.namespace == BOOKKEEPING:
             raise MappingError(
@@ -443,9 +450,9 @@ def resolve(
                 f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
                 hint="give it a `target` in another schema",
             )
-        first = by_rows.setdefault(mapping.rows, mapping.source)
-        if first != mapping.source:
-            raise same_rows(source, [first, mapping.source], mapping)
+        first = by_rows.setdefault(mapping.rows, mapping)
+        if first != mapping and not (first.rule.is_disjoint and mapping.rule.is_disjoint):
+            raise same_rows(source, [first.source, mapping.source], mapping)
     return mapped
 
 
@@ -461,6 +468,8 @@ def sid_of(source: SourceMapping, rule: TableRule, relation: RelationName) -> st
     """Return the sid of the rows of *relation*. Raises MappingError for a name that does not
     match.
     """
+    if rule.is_disjoint:
+        return None
     if rule.sid is None:
         return source.sid
     try:
@@ -493,7 +502,9 @@ def former_names(
     return {
         name
         for name, rule in source.exact_names.items()
-        if name not in rules and map_relation(source, rule, name, target_namespace).rows in rows
+        if name not in rules
+        and not rule.is_disjoint  # several tables write these rows
+        and map_relation(source, rule, name, target_namespace).rows in rows
     }
 
 
@@ -507,7 +518,7 @@ def same_rows(
         f'tables {listed} of source "{source.label}" would both be written to '
         f'target table "{mapping.target}"{words}',
         hint="give all but one of them another `target`, or give their rows different values of "
-        '`sid`, as in sid: "{schema}"',
+        '`sid`, as in sid: "{schema}". If no key is in two tables, write `keys: disjoint`',
     )
 
 
@@ -587,9 +598,14 @@ def _placeholders(target: RelationPattern) -> set[str]:
 
 
 def check_target(
-    pattern: RelationPattern, target: RelationPattern, sid: SidTemplate | None = None
+    pattern: RelationPattern,
+    target: RelationPattern,
+    sid: SidTemplate | None = None,
+    keys: Keys | None = None,
 ) -> None:
-    """Check that a rule for several tables has a target or a sid for each. Raises MappingError."""
+    """Check that a rule for several tables has a target or a sid for each, unless their *keys* are
+    disjoint. Raises MappingError.
+    """
     placeholders = _placeholders(target)
     if "*" in placeholders and not pattern.is_pattern:
         raise MappingError(
@@ -605,9 +621,10 @@ def check_target(
         has_table |= not pattern.name_is_pattern or sid.distinguishes("table")
         has_schema |= not pattern.namespace_is_pattern or sid.distinguishes("schema")
         is_named = is_named or (has_table and has_schema)
-    if pattern.is_pattern and not is_named:
+    if pattern.is_pattern and not is_named and keys is not Keys.DISJOINT:
         raise MappingError(
             f"pattern {pattern} would write several tables into {target}",
             hint='write a * where the table\'s own name goes, as in target: "archive.*", or '
-            'distinguish their rows, as in sid: "{schema}"',
+            'distinguish their rows, as in sid: "{schema}". If no key is in two tables, write '
+            "`keys: disjoint`",
         )

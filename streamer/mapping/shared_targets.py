@@ -7,6 +7,7 @@ The column ``sid`` of a table distinguishes rows of several sources.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from streamer.mapping.relation_names import RelationName
 
@@ -17,23 +18,35 @@ class Clash:
 
     labels: tuple[str, ...]
     message: str
-    hint: str = "give their urls different sids, or one of the tables another `target`"
+    hint: str = (
+        "give their urls different sids, or one of the tables another `target`. If no key is in "
+        "two of the tables, write `keys: disjoint` for each"
+    )
+
+
+class TableWriter(NamedTuple):
+    """A source that writes to a table: its label, and the sid of the rows there, if any."""
+
+    label: str
+    sid: str | None
+    is_disjoint: bool = False
+    """Only keys distinguish these rows from rows of the remaining writers."""
 
 
 def find_clashes(
-    target: RelationName, writers: Iterable[tuple[str, str | None]], *, lacks_sid: bool = False
+    target: RelationName, writers: Iterable[TableWriter], *, lacks_sid: bool = False
 ) -> Iterator[Clash]:
     """Yield the sources that would write the same rows of *target*. Pure.
 
-    *writers*: the label of each source, with the sid that the source writes there, if any.
     *lacks_sid*: the table exists, and has no column for a sid.
     """
-    by_sid: dict[str | None, set[str]] = defaultdict(set)
-    for label, sid in writers:
-        by_sid[None if lacks_sid else sid].add(label)
+    by_sid: dict[str | None, list[TableWriter]] = defaultdict(list)
+    for writer in writers:
+        by_sid[None if lacks_sid else writer.sid].append(writer)
     reason = ", because it has no column sid" if lacks_sid else ""
-    for labels in by_sid.values():
-        if len(labels) > 1:
+    for several in by_sid.values():
+        labels = {writer.label for writer in several}
+        if len(labels) > 1 and not all(writer.is_disjoint for writer in several):
             listed = tuple(sorted(labels))
             yield Clash(
                 listed,

@@ -329,3 +329,33 @@ async def test_run_refuses_the_table_of_a_source_that_was_away_when_the_rules_we
     finally:
         checker.target.execute(f"{may_connect} true")
         await streamer.stop()
+
+
+@pytest.mark.follows("apply.rows.make_plan:_check_guard")
+async def test_keys_of_shards_that_may_meet(checker: Checker, second: Database) -> None:
+    create = "create table items (id int primary key, name text)"
+    fill = "; insert into items select g, '' from generate_series({0}, {0} + 9) g"
+    checker.source.execute(create + fill.format(1))
+    second.execute(create + fill.format(5))
+    urls = {"eu": checker.source.url, "us": second.url}
+    two_sources(checker, "items: {keys: disjoint}", urls)
+    found = await checker.finds(WARNING, "overlap in target table public.items")
+    assert "(1 to 10)" in str(found)
+    second.execute("update items set id = id + 100")
+    assert await checker.findings() == []
+    # Steps prove that the keys differ, as long as all keys have them.
+    for db, start in ((checker.source, 1), (second, 2)):
+        db.execute(
+            "truncate items; alter table items alter id add generated always as identity"
+            f" (start {start} increment 2);"
+            "insert into items (name) select '' from generate_series(1, 10)"
+        )
+    await checker.is_gone(WARNING, "overlap")
+    second.execute("insert into items overriding system value values (9, '')")
+    second.execute("delete from items where id < 9")
+    await checker.finds(WARNING, "overlap in target table public.items")
+    second.execute("delete from items where id = 9")
+    checker.target.execute("create table items (id int not null, name text)")
+    await checker.finds(ERROR, "needs a unique key (id)", "shop:eu")
+    checker.target.execute("create unique index on items (id)")
+    await checker.is_gone(ERROR, "needs a unique key")

@@ -11,9 +11,9 @@ from streamer.errors.error_classes import (
     SourceConfigurationError,
     StreamerError,
 )
-from streamer.mapping.relation_names import parse_name
+from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rule_options import DdlKind, OnColumnAdded, OnDdl
-from streamer.mapping.rules import find_rules
+from streamer.mapping.rules import find_rules, resolve
 from streamer.source.connection import conninfo
 
 CONFIG = """\
@@ -276,4 +276,33 @@ def test_columns_of_versions_need_names_of_their_own(
     assert rule.history.names == ("valid_from", "until", "kvsz_deleted")
     file.write_text(text.replace("orders: {}", f"orders: {table}"))
     with pytest.raises(StreamerError, match=named):
+        static_mapping.load(file)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ("type: append", r"type: `keys: disjoint` excludes"),
+        ('sid: "{table}"', r"sid: `keys: disjoint` excludes"),
+        ("filter: id > 1", r"filter: `keys: disjoint` excludes"),
+        ("copy_where: id > 1", r"copy_where: `keys: disjoint` excludes"),
+        ("initial: none", r"initial: `keys: disjoint` excludes"),
+        ("truncate_target: true", r"truncate_target: `keys: disjoint` excludes"),
+        ("on_delete: mark", r"on_delete: `keys: disjoint` excludes"),
+        ("on_error: quarantine", r"on_error: `keys: disjoint` excludes .* set `on_error: stop`"),
+    ],
+)
+def test_disjoint_keys_exclude_settings_that_leave_keys_unguarded(
+    tmp_path: Path, more: str, named: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    rule = '"orders_*": {target: orders, keys: disjoint}'
+    text = LEFT_OUT.replace('"*.*": {target: "*.*"}, orders: {}, bi.kept: {}', rule)
+    file.write_text(text)
+    for source in static_mapping.load(file)[1].sources:
+        names = [RelationName("public", f"orders_{number}") for number in (1, 2)]
+        for mapping in resolve(source, names, "public"):
+            assert mapping.rows == (RelationName("public", "orders"), None)
+    file.write_text(text.replace("keys: disjoint", f"keys: disjoint, {more}"))
+    with pytest.raises(MappingError, match=named):
         static_mapping.load(file)

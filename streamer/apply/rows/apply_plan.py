@@ -324,7 +324,9 @@ class ApplyPlan:
     @property
     def may_outlive(self) -> bool:
         """Whether the target may still hold an old row with the key of a new row of the source."""
-        return self.outlives or self.ignores_truncate or self.marks
+        may_outlive = self.outlives or self.ignores_truncate or self.marks
+        # With disjoint keys, a row with that key may be another table's.
+        return may_outlive and not self.mapping.rule.is_disjoint
 
     @property
     def restarted_sequences(self) -> tuple[str, ...]:
@@ -333,6 +335,7 @@ class ApplyPlan:
         The sequences of a shared table also serve sources whose rows stay.
         """
         is_own = self.type is TableType.CLONE and self.sid is None
+        is_own = is_own and not self.mapping.rule.is_disjoint
         return self.target.sequences if is_own else ()
 
     @property
@@ -375,7 +378,8 @@ class ApplyPlan:
         In a clone that keeps removed rows, a delete may concern a row that is not pending. A mark
         in a filtered table needs the facts of a delete, and the folder stores keys alone.
         """
-        keeps_removed = self.outlives or self.mapping.rule.skip_truncate
+        rule = self.mapping.rule
+        keeps_removed = (self.outlives or rule.skip_truncate) and not rule.is_disjoint
         count, positions = self.row_width, tuple(column.position for column in self.key)
         is_unfit = count > TABLE_COLUMNS_MAX or min(positions, default=0) < 0
         if choice.compiled is None or self.is_converted or self.marks_in_filter or is_unfit:

@@ -39,7 +39,7 @@ from streamer.decode.tuples import (
     merge,
     unchanged_positions,
 )
-from streamer.errors.error_classes import IdentityError, ProtocolError
+from streamer.errors.error_classes import IdentityError, ProtocolError, SharedTableError
 from streamer.mapping.rule_options import TableType
 
 _STEP_MAX: Final = 256
@@ -365,6 +365,7 @@ class Fold:
         self.counts.truncate += 1
         if self.plan.ignores_truncate:
             return
+        refuse_shared_truncate(self.plan)
         if self.plan.marks:
             raise NotFoldable
         self.truncate = True
@@ -433,6 +434,20 @@ def _complete(plan: ApplyPlan, row: Row, old: Row, marker: int) -> Row:
     return merge(row, old)
 
 
+def refuse_shared_truncate(plan: ApplyPlan) -> None:
+    """Refuse a TRUNCATE of one of several tables that only their keys distinguish. Raises
+    SharedTableError.
+    """
+    mapping = plan.mapping
+    if not mapping.rule.is_disjoint or plan.ignores_truncate:
+        return
+    raise SharedTableError(
+        f'source table "{mapping.source}" was truncated, and target table "{mapping.target}" has '
+        "rows of other tables, too",
+        hint="to keep its rows, set `skip_truncate: true` for this table",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class OrderedChange:
     """One change as the source made it. ``old``: the old or key tuple, if the source sent it.
@@ -461,6 +476,7 @@ def read_changes(plan: ApplyPlan, payloads: Iterable[bytes]) -> Iterator[Ordered
 def _read_change(plan: ApplyPlan, payload: bytes) -> tuple[OrderedChange, int]:
     kind, marker = payload[0], payload[5]
     if kind == TRUNCATE:
+        refuse_shared_truncate(plan)
         return OrderedChange(kind, None, None, restarts_identity(payload)), len(payload)
     width = len(plan.relation.columns)
     first, end = plan.read_tuple(payload, _TUPLE_AT)

@@ -20,6 +20,7 @@ from streamer.mapping.sid_and_history_columns import (
     USUAL_HISTORY,
 )
 from streamer.postgres.quoting import (
+    quote_columns,
     quote_identifier,
     quote_qualified,
 )
@@ -86,6 +87,8 @@ def make_plan(
     key: tuple[PlanColumn, ...] = ()
     if not has_partial_key:
         identity, key = _identify(relation, mapping, target, columns, primary_key, source_keys)
+    if mapping.rule.is_disjoint:
+        _check_guard(mapping, target, key)
     check_hashes(relation, mapping, columns)
     if mapping.rule.deleted_at is not None:
         _check_marks(relation, mapping, target, identity, key, columns)
@@ -107,6 +110,26 @@ def make_plan(
         number=number,
         inputs=_inputs(relation, mapping, columns, input_types or {}),
     )
+
+
+def _check_guard(
+    mapping: RelationMapping, target: TargetRelation, key: tuple[PlanColumn, ...]
+) -> None:
+    """Check that the target refuses a key of another table. Raises TargetSchemaError."""
+    if not key:
+        raise TargetSchemaError(
+            f'source table "{mapping.source}" has no key, and `keys: disjoint` needs a key',
+            hint="give the table a primary key, or remove `keys` and give its rows a sid",
+        )
+    names = [column.name for column in key]
+    if not target.is_unique(frozenset(names)):
+        table = quote_qualified(target.name.namespace, target.name.name)
+        index = f"create unique index on {table} ({quote_columns(names)})"
+        raise TargetSchemaError(
+            f"`keys: disjoint` needs a unique key ({', '.join(names)}) in target table "
+            f'"{mapping.target}", which refuses a key of another table',
+            hint=Remedy.of("run there: ", at_target(index)),
+        )
 
 
 def missing_sid(mapping: RelationMapping) -> TargetSchemaError:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.bookkeeping.sources import read_writers
 from streamer.errors.error_classes import TargetSchemaError
-from streamer.mapping.shared_targets import find_clashes
+from streamer.mapping.shared_targets import TableWriter, find_clashes
 
 if TYPE_CHECKING:
     from streamer.target.connection import TargetConnection
@@ -18,7 +18,8 @@ async def refuse_same_rows(connection: "TargetConnection", plan: ApplyPlan, labe
     """
     name, lacks_sid = plan.mapping.target, not plan.target.has_sid
     stored = await read_writers(connection, str(name), any_sid=lacks_sid, sid=plan.sid)
-    writers = [(label, plan.sid), *(writer for writer in stored if writer[0] != label)]
+    writer = TableWriter(label, plan.sid, plan.mapping.rule.is_disjoint)
+    writers = [writer, *(present for present in stored if present.label != label)]
     for clash in find_clashes(name, writers, lacks_sid=lacks_sid):
         if label in clash.labels:
             first = "run the statements that `streamer check` prints" if lacks_sid else ""

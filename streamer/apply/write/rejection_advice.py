@@ -84,6 +84,9 @@ def _conflict(
     match error.kind:
         case "insert_exists" if late_key(mapped, plan):
             yield _run_at_target(_make_late(error, plan))
+        case "insert_exists" | "exclusion" if plan.mapping.rule.is_disjoint:
+            yield "delete the other row at its source, or give that row another key there"
+            yield resync
         case "insert_exists" | "exclusion":
             if error.constraint and not _is_primary_key(error, plan):
                 yield Remedy.of(

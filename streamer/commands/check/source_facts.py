@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from streamer.commands.check.disjoint_key_findings import IntegerKeys, read_key_range
 from streamer.commands.check.findings import Finding
 from streamer.commands.check.rule_findings import SeenTable, resolve_rules
 from streamer.errors.error_classes import MappingError, SourceConnectionError, StreamerError
@@ -151,6 +152,8 @@ class SourceFacts:
     """Rows and bytes of tables without statistics, by OID. `run` does not know these sizes."""
     with_large_values: frozenset[int] = frozenset()
     """The OIDs of tables with expressions that have values outside of their rows."""
+    key_ranges: dict[RelationName, IntegerKeys] = field(default_factory=dict)
+    """The keys of tables whose rule says `keys: disjoint`."""
     usable_namespaces: frozenset[str] = frozenset()
     bytewise: dict[int, frozenset[str]] = field(default_factory=dict)
     """Columns of text that sort by bytes, by the OIDs of the tables."""
@@ -369,6 +372,8 @@ async def _read_relations(plain: Connection, facts: SourceFacts) -> None:
     facts.usable_namespaces = frozenset(row["name"] for row in rows)
     for mapping, relation in facts.mapped():
         rule = mapping.rule
+        if rule.is_disjoint and (keys := await read_key_range(plain, relation)) is not None:
+            facts.key_ranges[mapping.source] = keys
         if rule.checked_expressions:
             try:
                 described = await describe_expressions(plain, mapping, relation)

@@ -397,7 +397,7 @@ async def _read_occupied(
     table, record = facts.tables.get(mapping.target), facts.record(source, mapping)
     is_ours = record is not None and (record.target_created or record.owns_rows)
     rule = mapping.rule
-    if rule.initial is not Initial.COPY or rule.truncate_target or is_ours:
+    if rule.initial is not Initial.COPY or rule.truncate_target or is_ours or rule.is_disjoint:
         return
     if table is None or table.relation is None or not facts.needs_copy(source, mapping):
         return

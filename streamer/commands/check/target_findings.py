@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from streamer.bookkeeping.schema_version import NEWER_HINT
+from streamer.commands.check.disjoint_key_findings import KeyOfTable, check_key_ranges
 from streamer.commands.check.findings import (
     TARGET,
     Finding,
@@ -28,7 +29,7 @@ from streamer.commands.check.target_facts import (
 from streamer.copy.copy_obstacles import TargetDatabase, own_target_error
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping
-from streamer.mapping.shared_targets import find_clashes
+from streamer.mapping.shared_targets import TableWriter, find_clashes
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres import replication_origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
@@ -205,9 +206,10 @@ def _check_writers(
     names = {source.label: str(mapping.source) for source, mapping, _ in reversed(writers)}
     sids = {source.label: mapping.sid for source, mapping, _ in reversed(writers)}
     written = [
-        (
+        TableWriter(
             source.label,
             mapping.sid if existing is None else written_sid(mapping, relation, existing),
+            mapping.rule.is_disjoint,
         )
         for source, mapping, relation in writers
     ]
@@ -222,6 +224,12 @@ def _check_writers(
             words = "or give one of the tables another `target`"
             fix = at_target(*_add_sid(facts, target, sids[clash.labels[0]]), words=words)
         yield error(Place(", ".join(clash.labels), names[clash.labels[0]]), clash.message, fix)
+    ranges = [
+        KeyOfTable(source.label, mapping.source, source.key_ranges[mapping.source])
+        for source, mapping, _ in writers
+        if mapping.source in source.key_ranges
+    ]
+    yield from check_key_ranges(target, ranges)
     labels, writer = ", ".join(names), next(iter(names.values()))
     row_sids = {mapping.sid for _, mapping, _ in writers}
     if existing is None and None in row_sids and len(row_sids) > 1:

@@ -218,4 +218,5 @@ def uncountable(mappings: list[RelationMapping]) -> list[str]:
         if mapping.type is not TableType.CLONE
         or mapping.rule.may_lack_rows
         or mapping.sid is not None
+        or mapping.rule.is_disjoint
     ]

@@ -50,6 +50,8 @@ def obstacles(source: SourceMapping, mappings: list[RelationMapping]) -> list[st
             reason = "has a filter, copy_where, computed or excluded columns, or row metadata"
         elif rule.sid is not None:
             reason = "has a sid"
+        elif rule.is_disjoint:
+            reason = "shares its target by `keys: disjoint`"
         if reason is not None:
             problems.append(f'table "{mapping.source}" {reason}, so its rows cannot go back')
     return problems

@@ -199,6 +199,12 @@ async def _purge_all(
     names = {record.target for record in records} | await read_targets(target, database)
     existing = await read_relations(target, [parse_name(name) for name in names])
     relations = {str(name): relation for name, relation in existing.items() if relation.has_sid}
+    if existing and not relations:
+        raise MappingError(
+            f'no target table of "{SourceLabel(database, sid)}" has a column sid, so its rows look '
+            "like rows of other sources",
+            hint="delete them by hand, by their keys",
+        )
     writer = await find_other_writer(target, database, sid, list(relations))
     if writer is not None:
         raise MappingError(

@@ -14,7 +14,7 @@ from streamer.bookkeeping.sources import read_source_records
 from streamer.errors.error_classes import MappingError, SourceError, StreamerError
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.rules import Mapping, find_source
-from streamer.mapping.shared_targets import find_clashes
+from streamer.mapping.shared_targets import TableWriter, find_clashes
 from streamer.runtime.process.running_sources import RunningSources
 from streamer.runtime.session.supervisor import Supervisor
 from streamer.runtime.tables.relations import resolve_at
@@ -198,13 +198,14 @@ async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkee
 
 async def _check_resolves(mapping: Mapping) -> None:
     """Check that the rules fit the sources that answer. Raises MappingError."""
-    writers: dict[RelationName, list[tuple[str, str | None]]] = {}
+    writers: dict[RelationName, list[TableWriter]] = {}
     for source in mapping.sources:
         try:
             async with connection(source) as plain:
                 mapped, _ = await resolve_at(plain, source, mapping.target_namespace)
             for table in mapped:
-                writers.setdefault(table.target, []).append((source.label, table.sid))
+                writer = TableWriter(source.label, table.sid, table.rule.is_disjoint)
+                writers.setdefault(table.target, []).append(writer)
         except SourceError as exc:
             log.warning(
                 "cannot check the rules against the target", source=source.label, error=str(exc)

@@ -28,11 +28,14 @@ from streamer.control.mass_delete import MassDelete
 from streamer.control.progress_tracker import ProgressTracker
 from streamer.control.resync_options import after_loss, has_own_past
 from streamer.control.table_state import Need, State, TableState
+from streamer.copy.shared_copies import advise_resync, name_tables
 from streamer.decode.pgoutput import to_datetime
 from streamer.errors.error_classes import (
     RIGHT_LOST,
+    ConflictError,
     MappingError,
     MassDeleteError,
+    SharedTableError,
     StreamerError,
     SyncError,
     TargetError,
@@ -160,7 +163,12 @@ class TableEvents:
         self.advanced.set()
 
     async def lane_failed(self, lane: Lane, error: StreamerError) -> None:
-        for mapped in self._relations_of(lane, error):
+        relations = self._relations_of(lane, error)
+        if isinstance(error, ConflictError) and len(relations) == 1:
+            await self._name_sharers(relations[0], error)
+        if isinstance(error, SharedTableError) and relations:
+            advise_resync(relations[0], error)
+        for mapped in relations:
             if mapped.state.chunks_obstacle is not None:
                 continue  # another copy follows
             if mapped.state.shown is not State.ERROR:
@@ -180,6 +188,13 @@ class TableEvents:
                 await self.lane_waits(lane, error.message)
             if isinstance(error.conflict, Conflict):
                 await self._store_conflict(mapped, error.conflict)
+
+    async def _name_sharers(self, mapped: MappedRelation, error: ConflictError) -> None:
+        """Name the tables that share the target with *mapped*, if only their keys differ."""
+        if mapped.mapping.rule.is_disjoint:
+            with contextlib.suppress(TargetError):  # the message then lacks only the names
+                async with self._services.bookkeeping.connection() as target:
+                    await name_tables(target, mapped, error)
 
     async def _store_conflict(self, mapped: MappedRelation, conflict: Conflict) -> None:
         """Store why a table stops. Each retry calls this method again, without further effect."""

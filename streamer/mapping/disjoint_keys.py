@@ -1,0 +1,52 @@
+"""Which rules can have `keys: disjoint`. Pure.
+
+Several tables then write one target table without a sid, and the user promises that no key is in
+two of the tables. The target's key guards the promise. A row gets into the target only by an
+INSERT, which fails if a second table has the key. From then on the key identifies the row of its
+table. So the target must have all rows of each table.
+"""
+
+from dataclasses import dataclass
+
+from streamer.mapping.rule_options import Initial, OnDelete, OnError, TableType
+from streamer.mapping.rules import TableRule
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A *setting* of a rule that `keys: disjoint` excludes."""
+
+    setting: str
+    problem: str
+    hint: str
+
+
+def find_unfit(rule: TableRule) -> Unfit | None:
+    """Return the first setting of *rule* that `keys: disjoint` excludes, if any."""
+    if not rule.is_disjoint:
+        return None
+    lacks = "the target would lack rows, whose keys then guard nothing"
+    unfit = {
+        "sid": (rule.sid is not None, "a sid distinguishes the rows already"),
+        "type": (rule.type is not TableType.CLONE, "only a clone has one row of each key"),
+        "filter": (rule.filter is not None, lacks),
+        "copy_where": (rule.copy_where is not None, lacks),
+        "initial": (rule.initial is not Initial.COPY, lacks),
+        "truncate_target": (rule.truncate_target, "the remaining tables would lose their rows"),
+        "on_delete": (rule.on_delete is OnDelete.MARK, "a marked row keeps its key"),
+        "on_error": (
+            rule.on_error is OnError.QUARANTINE,
+            "a later change of a dropped row could reach a row of a second table",
+        ),
+    }
+    for setting, (is_set, reason) in unfit.items():
+        if is_set:
+            problem = f"`keys: disjoint` excludes this setting: {reason}"
+            return Unfit(setting, problem, _hint(setting))
+    return None
+
+
+def _hint(setting: str) -> str:
+    if setting == "on_error":
+        return "set `on_error: stop` for this table"
+    return f"remove `{setting}`, or remove `keys` and give the rows a sid"

@@ -1,0 +1,173 @@
+"""Tables that share a target without a sid: shards, and like-named tables of one database."""
+
+from pathlib import Path
+
+import pytest
+
+from streamer.commands.table_requests import request
+from streamer.commands.tenants.purge_rows import purge
+from streamer.errors.error_classes import ComparisonError, MappingError
+from streamer.mapping.rules import Mapping
+from streamer.target.connection import TargetAddress
+from tests.support.comparing import Compare
+from tests.support.postgres import Database
+from tests.support.streamer import MakeStreamer, Streamer, write_config
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+EVENTS = '"events_*": {target: events, keys: disjoint}'
+TABLE = "create table {0} (id int primary key, v text)"
+FILL = TABLE + "; insert into {0} select g, '{0} ' || g from generate_series({1}, {1} + 9) g"
+
+
+def union(*tables: tuple[Database, str]) -> list[tuple[object, ...]]:
+    """Return the rows of all *tables* in the order of their keys."""
+    return sorted(row for db, table in tables for row in db.execute(f"table {table}"))
+
+
+def rows(target: Database, table: str) -> list[tuple[object, ...]]:
+    return sorted(target.execute(f"table {table}"))
+
+
+async def error_of(streamer: Streamer, table: str, sid: str | None = None) -> str:
+    """Return the error of *table* once the table has stopped."""
+    errors: list[str] = []
+
+    async def is_so() -> bool:
+        statuses = [s for s in await streamer.statuses() if sid in (None, s["sid"])]
+        errors[:] = [t["error"] for s in statuses for t in s["tables"] if t["source"] == table]
+        return any(errors)
+
+    await streamer.eventually(is_so)
+    return next(filter(None, errors))
+
+
+@pytest.mark.follows("bookkeeping.taken_requests:find_mixed_rows")
+async def test_like_named_tables_of_a_database_share_a_table(
+    source: Database, target: Database, stream: MakeStreamer, compare: Compare
+) -> None:
+    source.execute(FILL.format("events_1", 10) + ";" + FILL.format("events_2", 20))
+    both = (source, "events_1"), (source, "events_2")
+    async with stream(EVENTS, settings="discovery_interval: 0.5") as streamer:
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*both)
+        # A source transaction changes rows of both tables, and moves keys.
+        source.execute(
+            "begin; update events_1 set v = 'x', id = 100 where id = 10;"
+            "delete from events_2 where id = 20; insert into events_2 values (200, 'new');"
+            "insert into events_2 values (20, 'again'); update events_1 set v = 'y' where id = 11;"
+            "insert into events_1 values (10, 'short'); delete from events_1 where id = 10; commit"
+        )
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*both)
+        # A third table joins by itself, and leaves the rows of the others as they are.
+        versions = "select id, xmin::text from events where id not between 30 and 39 order by 1"
+        before = target.execute(versions)
+        source.execute(FILL.format("events_3", 30))
+        await streamer.table_state("public.events_3", "ready")
+        all_three = (*both, (source, "events_3"))
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*all_three)
+        assert target.execute(versions) == before
+        # A comparison finds rows that the target lacks, and does not judge rows of other tables.
+        results = await compare(streamer)
+        assert all(result.is_equal for result in results.values())
+        target.execute("delete from events where id = 12; update events set v = '' where id = 22")
+        target.execute("insert into events values (999, 'of no source')")
+        results = await compare(streamer)
+        counts = {name: (r.missing, r.different, r.extra) for name, r in results.items()}
+        assert sorted(counts.values()) == [(0, 0, 0), (0, 1, 0), (1, 0, 0)]
+        with pytest.raises(ComparisonError, match="shares its target by disjoint keys"):
+            await compare(streamer, repairs=True)
+        # A resync of one table copies all of them, and removes rows that no source has.
+        address = TargetAddress.parse(streamer.settings.target.url)
+        with pytest.raises(MappingError, match="shares its target by disjoint keys"):
+            await request(
+                address, "resync", "events_1", database=None, sid=None, options={"mode": "diff"}
+            )
+        requested = await request(address, "resync", "events_1", database=None, sid=None)
+        assert sorted(requested.names) == [f"shop public.events_{n}" for n in (1, 2, 3)]
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*all_three)
+
+
+@pytest.mark.follows("copy.shared_copies:advise_resync")
+async def test_a_truncate_stops_its_table_until_all_are_copied_again(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(FILL.format("events_1", 10) + ";" + FILL.format("events_2", 20))
+    both = (source, "events_1"), (source, "events_2")
+    async with stream(EVENTS) as streamer:
+        await streamer.caught_up()
+        before = rows(target, "events")
+        source.execute("truncate events_1; insert into events_1 values (15, 'after')")
+        error = await error_of(streamer, "public.events_1")
+        assert "was truncated" in error
+        assert error.count("streamer resync public.events_1 --database shop") == 1
+        assert rows(target, "events") == before
+        await streamer.ask("resync", "public.events_1")
+        await streamer.caught_up()
+        assert rows(target, "events") == union(*both)
+    async with stream(EVENTS.replace("}", ", skip_truncate: true}")) as streamer:
+        await streamer.caught_up()
+        source.execute("truncate events_1; insert into events_1 values (16, 'other key')")
+        await streamer.caught_up()
+        assert rows(target, "events") == sorted([*union(*both), (15, "after")])
+        # A row that stays keeps its key.
+        source.execute("insert into events_1 values (15, 'again')")
+        assert "already exists" in await error_of(streamer, "public.events_1")
+
+
+@pytest.mark.follows("copy.shared_copies:advise_copy")
+async def test_shards_share_a_table_and_a_collision_stops_the_second(
+    source: Database, second: Database, target: Database, tmp_path: Path
+) -> None:
+    """The sid of a url names the shard, and no row has it."""
+    source.execute(FILL.format("t", 10))
+    second.execute(FILL.format("t", 15))
+    path = tmp_path / "config.yaml"
+    shards = {"sid": "a", "others": {"b": second}}
+    write_config(path, source, target, "t: {keys: disjoint}", **shards)  # type: ignore[arg-type]
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.eventually(lambda: _one_is_ready(streamer))
+        errors = [t for s in await streamer.statuses() for t in s["tables"] if t["error"]]
+        (stopped,) = [s for s in await streamer.statuses() if s["tables"][0]["error"]]
+        assert 'source "shop:a"' in errors[0]["error"]
+        assert 'source "shop:b"' in errors[0]["error"]
+        first, late = (source, second) if stopped["sid"] == "b" else (second, source)
+        assert rows(target, "t") == union((first, "t"))
+        late.execute("update t set id = id + 100")
+        address = TargetAddress.parse(streamer.settings.target.url)
+        await request(address, "resume", "t", database="shop", sid=stopped["sid"])
+        await streamer.caught_up()
+        both = (source, "t"), (second, "t")
+        assert rows(target, "t") == union(*both)
+        # An insert or an update that takes a key of the other shard stops its table.
+        before = rows(target, "t")
+        first.execute("update t set id = 115 where id = 15")
+        other = "a" if stopped["sid"] == "b" else "b"
+        error = await error_of(streamer, "public.t", other)
+        assert "already exists" in error
+        assert 'source "shop:a"' in error
+        assert 'source "shop:b"' in error
+        assert rows(target, "t") == before
+        late.execute("delete from t where id = 115")
+        await streamer.caught_up()
+        assert rows(target, "t") == union(*both)
+        # A resync of one shard copies both.
+        target.execute("update t set v = 'wrong'; insert into t values (0, 'of no source')")
+        await streamer.ask("resync")
+        await streamer.caught_up()
+        assert rows(target, "t") == union(*both)
+    finally:
+        await streamer.stop()
+    rest = Mapping(streamer.mapping.sources[:1])
+    with pytest.raises(MappingError, match="look like rows of other sources"):
+        await purge(address, rest, "shop", "b", actor="test")
+
+
+async def _one_is_ready(streamer: Streamer) -> bool:
+    states = [table["state"] for s in await streamer.statuses() for table in s["tables"]]
+    return sorted(states) in (["error", "ready"], ["catching_up", "error"])
