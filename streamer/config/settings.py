@@ -317,8 +317,8 @@ class TableSettings(Strict):
     keys: Keys | None = Field(
         default=None,
         title="Keys",
-        description="`disjoint`: several tables share the target table without a sid, and no key "
-        "is in two of the tables. The target's key guards this promise.",
+        description="Promise about the keys of tables that share the target table without a sid. "
+        "The target's key guards the promise.",
     )
     copy_where: str | None = Field(
         default=None,
