@@ -314,7 +314,7 @@ async def read_leftover_stages(session: Executor, source_id: int | None) -> list
 
 
 _FILLED: Final[Values] = {"unfilled": (), "copy_is_due": False}
-"""Column values of a relation whose existing rows are complete."""
+"""The values to store for a relation whose existing rows are complete."""
 _CHUNKS: Final = {
     **CHANGED,
     "chunks": """

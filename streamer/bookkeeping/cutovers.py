@@ -1,7 +1,7 @@
 """The rows of streamer.cutover: the progress of the cut-over of a source.
 
-A command stores a step before the work of the step begins. So the row stays true if the command is
-killed, and the next command repeats the step.
+A command stores a step before the work of the step begins. So after a kill of the command, the row
+still names the interrupted step, and the next command repeats that step.
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@ from streamer.target.fencing_token import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBE
 
 REPLICA_CLASS: Final = zlib.crc32(b"streamer.replica")
 STARTING_SECONDS: Final = 10.0
-"""In this time after its start, a process takes its sources."""
+"""The time in which a process locks its share of the sources after the start."""
 KNOWN_SECONDS: Final = 600.0
 """The time for which a replica without its lock keeps its row, because it may only have lost its
 session.

@@ -33,7 +33,7 @@ cdef object BEGUN = object()  # a transaction that `gather` has begun
 
 cdef enum:
     COLUMNS_MAX = 1664  # PostgreSQL's MaxTupleAttributeNumber
-    TUPLE_AT = 6        # behind kind, relid and the marker of the tuple
+    TUPLE_AT = 6        # after kind, relid and the marker of the tuple
 
 cdef enum:
     INSERT = 0x49       # I
@@ -233,9 +233,9 @@ def mark_deletes(
 ):
     """Return row messages with each delete as an update, extended by *added* columns.
 
-    *keys* has a byte for each column of the source, other than 0 for the key. The new tuple has the
-    columns of the key, or of a whole old row, and the encoded *values*; the others are unchanged.
-    All messages are bytes. See `streamer.apply.rows.row_metadata`.
+    *keys* contains a byte for each column of the source, not 0 for the key. The new tuple contains
+    the columns of the key, or of a whole old row, and the encoded *values*, and marks all further
+    columns as unchanged. All messages are bytes. See `streamer.apply.rows.row_metadata`.
     """
     cdef Py_ssize_t size, position, begin, tail_size = PyBytes_GET_SIZE(values), used
     cdef int count = <int>PyBytes_GET_SIZE(keys), n, width
@@ -258,7 +258,7 @@ def mark_deletes(
             PyList_Append(found, payload)
             continue
         is_whole = p[TUPLE_AT - 1] != KEY_TUPLE
-        # At most both tuples in full, and what is added to each.
+        # At most both tuples in full, and the added bytes of each tuple.
         made = PyBytes_FromStringAndSize(NULL, 2 * size + added + tail_size)
         start = out = PyBytes_AS_STRING(made)
         memcpy(out, p, TUPLE_AT - 1)
@@ -352,7 +352,7 @@ cdef class RowFolder(_Tuples):
         return end
 
     cdef bint is_pending(self, object pending, const unsigned char *p, Py_ssize_t end):
-        """Whether the old tuple of a message, up to *end*, has the source's values of *pending*.
+        """Whether the old tuple of a message, up to *end*, repeats the source's values of *pending*.
 
         Streamer adds a NULL of one byte to an old row for each column that the source does not send.
         """
@@ -412,7 +412,8 @@ cdef class RowFolder(_Tuples):
         self, list payloads not None, Py_ssize_t start, dict inserts not None,
         dict updates not None, dict deletes not None, dict moves not None, list counts not None
     ):
-        """Fold messages in from number *start*; return the number of the first left undone.
+        """Fold messages from number *start* on; return the number of the first message that is not
+        folded.
 
         Rows in *inserts* and *updates* are whole messages. *counts*: numbers of inserts, updates
         and deletes, which grow.
@@ -496,12 +497,13 @@ cdef class RowFolder(_Tuples):
         self, list payloads not None, Py_ssize_t start, list times not None, list stops not None,
         Py_ssize_t transaction, Py_ssize_t number, dict chains not None, list counts not None
     ):
-        """Append messages from number *start* to the chains of their keys; return the number of the
-        first left undone.
+        """Append messages from number *start* on to the chains of their keys; return the number of
+        the first message that is not appended.
 
-        A chain has the commit time, the kind, the number (from *number* on) and the message of each
-        change, see `streamer.apply.rows.history_chains`. *times*: of the transactions, whose messages
-        end in front of numbers *stops*. The first message is of number *transaction* of these.
+        A chain contains the commit time, the kind, the number (from *number* on) and the message of
+        each change, see `streamer.apply.rows.history_chains`. *times*: of the transactions, whose
+        messages end in front of numbers *stops*. The first message is of number *transaction* of
+        these.
         *counts*: as for `fold`.
         """
         cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size, end = start
@@ -609,7 +611,7 @@ cdef Py_ssize_t write_text(
 
 
 cdef class RowEncoder(_Tuples):
-    """Writes rows as COPY data, in the order of *positions*, each behind *head*.
+    """Writes rows as COPY data, in the order of *positions*, each after *head*.
 
     *head*: COPY data of the columns before, with the tab or the column count that belongs to it.
     A row is a message with one tuple, or a sequence of its items.
@@ -669,7 +671,7 @@ cdef class RowEncoder(_Tuples):
         cdef int n
         if not self.read(<const unsigned char *>PyBytes_AS_STRING(row), size):
             raise ValueError("malformed row message")
-        # A column may be wanted several times, so each counts with the size of the whole message.
+        # *positions* may repeat a column, so each counts with the size of the whole message.
         start = out = buffer.reserve(self.size_max(size))
         for n in range(self.width):
             field = &self.fields[self.positions[n]]
@@ -751,7 +753,7 @@ cdef enum:
 cdef Py_ssize_t write_number(
     unsigned char *out, int64_t value, int size, bint binary
 ) noexcept nogil:
-    """Write an integer of *size* bytes as COPY data, with the tab behind it; return its length."""
+    """Write an integer of *size* bytes as COPY data, with the tab that follows; return the length."""
     cdef int n
     if not binary:
         return snprintf(<char *>out, NUMBER_MAX, "%lld\t", <long long>value)
@@ -935,7 +937,7 @@ def gather(
                     PyDict_SetItem(touched, key, <object>found)
                 sink = (<object>found).payloads
                 has_sink = True
-            if PyList_CheckExact(sink):  # else the changes are not wanted
+            if PyList_CheckExact(sink):  # otherwise the caller ignores the changes
                 PyList_Append(sink, payload)
         elif p[0] == COMMIT:
             if not is_open or not takes_commit or size != COMMIT_SIZE or p[1] != 0:
@@ -1048,7 +1050,7 @@ cdef class FrameReader:
 
         Returns a size as PQgetCopyData does (0: more must be read from the socket; negative: the
         stream has ended, or failed), or a `Frame` that is large or of another kind, or None when
-        *frames_max* or *bytes_max* is reached. `taken_bytes` has the size of all frames taken.
+        *frames_max* or *bytes_max* is reached. `taken_bytes` contains the size of all frames taken.
         """
         cdef char *data
         cdef const unsigned char *p

@@ -73,8 +73,9 @@ class SyncSection(Strict):
         default=4,
         ge=1,
         le=1000,
-        description="Sources whose first copies run at the same time. The remaining sources have "
-        "no slot and no snapshot until their turn: higher `priority` first, then less to copy. "
+        description="Sources whose first copies run at the same time. The remaining sources wait "
+        "without slot and snapshot. Sources of a higher `priority` come first, then sources with "
+        "less to copy. "
         "Tables that join later, and resyncs, have a separate limit of the same size.",
     )
     resumable_above: Size = Field(

@@ -533,8 +533,8 @@ class Preparation:
     async def _begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> None:
         ids = [copy.mapped.relation_id for copy in copies]
         # A task of a dead process may still hold a part's row. The removal waits until the task
-        # commits or ends, and the statements below see the committed rows. From here on no task
-        # finds a part's row, so no task copies rows.
+        # commits or ends, and the statements below see the committed rows. From here on no row of
+        # a part exists, so no task starts to copy.
         await remove_parts(target, ids)
         need = copies[0].scope.need
         begun = await begin_copies(target, ids, need)

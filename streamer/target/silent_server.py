@@ -57,7 +57,9 @@ class SilenceMonitor:
         self._checking: asyncio.Task[None] | None = None
         self._alarm = Alarm(self._begin_checking)
         self.progress = 0
-        """The sender of data increases this number while a statement runs."""
+        """The sender of a statement's data increases this number, to show that the connection
+        works.
+        """
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:

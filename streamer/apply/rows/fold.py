@@ -378,8 +378,8 @@ class Fold:
         return Fold(self.plan, self.truncate, self.restarts, self.deletes)
 
     def additions(self) -> "Fold":
-        """Return the part of the fold that writes rows. Without ``deletes``, ``moves`` inserts rows
-        under the new keys.
+        """Return the part of the fold that inserts and updates rows. Without ``deletes``, ``moves``
+        inserts rows under the new keys.
         """
         return Fold(self.plan, updates=self.updates, moves=self.moves, inserts=self.inserts)
 

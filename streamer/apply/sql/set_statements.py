@@ -124,7 +124,7 @@ class SetStatements:
 
     @property
     def rows(self) -> str:
-        """Name the target in statements about existing rows."""
+        """SQL of the target table in statements about existing rows."""
         return self.plan.target.rows
 
     @property

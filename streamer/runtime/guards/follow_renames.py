@@ -1,8 +1,8 @@
 """Lets relations follow tables that a session renamed at the source (`ddl: capture`).
 
-The row of pg_publication_rel stays the same under the new name, and the bookkeeping has its OID. So
-the guard and the next start find the new name. The stream sends changes of the table under both
-names, and finds relations by OID (`streamer.runtime.tables.relations`).
+The row of pg_publication_rel stays the same under the new name, and the bookkeeping stores the OID
+of that row. So the guard and the next start find the new name. The stream sends changes of the
+table under both names, and finds relations by OID (`streamer.runtime.tables.relations`).
 
 At a start, relations follow before streamer resolves the rules: no change reaches the target before
 that. One transaction renames the target table and moves the relation's record.
