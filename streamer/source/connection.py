@@ -97,8 +97,9 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
         return SourceLimitError(
             f"{message}: a row is larger than the source can send, which is 1 GB"
         )
-    if state == "53400":  # configuration_limit_exceeded
-        hint = limit_hint(f"{message} {error.diag.message_hint or ''}")
+    hint = limit_hint(f"{message} {error.diag.message_hint or ''}")
+    # configuration_limit_exceeded; and out_of_memory, if a setting limits the shared memory
+    if state == "53400" or (state == "53200" and hint is not None):
         return SourceUnreadyError(message, hint=hint)
     if is_catalog_race(state, first_line(error)):
         return SourceContentionError(message)

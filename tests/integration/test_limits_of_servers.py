@@ -1,4 +1,4 @@
-"""SQLSTATE 53400 stands for several limits, and the advice is about the exceeded limit."""
+"""SQLSTATE 53400 and 53200 stand for several limits, and the advice is about the exceeded limit."""
 
 import asyncpg
 import psycopg
@@ -13,6 +13,18 @@ SLOTS = (
     "select pg_create_physical_replication_slot('limit_' || g, false, true)"
     " from generate_series(1, 10000) g"
 )
+
+LOCKS = "select pg_advisory_xact_lock(g) from generate_series(1, 1000000) g"
+"""A publication locks each of its tables in the same way."""
+
+
+def test_a_source_out_of_locks(source: Database) -> None:
+    with source.connect() as session, pytest.raises(psycopg.Error) as caught:
+        session.execute(LOCKS.encode())
+    error = translate_source(caught.value, "shop")
+    assert error.code == "source_settings"
+    assert error.hint is not None
+    assert "raise max_locks_per_transaction" in error.hint
 
 
 def test_a_source_out_of_slots(source: Database) -> None:
