@@ -60,7 +60,7 @@ def test_two_sources_a_table_broken_and_mended_and_the_export_runs(
         expect(attention).to_contain_text("shop:eu public.items")
         look(page, "acceptance-broken")
         attention.get_by_role("link", name="shop:eu public.items").click()
-        statement = page.locator(".finding pre").first.evaluate("e => e.firstChild.textContent")
+        statement = attention.locator("pre").first.evaluate("e => e.firstChild.textContent")
         assert "price" in statement
         target.execute(statement)
         page.get_by_role("button", name="Resume").click()

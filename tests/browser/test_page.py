@@ -191,7 +191,7 @@ def test_errors_are_shown_with_what_to_do_and_are_mended(
     expect(page.get_by_text("missing in the target")).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="has no column").first).to_be_visible()
     look(page, "table-in-error")
-    (sql,) = page.locator(".finding pre").all()
+    (sql,) = page.get_by_role("region", name="Needs attention").locator("pre").all()
     statement = sql.evaluate("e => e.firstChild.textContent")
     assert statement.startswith("alter table")
     target.execute(statement)
