@@ -1,4 +1,4 @@
-"""Prepares a release: the version, the change log, and the checksums of the migrations.
+"""Prepares a release: the version in `PLACES`, the change log, and the checksums of the migrations.
 
 ``make release VERSION=0.2.0`` runs this module. From then on a test compares the released
 migrations with their checksums. CONTRIBUTING.md has the remaining steps.
@@ -16,7 +16,17 @@ ROOT: Final = Path(__file__).parent.parent
 CHECKSUMS: Final = "migrations/released.sha256"
 """The released migrations, in the form of sha256sum."""
 UNRELEASED: Final = "## Unreleased\n"
-_VERSION: Final = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
+PLACES: Final = (
+    ("streamer/__init__.py", '__version__ = "'),
+    ("Dockerfile", "--tag streamer:"),
+    ("Dockerfile", 'image.version="'),
+    ("deploy/helm/streamer/Chart.yaml", "version: "),
+    ("deploy/helm/streamer/Chart.yaml", "appVersion: "),
+    ("deploy/kubernetes/streamer.yaml", "image: streamer:"),
+    ("docs/guides/deploy.md", " streamer:"),
+)
+"""Files that contain the version, each with the text before the version."""
+_VERSION: Final = r"\d+\.\d+\.\d+"
 
 
 def checksums(root: Path) -> Iterator[str]:
@@ -28,7 +38,7 @@ def checksums(root: Path) -> Iterator[str]:
 
 def prepare(root: Path, version: str, day: date) -> None:
     """Write *version* into the files of *root*. Raises ValueError for an unsuitable version."""
-    if re.fullmatch(r"\d+\.\d+\.\d+", version) is None:
+    if re.fullmatch(_VERSION, version) is None:
         raise ValueError(f"the version must look like 1.2.3, not {version!r}")
     log = root / "CHANGELOG.md"
     text = log.read_text(encoding="utf-8")
@@ -37,11 +47,21 @@ def prepare(root: Path, version: str, day: date) -> None:
     if text.count(UNRELEASED) != 1 or not _changes(text):
         raise ValueError(f"CHANGELOG.md has no changes under {UNRELEASED.strip()!r}")
     text = text.replace(UNRELEASED, f"{UNRELEASED}\n## {version}, {day.isoformat()}\n")
+    for place, before in PLACES:
+        _replace_version(root / place, before, version)
     log.write_text(text, encoding="utf-8")
-    module = root / "streamer" / "__init__.py"
-    source = _VERSION.sub(f'__version__ = "{version}"', module.read_text(encoding="utf-8"))
-    module.write_text(source, encoding="utf-8")
     (root / CHECKSUMS).write_text("".join(checksums(root)), encoding="ascii")
+
+
+def _replace_version(path: Path, before: str, version: str) -> None:
+    """Write *version* in place of each version of the file that follows the text *before*."""
+    pattern = rf"(?<={re.escape(before)}){_VERSION}"
+    text, count = re.subn(pattern, version, path.read_text(encoding="utf-8"))
+    if not count:
+        raise ValueError(
+            f"{path} has no version after {before!r}: mend PLACES in scripts/release.py"
+        )
+    path.write_text(text, encoding="utf-8")
 
 
 def _changes(text: str) -> str:

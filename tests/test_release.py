@@ -4,6 +4,7 @@ import ast
 import itertools
 import re
 import shutil
+import subprocess
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -83,22 +84,60 @@ def test_each_later_migration_names_the_programs_that_run_on_its_schema(kind: st
         assert before.needs <= migration.needs <= migration.number
 
 
+def versions_in(path: Path, version: str) -> int:
+    """Count *version* in the file, without packages (``==0.1.0``) and history (``since 0.1.0``)."""
+    pattern = rf"(?<![\d.=])(?<!since ){re.escape(version)}(?![\d.])"
+    return len(re.findall(pattern, path.read_text(encoding="utf-8", errors="replace")))
+
+
+def files_with_the_version() -> list[str]:
+    """Return the tracked files that contain the version; not the log, results and example values."""
+    command = ["git", "-C", str(ROOT), "grep", "--name-only", "--fixed-strings"]
+    excluded = ("CHANGELOG.md", "docs/progress.md", "benchmarks/results", "tests", "*.lock")
+    paths = [f":!{path}" for path in excluded]
+    result = subprocess.run(
+        [*command, streamer.__version__, "--", *paths], capture_output=True, text=True, check=True
+    )
+    return [
+        name for name in result.stdout.split() if versions_in(ROOT / name, streamer.__version__)
+    ]
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """The files that a release changes."""
+    """The files that a release changes, and all others that contain the version."""
     shutil.copytree(ROOT / "migrations", tmp_path / "migrations")
-    (tmp_path / "streamer").mkdir()
-    (tmp_path / "streamer" / "__init__.py").write_text('"""Doc."""\n\n__version__ = "0.1.0"\n')
+    for name in {*files_with_the_version(), *(path for path, _ in release.PLACES)}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "CHANGELOG.md").write_text(
         "# Log\n\n## Unreleased\n\n- One.\n\n## 0.1.0, 2026-01-01\n"
     )
     return tmp_path
 
 
+def test_a_release_writes_the_version_into_each_file_that_contains_the_version(tree: Path) -> None:
+    before = {
+        name: versions_in(tree / name, streamer.__version__) for name in files_with_the_version()
+    }
+
+    release.prepare(tree, "97.98.99", date(2026, 2, 3))
+
+    assert {name: versions_in(tree / name, "97.98.99") for name in before} == before
+    assert set(before) == {path for path, _ in release.PLACES}
+
+
+def test_a_release_names_the_place_that_has_no_version(tree: Path) -> None:
+    (tree / "Dockerfile").write_text("FROM python\n")
+
+    with pytest.raises(ValueError, match=r"Dockerfile has no version after '--tag streamer:'"):
+        release.prepare(tree, "0.2.0", date(2026, 2, 3))
+
+
 def test_a_release_writes_version_date_and_checksums(tree: Path) -> None:
     release.prepare(tree, "0.2.0", date(2026, 2, 3))
 
-    assert (tree / "streamer/__init__.py").read_text().endswith('__version__ = "0.2.0"\n')
+    assert '\n__version__ = "0.2.0"\n' in (tree / "streamer/__init__.py").read_text()
     assert (tree / "CHANGELOG.md").read_text() == (
         "# Log\n\n## Unreleased\n\n## 0.2.0, 2026-02-03\n\n- One.\n\n## 0.1.0, 2026-01-01\n"
     )
