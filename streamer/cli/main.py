@@ -337,6 +337,30 @@ def health(as_json: JsonOption = False) -> None:
         typer.echo(str(answer))
 
 
+@app.command(rich_help_panel=INCIDENTS, epilog=example("streamer notify"))
+def notify(as_json: JsonOption = False) -> None:
+    """Send a test message to the webhook of `notify`.
+
+    The message has the headers and the signature of a notification, and an empty list of
+    problems. The exit code is 0 if the receiver accepts the message, and 1 otherwise. A running
+    process is not necessary.
+    """
+    from streamer.commands.try_webhook import try_webhook
+    from streamer.config import static_mapping
+
+    try:
+        _, settings = static_mapping.read(GLOBALS.config, GLOBALS.overrides)
+    except StreamerError as exc:
+        fail(str(exc), exc.exit_code)
+    delivery = run_to_end(try_webhook(settings))
+    if as_json:
+        print_json(delivery)
+    if delivery.problem is not None:
+        fail(f"notification not sent: {delivery.problem}", 1)
+    if not as_json:
+        typer.echo(f"{delivery.receiver} has accepted a test message")
+
+
 @app.command(rich_help_panel=INCIDENTS, epilog=example("streamer doctor --bundle report.zip"))
 def doctor(
     bundle: Annotated[
