@@ -58,6 +58,17 @@ def test_wheels_are_built_for_each_python_that_the_package_names() -> None:
     assert built == classified_pythons()
 
 
+def test_wheels_are_built_on_machines_of_each_architecture_without_emulation() -> None:
+    job = workflow("release.yaml")["jobs"]["wheels"]
+
+    assert job["runs-on"] == "${{ matrix.os }}"
+    assert set(job["strategy"]["matrix"]["os"]) == {
+        *("ubuntu-24.04", "ubuntu-24.04-arm"),
+        *("macos-15-intel", "macos-15"),
+    }
+    assert set(PROJECT["tool"]["cibuildwheel"]) == {"build", "skip", "test-command"}
+
+
 def test_the_newest_version_of_the_change_log_is_the_version_of_the_package() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
