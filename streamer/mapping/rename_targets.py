@@ -85,12 +85,12 @@ def follow(
     now, target = move.now, move.target
     try:
         rule = find_rules(source, [now]).get(now)
+        mapping = None if rule is None else map_relation(source, rule, now, target_namespace)
     except MappingError as exc:
         return Obstacle(exc.message, exc.hint or "correct the rules")
     advice = rule_hint(now, target)
-    if rule is None:
+    if mapping is None:
         return Obstacle("no rule matches the new name", advice)
-    mapping = map_relation(source, rule, now, target_namespace)
     if mapping.sid != move.sid:
         return Obstacle(
             f'its rows have sid "{move.sid}", and the new name would get sid "{mapping.sid}"',

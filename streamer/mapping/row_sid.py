@@ -39,8 +39,8 @@ class Placeholder:
         if match is None or not match[1]:
             raise MappingError(
                 f'its sid needs a {self.name} that matches "{self.pattern.pattern}"',
-                hint=f"narrow the name of the rule, or change the expression in `sid`, so that "
-                f'"{value}" does not get this rule, or matches',
+                hint="add the table to `exclude_tables`; or narrow the name of the rule, or change "
+                f'the expression in `sid`, so that "{value}" matches',
             )
         return match[1]
 

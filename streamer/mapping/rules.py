@@ -425,11 +425,27 @@ def resolve(
     """Apply the rules of *source* to its *relations*; in order of name.
 
     Raises MappingError if two patterns match the same relation, or if two relations would write the
-    same rows.
+    same rows. So does a rule that gives a relation no sid or target.
     An exact rule for a missing relation is an error, too, unless `on_table_dropped` allows the
     loss. The names of `former_names` do not count.
     """
-    present = sorted(set(relations))
+    return resolve_new(source, (), relations, target_namespace)[0]
+
+
+def resolve_new(
+    source: SourceMapping,
+    known: Collection[RelationName],
+    relations: Iterable[RelationName],
+    target_namespace: str,
+) -> tuple[list[RelationMapping], MappingError | None]:
+    """Leave out new relations that the rules cannot map, and return their first error; else like
+    `resolve`.
+
+    *known*: relations that stream already; without any, this function raises each error. Whoever
+    may create a schema at the source can create a relation without a sid, which must not stop the
+    known relations.
+    """
+    present, streaming = sorted(set(relations)), frozenset(known)
     missing = source.exact_names.keys() - set(present)
     missing -= former_names(source, present, target_namespace) if missing else set()
     for name in sorted(missing):
@@ -438,22 +454,52 @@ def resolve(
                 f'table "{name}" does not exist at source "{source.label}"',
                 hint="create the table there, or correct or remove its name in `tables`",
             )
-    mapped = [
-        map_relation(source, rule, relation, target_namespace)
-        for relation, rule in find_rules(source, present).items()
-    ]
+    judged = _map_each(source, present, target_namespace)
     by_rows: dict[tuple[RelationName, str | None], RelationMapping] = {}
-    for mapping in mapped:
-        if mapping.target.namespace == BOOKKEEPING:
-            raise MappingError(
-                f'table "{mapping.source}" of source "{source.label}" would be written to '
-                f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
-                hint="give it a `target` in another schema",
-            )
-        first = by_rows.setdefault(mapping.rows, mapping)
-        if first != mapping and not (first.rule.is_disjoint and mapping.rule.is_disjoint):
-            raise same_rows(source, [first.source, mapping.source], mapping)
-    return mapped
+    mapped, refused = [], None
+    for name in sorted(judged, key=lambda name: (name not in streaming, name)):
+        mapping = judged[name]
+        if isinstance(mapping, RelationMapping):
+            first = by_rows.setdefault(mapping.rows, mapping)
+            if first == mapping or (first.rule.is_disjoint and mapping.rule.is_disjoint):
+                mapped.append(mapping)
+                continue
+            mapping = same_rows(source, [first.source, name], mapping)
+        if name in streaming or not streaming:
+            raise mapping
+        refused = refused or mapping
+    return sorted(mapped, key=lambda mapping: mapping.source), refused
+
+
+def _map_each(
+    source: SourceMapping, relations: Iterable[RelationName], target_namespace: str
+) -> dict[RelationName, RelationMapping | MappingError]:
+    """Return, for each relation with a rule, its mapping or the reason why it has no mapping."""
+    exact = source.exact_names
+    judged: dict[RelationName, RelationMapping | MappingError] = {}
+    for relation in relations:
+        try:
+            rule = exact.get(relation) or _matching_pattern(source, relation)
+            if rule is not None:
+                judged[relation] = _map_outside_bookkeeping(
+                    source, rule, relation, target_namespace
+                )
+        except MappingError as exc:
+            judged[relation] = exc
+    return judged
+
+
+def _map_outside_bookkeeping(
+    source: SourceMapping, rule: TableRule, relation: RelationName, target_namespace: str
+) -> RelationMapping:
+    mapping = map_relation(source, rule, relation, target_namespace)
+    if mapping.target.namespace == BOOKKEEPING:
+        raise MappingError(
+            f'table "{relation}" of source "{source.label}" would be written to '
+            f'"{mapping.target}", in the schema of streamer\'s own bookkeeping',
+            hint="give it a `target` in another schema",
+        )
+    return mapping
 
 
 def map_relation(
@@ -497,12 +543,12 @@ def former_names(
 
     A session has renamed such a table, and some tenants may still have the former name.
     """
-    rules = find_rules(source, present := list(present))
-    rows = {map_relation(source, r, n, target_namespace).rows for n, r in rules.items()}
+    judged = _map_each(source, present, target_namespace)
+    rows = {mapping.rows for mapping in judged.values() if isinstance(mapping, RelationMapping)}
     return {
         name
         for name, rule in source.exact_names.items()
-        if name not in rules
+        if name not in judged
         and not rule.is_disjoint  # several tables write these rows
         and map_relation(source, rule, name, target_namespace).rows in rows
     }

@@ -45,7 +45,7 @@ from streamer.errors.error_classes import (
     TargetSchemaError,
 )
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
+from streamer.mapping.rules import RelationMapping, SourceMapping, resolve_new
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.session_settings import INDEX_MEMORY_MB, memory_sql
 from streamer.schema.planned_definition import ObjectKind, Places, TargetPlace
@@ -182,7 +182,8 @@ async def _places(
             or RelationName(rule.pattern.namespace, rule.pattern.name) in present
         )
         try:
-            mappings = resolve(replace(source, rules=rules), present, target_namespace)
+            ruled = replace(source, rules=rules)
+            mappings, _ = resolve_new(ruled, names, present, target_namespace)
         except MappingError as exc:  # the join of the table reports the error
             log.warning("omitting foreign keys", source=source.label, error=exc.message)
     return await read_places(target, [m for m in mappings if m.source in names])

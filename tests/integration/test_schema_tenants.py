@@ -243,6 +243,64 @@ async def test_check_names_a_schema_that_has_no_sid(
     assert "narrow the name of the rule" in str(finding)
 
 
+async def test_a_schema_without_a_sid_of_its_own_stops_no_tenant(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    add_tenants(source, "ab")
+    path, columns = tmp_path / "config.yaml", "(id int primary key, v text, n int)"
+    rules = '"*.orders": {sid: "{schema:tenant_(.).*}", on_table_dropped: keep}'
+    write_config(path, source, target, rules, settings=SETTINGS, group="ddl: capture")
+    streamer = Streamer(path)
+    streamer.start()
+
+    async def condition() -> str:
+        return str((await streamer.status())["error"])
+
+    try:
+        await streamer.caught_up()
+        for schema, new, problem in (
+            ("other", "c", "needs a schema"),
+            ("tenant_ab", "d", 'with sid "a"'),
+        ):
+            source.execute(f"create schema {schema}; create table {schema}.orders {columns}")
+
+            async def is_shown(problem: str = problem) -> bool:
+                return problem in await condition()
+
+            await streamer.eventually(is_shown)
+            # The tenants stream, new tenants join, and a later attempt streams, too.
+            add_tenants(source, new)
+            await streamer.table_state(f"tenant_{new}.orders", "ready")
+            await streamer.kill()
+            streamer.start()
+            source.execute(
+                "update tenant_a.orders set v = v || '!'; update tenant_b.orders set n = 0 - n"
+            )
+            await streamer.caught_up()
+            for sid in ("a", "b", new):
+                assert rows(target, "orders", f"sid = '{sid}'") == rows(
+                    source, f"tenant_{sid}.orders"
+                )
+            await streamer.eventually(is_shown)
+            source.execute(f"drop schema {schema} cascade")
+
+            async def is_gone() -> bool:
+                return await condition() == "None"
+
+            await streamer.eventually(is_gone)
+        # A table in sync that loses its sid stops alone, until it has its former name.
+        source.execute("alter schema tenant_b rename to other; insert into other.orders values (9)")
+        remedy = await remedy_of(streamer, "tenant_b.orders", "needs a schema that matches")
+        assert "narrow the name of the rule" in str(remedy)
+        source.execute("update tenant_a.orders set v = 'x'; alter schema other rename to tenant_b")
+        await streamer.table_state("tenant_b.orders", "ready")
+        await streamer.caught_up()
+        for sid in "ab":
+            assert rows(target, "orders", f"sid = '{sid}'") == rows(source, f"tenant_{sid}.orders")
+    finally:
+        await streamer.stop()
+
+
 async def test_definitions_of_schemas_change_and_schemas_get_new_names(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

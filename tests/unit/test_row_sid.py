@@ -7,7 +7,7 @@ import pytest
 from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import parse_name
 from streamer.mapping.row_sid import SidTemplate
-from streamer.mapping.rules import SourceMapping, TableRule, check_target, resolve
+from streamer.mapping.rules import SourceMapping, TableRule, check_target, resolve, resolve_new
 from tests.unit.build import source_mapping, table_rule
 
 
@@ -88,6 +88,20 @@ def test_tables_of_a_source_share_a_target_if_their_rows_have_different_sids() -
     ]
     with pytest.raises(MappingError, match=r'would both be written to .* with sid "a"'):
         sids(source, "tenant_a1.orders", "tenant_a2.orders")
+
+
+def test_a_new_table_without_a_place_stops_no_table_that_streams() -> None:
+    source = source_mapping(rules=[rule("*.orders", "{schema:tenant_(.).*}", "orders")])
+    known = [parse_name(f"tenant_{sid}.orders") for sid in "bx"]
+    new = [parse_name(name) for name in ("tenant_a.orders", "other.orders", "tenant_b1.orders")]
+    mapped, refused = resolve_new(source, known, [*new, *known], "public")
+    assert [mapping.sid for mapping in mapped] == ["a", "b", "x"]
+    assert "other.orders" in str(refused)
+    assert resolve_new(source, known, known, "public")[1] is None
+    # A table in sync whose sid is gone, or that is given twice, is no stranger's mistake.
+    for names in (["other.orders"], ["tenant_b.orders", "tenant_b1.orders"], []):
+        with pytest.raises(MappingError):
+            resolve_new(source, [parse_name(name) for name in names], [*new, *known], "public")
 
 
 @pytest.mark.parametrize(

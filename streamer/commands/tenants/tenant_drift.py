@@ -175,7 +175,7 @@ async def _read_source(
     source: SourceMapping, namespace: str, bookkeeping: Bookkeeping
 ) -> list[TenantTable]:
     async with connection_of_run(source, bookkeeping) as plain:
-        mappings, relations = await resolve_at(plain, source, namespace)
+        mappings, relations, _ = await resolve_at(plain, source, namespace)
         definitions = await read_at_source(
             plain, [definition.oid for definition in relations.values()]
         )

@@ -49,7 +49,7 @@ class SourceMonitor:
         self._bookkeeping = services.bookkeeping
         self._tables = tables
         self._health = health
-        self._standby_wait: ErrorReport | None = None
+        self._condition: ErrorReport | None = None
         self._has_reported_slot = False
 
     def report_slot(self, slot: Slot) -> None:
@@ -81,7 +81,7 @@ class SourceMonitor:
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.record_end(seen.flush_lsn, began)
-                    await self._show_standby_wait(plain)
+                    await self._show_condition(plain)
                     await cases.copy_replaced(plain)
                     cases.expect_missing()
                     if seen.digest != digest or cases.is_incomplete:
@@ -98,16 +98,19 @@ class SourceMonitor:
         assert seen.slot is not None
         self.report_slot(seen.slot)
 
-    async def _show_standby_wait(self, plain: Connection) -> None:
-        """Show that the source holds changes back until its standbys have them."""
-        source, error = self._tables.source, None
+    async def _show_condition(self, plain: Connection) -> None:
+        """Show that the source holds changes back until its standbys have them, or that the rules
+        cannot map a new table.
+        """
+        source, waits = self._tables.source, None
         if self._tables.lag.is_stalled(time.monotonic()):
-            error = await find_standby_wait(plain, source)
+            waits = await find_standby_wait(plain, source)
+        error = waits or self._tables.refused
         report = None if error is None else ErrorReport.of(error)
-        if report == self._standby_wait:
+        if report == self._condition:
             return
-        self._standby_wait = report
-        state = "streaming" if report is None else "waiting"
+        self._condition = report
+        state = "streaming" if waits is None else "waiting"
         self._health.state, self._health.error = state, report
         if error is not None:
             log.warning(str(error), source=source.label, **error.log_fields)

@@ -14,7 +14,7 @@ import structlog
 
 from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rules import find_rules
+from streamer.mapping.rules import resolve_new
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.source.catalog import read_extension_tables, read_relation_names
 from streamer.source.connection import Connection, translating
@@ -30,13 +30,17 @@ class Discovery:
     """See the module. An object serves one attempt to stream a source."""
 
     def __init__(
-        self, tables: TableEvents, interval: float, appeared: Callable[[str], None]
+        self,
+        tables: TableEvents,
+        interval: float,
+        appeared: Callable[[str], None],
+        target_namespace: str,
     ) -> None:
         """*interval*: seconds between checks; 0: none. *appeared* is called with a label."""
         self._tables = tables
         self._interval = interval or None
         self._appeared = appeared
-        self._problem: str | None = None
+        self._target_namespace = target_namespace
 
     async def run(self, plain: Connection) -> None:
         """Check until cancelled. Raises SourceConnectionError."""
@@ -66,16 +70,15 @@ class Discovery:
             self._appeared(source.label)
 
     def _new(self, names: list[RelationName]) -> list[RelationName]:
-        """Return the *names* that match a rule and are not mapped yet."""
+        """Return the *names* that the rules map and that are not mapped yet."""
+        tables = self._tables
+        present = {mapped.mapping.source for mapped in tables.relations}
+        everything = present.union(names)  # a table that vanished is no mistake in the rules
         try:
-            ruled = find_rules(self._tables.source, names)
-        except MappingError as exc:
-            if self._problem != str(exc):
-                self._problem = str(exc)
-                log.warning(
-                    "new tables cannot join", source=self._tables.source.label, error=str(exc)
-                )
+            mapped, tables.refused = resolve_new(
+                tables.source, present, everything, self._target_namespace
+            )
+        except MappingError as exc:  # the rules of tables that stream no longer fit the source
+            tables.refused = exc
             return []
-        self._problem = None
-        present = {mapped.mapping.source for mapped in self._tables.relations}
-        return sorted(ruled.keys() - present)
+        return sorted({mapping.source for mapping in mapped} - present)

@@ -1,18 +1,22 @@
 """The mapping that a process runs, and the change to a new mapping while the sources stream."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from collections.abc import Mapping as AnyMapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import Final
 
 import structlog
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import read_installation
+from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.replicas import Fleet
 from streamer.bookkeeping.sources import read_source_records
 from streamer.errors.error_classes import MappingError, SourceError, StreamerError
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
+from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rules import Mapping, find_source
 from streamer.mapping.shared_targets import TableWriter, find_clashes
 from streamer.runtime.process.running_sources import RunningSources
@@ -22,10 +26,10 @@ from streamer.runtime.wal_retention.backlog_guards import BacklogGuards
 from streamer.source.connection import connection
 from streamer.source.slot_and_publications.slot import drop_slot_sql
 
-if TYPE_CHECKING:
-    from streamer.mapping.relation_names import RelationName
-
 log = structlog.get_logger()
+
+StoredNames = AnyMapping[str, Collection[RelationName]]
+NOTHING_STORED: Final[StoredNames] = MappingProxyType({})
 
 
 class RunningMapping:
@@ -171,7 +175,8 @@ class RunningMapping:
                 while not self._appeared.empty():
                     labels.add(self._appeared.get_nowait())
                 try:
-                    await _check_resolves(self.now)
+                    stored = await _read_stored_names(self.sources.services.bookkeeping)
+                    await _check_resolves(self.now, stored)
                     for supervisor in self.sources.supervisors:
                         if supervisor.source.label in labels:
                             await supervisor.change(supervisor.source)
@@ -196,13 +201,28 @@ async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkee
         ) from exc
 
 
-async def _check_resolves(mapping: Mapping) -> None:
-    """Check that the rules fit the sources that answer. Raises MappingError."""
+async def _read_stored_names(bookkeeping: Bookkeeping) -> StoredNames:
+    """Return the tables that the target has, by the labels of their sources."""
+    labels = {record.source_id: record.label for record in await read_source_records(bookkeeping)}
+    stored: dict[str, set[RelationName]] = {}
+    for record in await read_relation_records(bookkeeping):
+        if record.source_id in labels:
+            stored.setdefault(labels[record.source_id], set()).add(parse_name(record.source))
+    return stored
+
+
+async def _check_resolves(mapping: Mapping, stored: StoredNames = NOTHING_STORED) -> None:
+    """Check that the rules fit the sources that answer. Raises MappingError.
+
+    *stored*: the tables that stream already, which a new table without a place does not stop.
+    """
     writers: dict[RelationName, list[TableWriter]] = {}
     for source in mapping.sources:
         try:
             async with connection(source) as plain:
-                mapped, _ = await resolve_at(plain, source, mapping.target_namespace)
+                mapped, _, _ = await resolve_at(
+                    plain, source, mapping.target_namespace, stored.get(source.label, ())
+                )
             for table in mapped:
                 writer = TableWriter(source.label, table.sid, table.rule.is_disjoint)
                 writers.setdefault(table.target, []).append(writer)

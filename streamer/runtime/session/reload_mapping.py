@@ -35,7 +35,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
     bookkeeping = session.services.bookkeeping
     async with connection(source) as plain:
         await check_same_server_by_query(plain, session.server)
-        mappings, definitions = await resolve_at(
+        mappings, definitions, refused = await resolve_at(
             plain,
             source,
             session.services.target_namespace,
@@ -72,7 +72,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
                 await session.remove(mapped)
                 await forget_relation(bookkeeping, mapped.relation_id)
             raise
-        session.tables.source = source
+        session.tables.source, session.tables.refused = source, refused
         for mapped in removed:
             await session.remove(mapped)
         recomputed = _recomputed(relations, by_name)

@@ -44,7 +44,10 @@ async def check_source(session: Session, heartbeat: Heartbeat, guard: BacklogGua
     follower = SequenceFollower(
         source, source_id, bookkeeping, relations, services.target_namespace
     )
-    discovery = Discovery(session.tables, services.discovery_interval, services.tables_appeared)
+    namespace = services.target_namespace
+    discovery = Discovery(
+        session.tables, services.discovery_interval, services.tables_appeared, namespace
+    )
     beats = partial(heartbeat.run, server=session.server, lag=session.lag)
     async with connection(source) as plain:
         await plain.execute(_PATIENCE_SQL)

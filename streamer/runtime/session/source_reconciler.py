@@ -159,7 +159,7 @@ class SourceReconciler:
             services.target_namespace,
         )
         records = await read_relation_records(bookkeeping, source_id)
-        mappings, definitions = await resolve_at(
+        mappings, definitions, self.tables.refused = await resolve_at(
             plain,
             source,
             services.target_namespace,

@@ -74,7 +74,7 @@ class StartWaits:
         if self.turn is not None:
             return
         async with services.sources.connection(source) as plain:
-            mappings, definitions = await resolve_at(plain, source, services.target_namespace)
+            mappings, definitions, _ = await resolve_at(plain, source, services.target_namespace)
         if not copies_all(mappings):
             return
         size = sum(definitions[m.source].size_bytes for m in mappings if m.source in definitions)

@@ -10,9 +10,10 @@ import asyncio
 import itertools
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from sys import intern
+from typing import NamedTuple
 
 from streamer.apply.lanes.lane import Hold, Lane, LaneOwner, MappedRelation, RelationSource, holds
 from streamer.bookkeeping.bookkeeping import Bookkeeping
@@ -27,7 +28,7 @@ from streamer.errors.error_classes import MappingError
 from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import OnTableDropped
-from streamer.mapping.rules import RelationMapping, SourceMapping, former_names, resolve
+from streamer.mapping.rules import RelationMapping, SourceMapping, former_names, resolve_new
 from streamer.runtime.services import Health, Services
 from streamer.runtime.tables.lag import lane_lag_seconds
 from streamer.source.catalog import (
@@ -442,17 +443,25 @@ async def until_applied(lane: Lane, through_lsn: Lsn) -> None:
         await lane.changed.wait()
 
 
+class Resolved(NamedTuple):
+    """The tables of a source. ``refused``: why a new table that a rule matches cannot join."""
+
+    mappings: list[RelationMapping]
+    definitions: dict[RelationName, SourceRelation]
+    refused: MappingError | None
+
+
 async def resolve_at(
     plain: Connection,
     source: SourceMapping,
     target_namespace: str,
-    stored_names: Iterable[RelationName] = (),
-) -> tuple[list[RelationMapping], dict[RelationName, SourceRelation]]:
+    stored_names: Collection[RelationName] = (),
+) -> Resolved:
     """Apply the rules of *source* to its relations. Raises MappingError.
 
     Tables that rules name and the source lacks are mapped too, without a definition, so that the
     remaining tables are not disturbed. So are *stored_names*, whose rows the target has: the loss
-    of a table must show, see `on_table_dropped`.
+    of a table must show, see `on_table_dropped`. A new table without a place stops none of these.
     """
     names = await read_relation_names(plain, source)
     missing = {
@@ -464,13 +473,14 @@ async def resolve_at(
         # A table that joined an extension is not lost: patterns do not match the table any more.
         missing -= await read_extension_tables(plain)
         names += missing - former_names(source, names, target_namespace)
-    mappings = resolve(source, names, target_namespace)
+    mappings, refused = resolve_new(source, stored_names, names, target_namespace)
     if not mappings:
         raise MappingError(
             f'no table of source "{source.label}" matches its rules',
             hint="correct `tables` in the configuration",
         )
-    return mappings, await read_relations(plain, [mapping.source for mapping in mappings])
+    definitions = await read_relations(plain, [mapping.source for mapping in mappings])
+    return Resolved(mappings, definitions, refused)
 
 
 def relation_source(

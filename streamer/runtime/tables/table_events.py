@@ -81,6 +81,8 @@ class TableEvents:
         self.lag = Lag(self.tracker, self.relations.clock)
         self.advanced = asyncio.Event()
         """Set when the durable position may have moved."""
+        self.refused: MappingError | None = None
+        """Why a new table that a rule matches cannot join; its cause may be in a foreign schema."""
         self.has_progress = False
         """A table has advanced since the last stored position."""
         self._changed_at = -math.inf
