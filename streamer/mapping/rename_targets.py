@@ -88,14 +88,16 @@ def follow(
         mapping = None if rule is None else map_relation(source, rule, now, target_namespace)
     except MappingError as exc:
         return Obstacle(exc.message, exc.hint or "correct the rules")
-    advice = rule_hint(now, target)
+    advice = rule_hint(move, names_sid=move.sid != source.sid)
     if mapping is None:
         return Obstacle("no rule matches the new name", advice)
     if mapping.sid != move.sid:
+        words = "no sid" if mapping.sid is None else f'sid "{mapping.sid}"'
+        # Only relations that leave the mapping together give up names that they have exchanged.
         return Obstacle(
-            f'its rows have sid "{move.sid}", and the new name would get sid "{mapping.sid}"',
-            "rename it back; or, to copy the new name as another tenant, add the former name to "
-            "`exclude_tables`",
+            f'its rows have sid "{move.sid}", and the new name would get {words}',
+            f'rename it back; or copy both names anew: leave "{move.former}" and "{now}" out with '
+            "`exclude_tables`, reload, and undo this once `status` lists neither",
         )
     ruled = mapping.target
     if ruled != target and source.on_ddl[DdlKind.RENAME_TABLE] is not OnDdl.APPLY:
@@ -106,9 +108,14 @@ def follow(
     return mapping
 
 
-def rule_hint(now: RelationName, target: RelationName) -> str:
-    """Return the advice to map table *now* to *target*, which holds the table's rows."""
-    return f"write the new name with the target in `tables`: {{'{now}': {{target: '{target}'}}}}"
+def rule_hint(move: Renamed, *, names_sid: bool) -> str:
+    """Return the advice to map a renamed table to the target that holds its rows.
+
+    *names_sid*: the rule has to name the sid of these rows, too.
+    """
+    sid = f", sid: '{move.sid}'" if names_sid else ""
+    rule = f"{{'{move.now}': {{target: '{move.target}'{sid}}}}}"
+    return f"write the new name with the target in `tables`: {rule}"
 
 
 def rename_error(move: Renamed, obstacle: Obstacle) -> TableRenamedError:
@@ -162,7 +169,7 @@ def _judge_alone(
         return Following(mapping, renames_target=False)
     if targets.is_shared:
         problem = "other sources write to its target"
-        return Obstacle(problem, rule_hint(move.now, move.target))
+        return Obstacle(problem, rule_hint(move, names_sid=mapping.rule.sid is not None))
     return Following(mapping)
 
 

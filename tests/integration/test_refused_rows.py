@@ -10,12 +10,14 @@ TABLES = {
     "filled": ("v text", "v text not null"),
     "narrow": ("v varchar(9)", "v varchar(4)"),
     "taken": ("v text", "v text"),
+    "labelled": ("v mood", "v mood"),
 }
 REFUSED = {
     "checked": "insert into checked values (7, 'too long')",
     "filled": "update filled set v = null where id = 1",
     "narrow": "insert into narrow values (7, 'too long')",
     "taken": "insert into taken values (7, 'ours')",
+    "labelled": "insert into labelled values (7, 'it''s')",
 }
 SAYS = {
     "checked": (
@@ -31,12 +33,14 @@ SAYS = {
         'run at the target: alter table "public"."narrow" alter column "v" type character varying(9)',
     ),
     "taken": ("taken_pkey", "run: streamer resync public.taken --database shop"),
+    "labelled": ('column "v"', "run at the target: alter type public.mood add value 'it''s'"),
 }
 HELPS = {
     "checked": SAYS["checked"][1].partition(": ")[2],
     "filled": SAYS["filled"][1].partition(": ")[2],
     "narrow": SAYS["narrow"][1].partition(": ")[2],
     "taken": "delete from taken where v = 'theirs'",
+    "labelled": SAYS["labelled"][1].partition(": ")[2],
 }
 
 
@@ -44,6 +48,8 @@ HELPS = {
 async def test_a_refused_row_names_its_key_and_what_helps(
     source: Database, target: Database, stream: MakeStreamer, transport: str
 ) -> None:
+    source.execute("create type mood as enum ('a', 'it''s')")
+    target.execute("create type mood as enum ('a')")
     for name, (here, there) in TABLES.items():
         source.execute(f"create table {name} (id int primary key, {here})")
         target.execute(f"create table {name} (id int primary key, {there})")

@@ -193,6 +193,16 @@ def test_a_table_whose_rows_would_get_another_sid_does_not_follow() -> None:
     assert isinstance(obstacle, Obstacle)
     assert 'sid "tenant_a"' in obstacle.problem
     assert 'sid "tenant_b"' in obstacle.problem
+    assert 'leave "tenant_a.t" and "tenant_b.t" out' in obstacle.hint
+    # A rule for the new name has to keep the sid of the rows.
+    away = replace(moved, now=RelationName("old", "t"))
+    obstacle = follow(source_mapping(rules=[rule]), away, "public")
+    assert isinstance(obstacle, Obstacle)
+    assert "{'old.t': {target: 'public.a', sid: 'tenant_a'}}" in obstacle.hint
+    kept = table_rule("old.t", target="a")
+    obstacle = follow(source_mapping(rules=[rule, kept]), away, "public")
+    assert isinstance(obstacle, Obstacle)
+    assert "the new name would get no sid" in obstacle.problem
 
 
 def verdicts_of(moves: dict[Renamed, Facts], known: list[RelationName]) -> Verdicts:

@@ -20,9 +20,17 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.remedies import Remedy, Step, at_source, at_target, run
 from streamer.mapping.sid_and_history_columns import SID
-from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
+from streamer.postgres.quoting import (
+    quote_columns,
+    quote_identifier,
+    quote_literal,
+    quote_qualified,
+)
 
 _KEY_COLUMNS: Final = re.compile(r"Key \(([^)]*)\)=")
+_MISSING_LABEL: Final = re.compile(
+    r'invalid input value for enum [^:]*: "(.*?)"(?:, in column|: Key \(|$)', re.DOTALL
+)
 _OTHER_ATTRIBUTES: Final = "malformed record literal"
 _QUARANTINE = "set `on_error: quarantine` for this table"
 
@@ -148,6 +156,11 @@ def _alter_column(
     column = next((c for c in plan.columns if c.name == error.column), None)
     if column is None or column not in plan.source_columns:
         yield "give the column that cannot hold the value the source's type"
+        return
+    label = _MISSING_LABEL.search(error.message)
+    if label is not None:
+        add = f"alter type {column.target.type} add value {quote_literal(label[1])}"
+        yield _run_at_target(add)
         return
     sent = plan.relation.columns[column.position]
     kind = _sent_type(sent) or mapped.source.types.get(sent.name)

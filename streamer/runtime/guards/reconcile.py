@@ -368,9 +368,12 @@ def _judge_membership(
     if not table.is_in_sync:
         return None
     if identity is None:
+        # The rule would have ended the relation of a dropped table: a session renamed this table.
+        is_renamed = table.mapping.rule.on_table_dropped is not OnTableDropped.STOP
+        keep, leave_out = "set `on_table_dropped: keep` for it", "add its name to `exclude_tables`"
         error = TableGoneError(
             f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
-            hint="if the table is gone for good, set `on_table_dropped: keep` for it, and have "
+            hint=f"if the table is gone for good, {leave_out if is_renamed else keep}, and have "
             "`run` read the mapping again. Otherwise create and publish the table",
         )
     else:
