@@ -79,6 +79,7 @@ _SEE: Final = {
     "sources[].tables.*.set": "../guides/filter-and-set.md",
     "hash_keys": "../guides/keep-columns-at-the-source.md#hash-a-column-with-a-key",
     "sources[].tables.*.column_list": "../guides/keep-columns-at-the-source.md",
+    "sources[].tables.*.partition_by.column": "../guides/time-partitions.md",
     "sources[].tables.*.initial": "../guides/initial-copy-and-resync.md",
     "sources[].tables.*.on_column_added": "../guides/columns-that-change.md",
     "sources[].tables.*.skip_truncate": "../guides/mass-deletes.md",
@@ -166,8 +167,9 @@ def meaning(path: str, field: FieldInfo) -> str:
 def choices(name: str, field: FieldInfo) -> dict[str, str]:
     """Return the meanings of the values of a setting with an enumeration of values."""
     words = CHOICES.get(name, {})
-    # A table's setting has the values of the global setting.
-    return {} if (field.description or "").startswith("Overrides") else words
+    # A table's setting has the values of the global setting. A number may have the name of words.
+    is_other = (field.description or "").startswith("Overrides") or field.annotation is float
+    return {} if is_other else words
 
 
 def settings_table(is_shown: Callable[[str], bool], prefix: str = "") -> str:

@@ -187,6 +187,7 @@ def test_the_tree_was_found() -> None:
         "mapping.row_sid",
         "mapping.rule_options",
         "mapping.sid_and_history_columns",
+        "mapping.time_partitions",
         "postgres.keyed_hash",
         "postgres.secret",
     }

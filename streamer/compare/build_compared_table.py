@@ -51,6 +51,7 @@ class TableFacts:
 
     ``published``: the relation in the source's publication. ``where``: the operator's condition.
     ``copy_where``: the condition of the first copy, if rows outside the condition take no part.
+    ``kept``: the condition for rows that the retention of the target keeps.
     """
 
     relation_id: int
@@ -63,6 +64,7 @@ class TableFacts:
     target: TargetRelation
     where: Expression | None = None
     copy_where: Expression | None = None
+    kept: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ def _source_side(facts: TableFacts, values: list[_Value]) -> Side:
     only = "" if relation.is_partitioned else "only "
     table = f"{only}{quote_qualified(relation.name.namespace, relation.name.name)}"
     shown = [_shown(value.expression, value.target) for value in values]
-    expressions = (rule.filter, facts.copy_where, facts.where)
+    expressions = (rule.filter, facts.copy_where, facts.kept, facts.where)
     conditions = [f"({e})" for e in expressions if e is not None]
     return _side(table, shown, conditions)
 
@@ -247,7 +249,11 @@ def _target_side(facts: TableFacts, values: list[_Value], sid: str | None) -> Si
         conditions.append(f"{history.is_open('t')} and not {history.quoted('t')[2]}")
     if (deleted_at := facts.mapping.rule.deleted_at) is not None:
         conditions.append(f"t.{quote_identifier(deleted_at)} is null")
-    for place, where in (("copy_where", facts.copy_where), ("--where", facts.where)):
+    for place, where in (
+        ("copy_where", facts.copy_where),
+        ("partition_by", facts.kept),
+        ("--where", facts.where),
+    ):
         if where is not None:
             conditions.append(_where_of_target(facts, values, where, place))
     return _side(table, shown, conditions)

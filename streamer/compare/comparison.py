@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -76,6 +76,10 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 JUDGE_SECONDS: Final = 120.0
+EXPIRY_DISTANCE: Final = timedelta(days=1)
+"""Retention may remove rows while a comparison runs. Rows that expire within this time take no
+part.
+"""
 COUNTED_ROWS_MAX: Final = 10_000_000
 
 _BYTES_SQL: Final = """
@@ -371,6 +375,7 @@ class Comparison:
                             target=aim,
                             where=where,
                             copy_where=rule.rule.copy_where,
+                            kept=rule.kept_rows(datetime.now(UTC) + EXPIRY_DISTANCE),
                         )
                         if self._options.definitions:
                             neighbours = await read_others(target, item.record.relation_id)

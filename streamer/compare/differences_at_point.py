@@ -106,6 +106,7 @@ async def _plan(
                 relation=copy.relation,
                 published=published_relation(copy.relation),
                 target=copy.target,
+                kept=copy.kept_rows,
             )
             kind = await agree_on_hash(source, target)
             try:

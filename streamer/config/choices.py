@@ -107,6 +107,17 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "end": "the time at which the version ends; `kvsz_end` by default",
         "deleted": "whether a delete ended the version; `kvsz_deleted` by default",
     },
+    "interval": {
+        "day": "from midnight to midnight",
+        "week": "from Monday to Sunday",
+        "month": "a calendar month",
+        "year": "a calendar year",
+    },
+    "on_expired": {
+        "drop": "streamer drops the partition with its rows, and deletes rows of the default "
+        "partition that are as old",
+        "detach": "the partition stays as a table of its own; rows of the default partition stay",
+    },
     "on_delete": {
         "apply": "the target deletes the rows",
         "mark": "the rows stay, with the commit time in the column `deleted_at`, or in the column "

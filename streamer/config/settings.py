@@ -38,12 +38,14 @@ from streamer.mapping.rule_options import (
     DdlCapture,
     DdlKind,
     Initial,
+    Interval,
     Keys,
     MetadataKind,
     OnColumnAdded,
     OnDdl,
     OnDelete,
     OnError,
+    OnExpired,
     OnMaxRetainedWal,
     OnTableDropped,
     TableType,
@@ -265,6 +267,30 @@ def _nothing_is_defaults(value: Any) -> Any:
     return {} if value is None else value
 
 
+class PartitionSettings(Strict):
+    """``sources[].tables.*.partition_by``"""
+
+    column: str = Field(
+        min_length=1,
+        description="Column of the target, of type `date`, `timestamp` or `timestamptz`. The "
+        "source's value is written unchanged.",
+        examples=["created_at"],
+    )
+    interval: Interval = Field(
+        default=Interval.MONTH, description="Length of a partition; bounds are in UTC."
+    )
+    keep: int = Field(
+        ge=1,
+        le=1000,
+        description="Number of intervals before the present interval whose rows stay. streamer "
+        "removes older partitions, and copies no older rows.",
+        examples=[24],
+    )
+    on_expired: OnExpired = Field(
+        default=OnExpired.DROP, description="The fate of partitions older than `keep`."
+    )
+
+
 class TableSettings(Strict):
     """``sources[].tables.*``; an empty value means: clone the table under its own name."""
 
@@ -364,6 +390,12 @@ class TableSettings(Strict):
         description="A target that streamer creates for a partitioned table has the same "
         "partitions, with their names and bounds. With `ddl: capture`, streamer also creates and "
         "drops partitions at the target. Not for `type: history`.",
+    )
+    partition_by: PartitionSettings | None = Field(
+        default=None,
+        title="Time partitions",
+        description="Time partitions of a target that streamer creates. streamer also creates the "
+        "partitions of later intervals, and removes old partitions. Only for `type: append`.",
     )
     on_column_added: OnColumnAdded = Field(
         default=OnColumnAdded.STOP,

@@ -59,6 +59,7 @@ from streamer.mapping.sid_and_history_columns import (
     USUAL_HISTORY,
     HistoryColumns,
 )
+from streamer.mapping.time_partitions import PartitionBy
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.keyed_hash import key_check
 from streamer.postgres.secret import Secret
@@ -388,6 +389,7 @@ class MappingBuilder:
             priority=table.priority,
             create=table.create or create,
             partitioned=table.partitioned,
+            partition_by=self._partition_by(table, place),
         )
 
     def _metadata(self, table: TableSettings, place: Location) -> dict[MetadataKind, str]:
@@ -464,6 +466,37 @@ class MappingBuilder:
                     hint="use a column that is neither excluded nor in `set`",
                 )
         return condition
+
+    def _partition_by(self, table: TableSettings, place: Location) -> PartitionBy | None:
+        """Return the rule's time partitions, checked by the rules alone."""
+        stated, at = table.partition_by, (*place, "partition_by")
+        if stated is None:
+            return None
+        if table.type is not TableType.APPEND:
+            raise self._error(
+                at,
+                "only tables of `type: append` can have time partitions",
+                hint="choose `type: append`, or partition the target table yourself",
+            )
+        if table.partitioned:
+            raise self._error(
+                at, "`partitioned: true` gives the target the source's partitions instead"
+            )
+        if table.keys is not None:
+            raise self._error(
+                at, "`keys: disjoint` needs a unique key, which time partitions may exclude"
+            )
+        listed = table.columns or {}
+        renamed = listed.get(stated.column, stated.column) != stated.column
+        source = next((s for s, name in listed.items() if name == stated.column), stated.column)
+        is_lost = renamed and stated.column not in listed.values()
+        if is_lost or source in table.exclude or stated.column in table.set:
+            raise self._error(
+                (*at, "column"),
+                f'the target does not have column "{stated.column}" unchanged',
+                hint="use a column, by the target's name, that is neither excluded nor in `set`",
+            )
+        return PartitionBy(stated.column, stated.interval, stated.keep, stated.on_expired)
 
     def _set(self, table: TableSettings, place: Location) -> tuple[tuple[str, Expression], ...]:
         renamed = table.columns or {}
@@ -563,6 +596,7 @@ class MappingBuilder:
     def _check_shared_targets(self, mapping: Mapping) -> None:
         """Refuse two sources that would write the same rows, judged by the rules alone."""
         writers: dict[RelationName, list[TableWriter]] = {}
+        partitions: dict[RelationName, PartitionBy | None] = {}
         for source in mapping.sources:
             for rule in source.rules:
                 example = RelationName(rule.pattern.namespace, rule.pattern.name)
@@ -574,6 +608,13 @@ class MappingBuilder:
                 if not rule.pattern.is_pattern:
                     writer = TableWriter(source.label, sid, rule.is_disjoint)
                     writers.setdefault(target, []).append(writer)
+                    first = partitions.setdefault(target, rule.partition_by)
+                    if first != rule.partition_by:
+                        raise self._error(
+                            ("sources",),
+                            f'the rules of target table "{target}" differ in `partition_by`',
+                            hint="write the same `partition_by` in each rule of the table",
+                        )
         for target, several in writers.items():
             for clash in find_clashes(target, several):
                 raise self._error(("sources",), clash.message, clash.hint)

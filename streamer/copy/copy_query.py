@@ -45,8 +45,8 @@ class CopyOrder:
     """The target columns to copy, including its key; None for all."""
     snapshot: tuple[str, str] = ("", "")
     """The source's time at the snapshot, and its consistent point, for row metadata."""
-    copy_where: str | None = None
-    """A condition that limits the first copy, or a chunk of that copy."""
+    conditions: tuple[str, ...] = ()
+    """Further conditions over the source's columns, of `copy_where` and `partition_by`."""
 
     def includes(self, name: str) -> bool:
         """Return whether the copy writes a target column."""
@@ -92,7 +92,8 @@ def copy_source(order: CopyOrder, source_version: int, target_version: int) -> C
     keys = {hashed.target: hashed.check for hashed in rule.hashes}
     hashes = [(at, keys[name]) for at, name in enumerate(selection.names) if name in keys]
     filtered = None if rule.filter is None else rule.filter.text
-    conditions = [text for text in (filtered, order.copy_where, order.scope) if text is not None]
+    texts = (filtered, *order.conditions, order.scope)
+    conditions = [text for text in texts if text is not None]
     return CopySource(
         relation_id=order.relation_id,
         attempt=order.attempt,

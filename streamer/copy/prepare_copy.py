@@ -16,6 +16,7 @@ failure, or if rows are in the way, the caller prepares the tables one by one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -140,6 +141,8 @@ class TableCopy:
     includes_orphans: bool = False
     """The copy also deletes target rows that match the scope and no longer exist at the source."""
     is_done: bool = False
+    kept_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """The time by which the rule of the target's partitions decides about old rows."""
     backoff: Backoff = field(default_factory=Backoff)
     not_before: float = 0.0
     """The time of the next attempt to swap the rows."""
@@ -203,7 +206,7 @@ class TableCopy:
             None if rows is None else source_condition(rows, self.mapped.mapping, self.names),
             self.only,
             (self.snapshot.source_time, str(self.consistent_point)),
-            copy_where=None if self.copy_where is None else self.copy_where.text,
+            conditions=tuple(str(e) for e in (self.copy_where, self.kept_rows) if e is not None),
         )
 
     @property
@@ -218,6 +221,11 @@ class TableCopy:
         A later copy reads all rows, because streamer drops changes that its snapshot has.
         """
         return self.mapped.mapping.rule.copy_where if self.way.is_first else None
+
+    @property
+    def kept_rows(self) -> Expression | None:
+        """The condition of the rows that the retention of the target keeps, for every copy."""
+        return self.mapped.mapping.kept_rows(self.kept_at)
 
     @property
     def awaits_orphans(self) -> bool:

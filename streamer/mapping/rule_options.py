@@ -60,6 +60,22 @@ class Create(enum.StrEnum):
     ALL = "all"
 
 
+class Interval(enum.StrEnum):
+    """The length of a time partition."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+    YEAR = "year"
+
+
+class OnExpired(enum.StrEnum):
+    """The fate of a time partition that is older than the rule keeps."""
+
+    DROP = "drop"
+    DETACH = "detach"
+
+
 class Transport(enum.StrEnum):
     """The format in which the stream sends values."""
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Mapping as AnyMapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from typing import Final, Protocol, Self, TypeVar
 
@@ -42,6 +43,7 @@ from streamer.mapping.rule_options import (
     Transport,
 )
 from streamer.mapping.sid_and_history_columns import USUAL_HISTORY, HistoryColumns
+from streamer.mapping.time_partitions import PartitionBy
 from streamer.postgres.keyed_hash import KeyedHash
 from streamer.postgres.secret import Secret
 
@@ -95,6 +97,8 @@ class TableRule:
     create: Create = Create.COLUMNS
     partitioned: bool = False
     """A created target has the partitions of the source's table."""
+    partition_by: PartitionBy | None = None
+    """The target has time partitions, and retention removes the oldest partitions."""
     verify_interval: float | None = None
     """Seconds between two verifications; 0 for none, None for the interval of all tables."""
     skip_truncate: bool = False
@@ -127,7 +131,17 @@ class TableRule:
     @property
     def may_lack_rows(self) -> bool:
         """Whether the target may lack rows that the source changes."""
-        return self.filter is not None or self.copy_where is not None
+        return bool(self.limits)
+
+    @property
+    def limits(self) -> list[str]:
+        """The options because of which the target lacks rows."""
+        options = {
+            "filter": self.filter,
+            "copy_where": self.copy_where,
+            "partition_by": self.partition_by,
+        }
+        return [name for name, value in options.items() if value is not None]
 
     @property
     def keeps_history(self) -> bool:
@@ -223,6 +237,17 @@ class RelationMapping:
             return None
         is_left_out = self.is_optional(column) and column not in key and name not in existing
         return None if is_left_out else name
+
+    def kept_rows(self, now: datetime) -> Expression | None:
+        """Return the condition over the source's columns for the rows that `partition_by` keeps
+        at *now*; None for all rows.
+        """
+        rule = self.rule
+        if rule.partition_by is None:
+            return None
+        sources = {target: source for source, target in rule.columns or ()}
+        column = rule.partition_by.column
+        return rule.partition_by.keeps(sources.get(column, column), now)
 
     def columns_from(self, names: frozenset[str]) -> list[str] | None:
         """Return the target's columns that need the source's columns *names*.

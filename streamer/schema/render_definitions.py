@@ -543,7 +543,7 @@ class Renderer:
         if place.mapping.type is TableType.HISTORY:
             raise _UnmadeError(f'"{place.mapping.target}" is a history: its key is not unique')
         if place.mapping.rule.may_lack_rows:
-            condition = "copy_where" if place.mapping.rule.filter is None else "filter"
+            condition = place.mapping.rule.limits[0]
             raise _UnmadeError(f'`{condition}` keeps rows out of "{place.mapping.target}"')
         if place.has_sid and place.mapping.sid != self._place.mapping.sid:
             raise _UnmadeError(f'rows of "{place.mapping.target}" have another sid')

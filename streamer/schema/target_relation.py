@@ -83,6 +83,8 @@ class TargetRelation:
     history_sequence: str | None = None
     unlogged: tuple[RelationName, ...] = ()
     facts: str = ""
+    partition_key: str | None = None
+    """The partition key in the form of ``pg_get_partkeydef``; None for a plain table."""
     objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
     """The indexes and constraints, without texts."""
 

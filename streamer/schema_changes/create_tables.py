@@ -4,7 +4,8 @@ streamer creates a table from the source's definition: columns with their exact 
 and generated columns with their expressions. The primary key, or the columns of the replica
 identity's index, follow the sid. Identity columns become plain columns without defaults, because
 values come from the source. Partitioned tables become plain tables, unless the rule says
-`partitioned` and the target can have the partitions.
+`partitioned` and the target can have the partitions. A rule with `partition_by` gives the table
+time partitions. Its key gets a plain index, unless the column of the partitions is part of the key.
 
 A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
 three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
@@ -15,9 +16,10 @@ Building statements is pure; `create_tables` runs them.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
-from streamer.apply.rows.make_plan import two_sids
+from streamer.apply.rows.make_plan import check_time, two_sids
 from streamer.bookkeeping.relation_definitions import store_created
 from streamer.decode.pgoutput import Column, Relation
 from streamer.errors.error_classes import StreamerError, TargetRejectedError, TargetSchemaError
@@ -26,6 +28,7 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import Create, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID, TABLE_COLUMNS_MAX
+from streamer.mapping.time_partitions import default_partition
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.schema.create_type import create_type_sql
 from streamer.schema.desired_columns import column_clause, desired_columns, history_keys
@@ -36,6 +39,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
 from streamer.target.missing_types import refuse_missing
+from streamer.target.target_partitions import create_partitions
 
 _DDL_LOCK: Final = 0x7461626C6573  # "tables"
 
@@ -125,16 +129,29 @@ class NewTable:
                 parts.append(versions)
             elif key:
                 after = [f"create unique index on {self.quoted} {versions}"]
-        elif key:
+        elif key and self.has_unique_key:
             parts.append(f"primary key ({quote_columns(key)}){self.timing}")
+        elif key:
+            after = [f"create index on {self.quoted} ({quote_columns(key)})"]
         clause, partitions = self._partitions
         return [f"create table {self.quoted} ({', '.join(parts)}){clause}", *partitions, *after]
 
     @property
+    def has_unique_key(self) -> bool:
+        """Whether the key can be unique: PostgreSQL needs the column of the partitions in it."""
+        rule = self.mapping.rule.partition_by
+        return rule is None or rule.column in self.key
+
+    @property
     def _partitions(self) -> tuple[str, list[str]]:
-        """The clause PARTITION BY, and the statements for partitions, if the rule says
-        `partitioned`.
+        """The clause PARTITION BY, and the statements for the source's partitions, or for the
+        default partition of time partitions.
         """
+        if (rule := self.mapping.rule.partition_by) is not None:
+            default = default_partition(self.mapping.target)
+            quoted = quote_qualified(default.namespace, default.name)
+            create = f"create table {quoted} partition of {self.quoted} default"
+            return f" partition by {rule.key}", [create]
         tree, columns, key = self.relation.partitions, self.relation.column_names, self._source_key
         if not self.mapping.rule.partitioned or not tree:
             return "", []
@@ -146,6 +163,10 @@ class NewTable:
         """Refuse a table with too many columns, or with two columns named sid. Raises
         TargetSchemaError.
         """
+        if (rule := self.mapping.rule.partition_by) is not None:
+            types = {column.name: column.type for column in self.columns}
+            if rule.column in types:
+                check_time(self.mapping, rule.column, types[rule.column])
         names = map(self.mapping.target_column, self.relation.column_names)
         if self.has_sid and SID in names:
             raise two_sids(self.mapping)
@@ -199,6 +220,9 @@ async def create_tables(
             await store_created(
                 connection, {t.relation_id: t.relation.definition for t in new.values()}
             )
+            for name, table in new.items():
+                if (rule := table.mapping.rule.partition_by) is not None:
+                    await create_partitions(connection, name, rule, datetime.now(UTC))
     except TargetRejectedError as exc:
         look_up, write = _grants(new.values(), role)
         # The role may lack even the privilege to check whether the tables exist.

@@ -39,6 +39,7 @@ pg_catalog.concat_ws(' ', c.relpersistence,
 _RELATION_SQL: Final = f"""
 select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
        c.relkind = 'p' as is_partitioned,
+       pg_catalog.pg_get_partkeydef(c.oid) as partition_key,
        exists (select from pg_catalog.pg_trigger t
                 where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled in ('A', 'R'))
          or exists (select from pg_catalog.pg_rewrite r

@@ -1,5 +1,6 @@
 """Rejected configurations, and the places that their errors name."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.mapping.relation_names import RelationName, parse_name
-from streamer.mapping.rule_options import DdlKind, OnColumnAdded, OnDdl
-from streamer.mapping.rules import find_rules, resolve
+from streamer.mapping.rule_options import DdlKind, Interval, OnColumnAdded, OnDdl
+from streamer.mapping.rules import RelationMapping, find_rules, resolve
+from streamer.mapping.time_partitions import PartitionBy
 from streamer.source.connection import conninfo
 
 CONFIG = """\
@@ -252,6 +254,44 @@ def test_a_condition_of_copies_uses_columns_that_the_target_has(tmp_path: Path, 
     file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {refused}"))
     with pytest.raises(MappingError, match=r'copy_where: the target does not have column "v"'):
         static_mapping.load(file)
+
+
+PARTITIONED = "partition_by: {column: at, interval: week, keep: 3}"
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (PARTITIONED, "only tables of `type: append`"),
+        (f"type: history, {PARTITIONED}", "only tables of `type: append`"),
+        (f"type: append, partitioned: true, {PARTITIONED}", "source's partitions instead"),
+        (f"type: append, keys: disjoint, {PARTITIONED}", "needs a unique key"),
+        (f"type: append, exclude: [at], {PARTITIONED}", 'column "at" unchanged'),
+        (f"type: append, set: {{at: v}}, {PARTITIONED}", 'column "at" unchanged'),
+        (f"type: append, columns: {{id: id, at: day}}, {PARTITIONED}", 'column "at" unchanged'),
+        ("type: append, partition_by: {column: at}", "keep"),
+        ("type: append, partition_by: {column: at, keep: 0}", "keep"),
+    ],
+)
+def test_time_partitions_need_a_column_of_an_append_table(
+    tmp_path: Path, table: str, problem: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {{{table}}}"))
+    with pytest.raises((MappingError, SettingsError), match=problem):
+        static_mapping.load(file)
+
+
+def test_time_partitions_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    table = f"{{type: append, columns: {{id: id, made: at}}, {PARTITIONED}}}"
+    file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {table}"))
+    _, mapping = static_mapping.load(file)
+    rule = next(r for r in mapping.sources[1].rules if r.pattern.name == "orders")
+    assert rule.partition_by == PartitionBy("at", Interval.WEEK, 3)
+    orders = RelationName("public", "orders")
+    kept = RelationMapping(orders, orders, rule).kept_rows(datetime(2024, 3, 6, tzinfo=UTC))
+    assert str(kept) == "(\"made\" < '2024-02-12 00:00:00+00') is not true"
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_a_form_has_every_setting_and_gives_the_defaults_back(kind: str) -> None
     assert settings_forms.read(fields, as_given(fields, row)) == row
     assert all(
         (field.label and field.kind != "yaml")
-        or field.name in ("columns", "set", "on_ddl", "metadata", "history")
+        or field.name in ("columns", "set", "on_ddl", "metadata", "history", "partition_by")
         for field in fields
     )
 

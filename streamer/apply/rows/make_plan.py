@@ -19,6 +19,7 @@ from streamer.mapping.sid_and_history_columns import (
     SID,
     USUAL_HISTORY,
 )
+from streamer.mapping.time_partitions import is_time
 from streamer.postgres.quoting import (
     quote_columns,
     quote_identifier,
@@ -31,6 +32,7 @@ from streamer.schema.desired_columns import (
     history_columns,
     refuse_names_of_history,
 )
+from streamer.schema.partitions import PartitionKey
 from streamer.schema.source_definition import ColumnChange, DefinedColumn
 from streamer.schema.target_relation import TargetRelation
 
@@ -66,9 +68,11 @@ def make_plan(
     sid = mapping.sid
     if target.unlogged:
         raise unlogged_error(target.name, target.unlogged)
+    check_partitioning(mapping, target)
     columns, missing = match_columns(relation, mapping, target)
     if missing:
         raise missing_error(mapping, target.name, missing, type_names or {})
+    _check_sent(mapping, columns)
     has_sid = target.has_sid and all(column.name != SID for column in columns)
     if has_sid and sid is None:
         raise TargetSchemaError(
@@ -129,6 +133,48 @@ def _check_guard(
             f"`keys: disjoint` needs a unique key ({', '.join(names)}) in target table "
             f'"{mapping.target}", which refuses a key of another table',
             hint=Remedy.of("run there: ", at_target(index)),
+        )
+
+
+def check_partitioning(mapping: RelationMapping, target: TargetRelation) -> None:
+    """Refuse a target without the time partitions of the rule. Raises TargetSchemaError. Pure."""
+    rule = mapping.rule.partition_by
+    if rule is None:
+        return
+    key = None if target.partition_key is None else PartitionKey.parse(target.partition_key)
+    column = target.columns.get(rule.column)
+    if column is not None:
+        check_time(mapping, rule.column, column.base_type)
+    if key is None or key.strategy != "RANGE" or [i.column for i in key.items] != [rule.column]:
+        raise TargetSchemaError(
+            f'target table "{target.name}" is not partitioned by range of column "{rule.column}", '
+            "as `partition_by` says",
+            hint=Remedy.of(
+                "remove `partition_by`; or rename the table at the target, and run `",
+                run("resync", str(mapping.source)),
+                "`, which creates a partitioned table",
+            ),
+        )
+
+
+def _check_sent(mapping: RelationMapping, columns: Sequence[PlanColumn]) -> None:
+    """Refuse partitions by a column without a value of the source. Raises TargetSchemaError."""
+    rule = mapping.rule.partition_by
+    if rule is not None and all(column.name != rule.column for column in columns):
+        raise TargetSchemaError(
+            f'`partition_by` names column "{rule.column}" of target table "{mapping.target}", '
+            "which gets no value of the source",
+            hint="name another column in `partition_by`",
+        )
+
+
+def check_time(mapping: RelationMapping, column: str, type_name: str) -> None:
+    """Refuse a column of `partition_by` that has no time. Raises TargetSchemaError. Pure."""
+    if not is_time(type_name):
+        raise TargetSchemaError(
+            f'column "{column}" of target table "{mapping.target}" has type {type_name}, and '
+            "`partition_by` needs a date or a timestamp",
+            hint="name a column of type date, timestamp or timestamptz in `partition_by`",
         )
 
 

@@ -110,7 +110,8 @@ def _conflict(
             yield Remedy.of("leave one row of each key, and ", _run_at_target(index))
             yield resync
         case "update_missing":
-            if plan.mapping.rule.copy_where is not None:
+            rule = plan.mapping.rule
+            if rule.copy_where is not None or rule.partition_by is not None:
                 relation = mapped.mapping.source
                 table = quote_qualified(relation.namespace, relation.name)
                 whole = at_source(f"alter table {table} replica identity full")

@@ -434,7 +434,9 @@ def check_expressions(
                 "set `on_error: stop` for the table, if these values must not leave the source"
             ),
         )
-    if not mapping.rule.checked_expressions or not relation.has_usable_identity:
+    rule = mapping.rule
+    is_plain = not rule.checked_expressions and rule.partition_by is None
+    if is_plain or not relation.has_usable_identity:
         return
     if relation.replica_identity == "f":
         return
@@ -461,8 +463,12 @@ def check_expressions(
 
 
 def _needing(mapping: RelationMapping) -> str:
-    is_of_copy = mapping.rule.copy_where is not None and not mapping.rule.expressions
-    return "changes of rows outside `copy_where`" if is_of_copy else "`filter` or `set`"
+    rule = mapping.rule
+    if rule.expressions:
+        return "`filter` or `set`"
+    if rule.copy_where is not None:
+        return "changes of rows outside `copy_where`"
+    return "changes of rows older than `partition_by` keeps"
 
 
 _TEXT_TYPES: Final = ("text", "character", "name", '"char"')

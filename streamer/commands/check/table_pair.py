@@ -68,12 +68,15 @@ def expected_relation(pair: Pair) -> TargetRelation:
     """
     table, primary_key = pair.wanted, tuple(pair.wanted.key)
     is_unique = primary_key and not table.timing and pair.mapping.type is not TableType.HISTORY
+    is_unique = is_unique and table.has_unique_key
+    rule = pair.mapping.rule.partition_by
     return TargetRelation(
         oid=0,
         name=pair.name,
-        is_partitioned=False,
+        is_partitioned=rule is not None,
+        partition_key=None if rule is None else rule.key,
         columns={column.name: target_column(column) for column in table.columns},
-        primary_key=primary_key,
+        primary_key=primary_key if table.has_unique_key else (),
         unique_keys=(primary_key,) if is_unique else (),
         leading_index_columns=frozenset(primary_key[:1]),
         has_row_triggers=False,

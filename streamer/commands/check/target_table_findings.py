@@ -355,12 +355,23 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
             )
             yield warning(pair.place, problem, at_target(sql))
     elif plan.identity is Identity.KEY and not plan.key_is_indexed:
+        if plan.mapping.rule.partition_by is not None:
+            yield from check_index(pair, plan, key)
+            return
         sql = f"create unique index on {pair.quoted} ({quote_columns(key)})"
         problem = (
             f"target table {pair.name} has no unique index on ({', '.join(key)}), so "
             "changes are slow"
         )
         yield warning(pair.place, problem, at_target(sql))
+
+
+def check_index(pair: Pair, plan: ApplyPlan, key: list[str]) -> Iterable[Finding]:
+    """Whether an index finds the rows of a key that cannot be unique, because of partitions."""
+    if not plan.target.leading_index_columns.intersection(key):
+        sql = f"create index on {pair.quoted} ({quote_columns(key)})"
+        problem = f"target table {pair.name} has no index on ({', '.join(key)})"
+        yield warning(pair.place, f"{problem}, so changes are slow", at_target(sql))
 
 
 def check_columns(pair: Pair, relation: TargetRelation) -> Iterable[Finding]:

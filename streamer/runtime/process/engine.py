@@ -37,6 +37,7 @@ from streamer.observability.metrics import Metrics
 from streamer.observability.telemetry import open_telemetry
 from streamer.postgres.secret import Secret
 from streamer.runtime.health.readiness import Reason
+from streamer.runtime.partition_keeper import PartitionKeeper
 from streamer.runtime.process.open_services import opened_services
 from streamer.runtime.process.password_renewal import renew_passwords
 from streamer.runtime.process.process_health import ProcessHealth
@@ -270,6 +271,8 @@ class Engine:
         metrics, read_led = self.metrics, self._mapping.led
         definitions = DefinitionBuilder(self._address, services.bookkeeping, read_led, metrics)
         tasks.start("definitions", definitions.run)
+        keeper = PartitionKeeper(self._address, services.bookkeeping, read_led, metrics)
+        tasks.start("partitions", keeper.run)
         tasks.start("restorer", IndexRestorer(self._address, metrics).run)
         if self._settings.target.create_fk_indexes:
             namespace = services.target_namespace

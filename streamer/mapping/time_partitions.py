@@ -1,0 +1,122 @@
+"""`partition_by`: the time partitions of a target table, and the rows that retention keeps.
+
+Intervals are numbered, and begin and end at midnight in UTC; a week begins on Monday. PostgreSQL
+compares a bound with a date, a timestamp without time zone, which counts as UTC, or a timestamp
+with time zone. A row that no interval partition takes goes to the default partition. Pure.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Final
+
+from streamer.mapping.expressions import Expression, parse_expression
+from streamer.mapping.relation_names import NAME_BYTES_MAX, RelationName
+from streamer.mapping.rule_options import Interval, OnExpired
+from streamer.postgres.quoting import quote_identifier
+
+INTERVALS_AHEAD: Final = 3
+"""The number of partitions that exist for the intervals after the present interval."""
+_TYPES: Final = re.compile(r"date|timestamp(\(\d\))? with(out)? time zone")
+_SUFFIX: Final = "_p{:%Y%m%d}"
+_SUFFIX_BYTES: Final = len("_p20240101")
+_DAYS_OF_WEEK: Final = 7
+_MONTHS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBy:
+    """The rule's `partition_by`. ``column``: a column of the target. ``keep``: the number of
+    intervals before the present interval whose rows stay.
+    """
+
+    column: str
+    interval: Interval
+    keep: int
+    on_expired: OnExpired = OnExpired.DROP
+
+    @property
+    def key(self) -> str:
+        """The partition key, in the form of ``pg_get_partkeydef``."""
+        return f"RANGE ({quote_identifier(self.column)})"
+
+    def number_at(self, moment: datetime) -> int:
+        """Return the number of the interval that contains *moment*."""
+        day = moment.astimezone(UTC).date()
+        match self.interval:
+            case Interval.DAY:
+                return day.toordinal()
+            case Interval.WEEK:
+                return (day.toordinal() - 1) // _DAYS_OF_WEEK
+            case Interval.MONTH:
+                return day.year * _MONTHS + day.month - 1
+            case Interval.YEAR:
+                return day.year
+
+    def start_of(self, number: int) -> datetime:
+        """Return the beginning of an interval."""
+        match self.interval:
+            case Interval.DAY:
+                day = date.fromordinal(number)
+            case Interval.WEEK:
+                day = date.fromordinal(number * _DAYS_OF_WEEK + 1)
+            case Interval.MONTH:
+                day = date(number // _MONTHS, number % _MONTHS + 1, 1)
+            case Interval.YEAR:
+                day = date(number, 1, 1)
+        return datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+    def kept_since(self, now: datetime) -> datetime:
+        """Return the beginning of the oldest interval whose rows stay at *now*."""
+        return self.start_of(self.number_at(now) - self.keep)
+
+    def bounds(self, now: datetime) -> list[tuple[datetime, datetime]]:
+        """Return the intervals that have partitions at *now*, the oldest first."""
+        present = self.number_at(now)
+        numbers = range(present - self.keep, present + INTERVALS_AHEAD + 1)
+        return [(self.start_of(number), self.start_of(number + 1)) for number in numbers]
+
+    def keeps(self, column: str, now: datetime) -> Expression:
+        """Return the condition for the rows that stay at *now*, over a source's *column*.
+
+        A row without a time stays.
+        """
+        since = format_bound(self.kept_since(now))
+        return parse_expression(f"({quote_identifier(column)} < {since}) is not true")
+
+
+def format_bound(moment: datetime) -> str:
+    """Return *moment* as a literal without a type, so that the type of the column applies."""
+    return f"'{moment:%Y-%m-%d} 00:00:00+00'"
+
+
+def is_time(type_name: str) -> bool:
+    """Whether a column of the type, by PostgreSQL's name, can have bounds."""
+    return _TYPES.fullmatch(type_name) is not None
+
+
+def interval_partition(table: RelationName, start: datetime) -> RelationName:
+    """Return the name of the partition for the interval that begins at *start*."""
+    return RelationName(table.namespace, _base(table, _SUFFIX_BYTES) + _SUFFIX.format(start))
+
+
+def default_partition(table: RelationName) -> RelationName:
+    """Return the name of the partition for the remaining rows."""
+    return RelationName(table.namespace, _base(table, _SUFFIX_BYTES) + "_default")
+
+
+def is_interval_partition(name: str, start: datetime) -> bool:
+    """Whether a partition that begins at *start* has the name that streamer gives.
+
+    The table may have another name since.
+    """
+    return name.endswith(_SUFFIX.format(start))
+
+
+def _base(table: RelationName, room: int) -> str:
+    name = table.name
+    if len(name.encode()) <= NAME_BYTES_MAX - room:
+        return name
+    mark = "_" + hashlib.sha256(str(table).encode()).hexdigest()[:8]
+    return name.encode()[: NAME_BYTES_MAX - room - len(mark)].decode(errors="ignore") + mark

@@ -1,0 +1,234 @@
+"""`partition_by`: time partitions of a target come before their rows, and leave with their rows."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import pytest_asyncio
+
+from streamer.compare.comparison import ComparisonScope, TableResult
+from streamer.errors.error_classes import TargetContentionError
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import Interval, OnExpired, TableType
+from streamer.mapping.rules import RelationMapping, TableRule
+from streamer.mapping.time_partitions import PartitionBy, interval_partition
+from streamer.postgres.secret import Secret
+from streamer.runtime import partition_keeper
+from streamer.runtime.partition_keeper import keep_partitions
+from streamer.target.connection import TargetAddress, TargetConnection, target_connection
+from tests.support.checking import ERROR, WARNING, Checker
+from tests.support.comparing import Compare
+from tests.support.postgres import Database
+from tests.support.shared import Shared, streams
+from tests.support.streamer import MakeStreamer
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
+
+RULE = "t: {type: append, partition_by: {column: at, interval: month, keep: 24}}"
+FILLED = """
+create table t (id int, v text, at <kind><nullable>);
+insert into t select g, 'v', now() - g * interval '1 month' from generate_series(0, 30) g;
+insert into t values (100, 'v', now() + interval '3 years');
+"""
+PARTITIONS = "select inhrelid::regclass::text from pg_inherits where inhparent = 't'::regclass"
+OF_ROWS = "select id, tableoid::regclass::text from t where id in ({}) order by id"
+
+
+async def result(shared: Shared, compare: Compare) -> TableResult:
+    (found,) = (await compare(shared, ComparisonScope(shared.tables))).values()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"), [("timestamptz", "(id)"), ("date", "(id, at)"), ("timestamp", "none")]
+)
+@streams(
+    RULE,
+    source=f"{FILLED.replace('<nullable>', '')};"
+    "do $$ begin if '<key>' <> 'none' then"
+    " execute 'alter table t add primary key ' || replace('<key>', 'none', '(id)');"
+    " end if; end $$",
+)
+async def test_rows_are_in_the_partitions_of_their_times(
+    shared: Shared, compare: Compare, kind: str, key: str
+) -> None:
+    source, target = shared.source, shared.target
+    await shared.caught_up()
+    # THEN the copy leaves out what retention would remove, and the default has the far future
+    assert target.value("select array_agg(id order by id) from t") == [*range(25), 100]
+    assert target.value("select count(*) from t_default") == 1
+    assert len(target.execute(PARTITIONS)) == 24 + 1 + 3 + 1
+    assert not (await result(shared, compare)).is_different
+    # WHEN rows change, also in time
+    source.execute(
+        "insert into t values (201, 'new', now()), (202, 'late', now() - interval '5 years');"
+    )
+    if key != "none":
+        source.execute(
+            "update t set v = 'x' where id in (3, 28, 100); delete from t where id = 4;"
+            "update t set at = now() - interval '1 month' where id = 7"
+        )
+    await shared.caught_up()
+    # THEN late rows wait in the default partition for their removal, and no comparison sees them
+    assert target.value("select count(*) from t_default where v = 'late'") == 1
+    assert target.value("select count(*) from t where id = 7") == 1
+    assert not (await result(shared, compare)).is_different
+    await shared.ask("resync")
+    await shared.caught_up()
+    assert not (await result(shared, compare)).is_different
+    expected = "select id, v, at::text from t where at >= now() - interval '23 months'"
+    assert set(source.execute(expected)) <= set(target.execute(expected))
+
+
+@streams(RULE, source=f"{FILLED.replace('<kind>', 'timestamptz').replace('<nullable>', '')}")
+async def test_rows_without_a_time_stay(shared: Shared, compare: Compare) -> None:
+    await shared.caught_up()
+    shared.source.execute("insert into t values (300, 'none', null)")
+    await shared.caught_up()
+    assert shared.target.execute(OF_ROWS.format(300)) == [(300, "t_default")]
+    assert not (await result(shared, compare)).is_different
+
+
+@pytest.mark.follows("apply.rows.make_plan:check_partitioning")
+@streams(
+    RULE,
+    both="create table t (id int primary key, v text, at timestamptz not null)",
+    source="insert into t values (1, 'v', now())",
+)
+async def test_a_table_without_partitions_stops_and_says_what_to_do(shared: Shared) -> None:
+    await shared.table_state("t", "error")
+    error = str((await shared.table("t"))["error"])
+    assert 'is not partitioned by range of column "at"' in error
+    # WHEN the operator follows the advice
+    shared.target.execute("alter table t rename to former")
+    await shared.ask("resync")
+    await shared.caught_up()
+    assert shared.target.execute("select id, v from t") == [(1, "v")]
+    assert len(shared.target.execute(PARTITIONS)) == 29
+
+
+async def test_a_running_process_removes_what_has_expired(
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition_keeper, "CHECK_SECONDS", 0.3)
+    source.execute("create table t (id int primary key, v text, at timestamptz)")
+    async with stream(RULE, sid="eu") as streamer:
+        await streamer.caught_up()
+        target.execute(
+            "create table t_p20200101 partition of t for values from ('2020-01-01') to ('2020-02-01')"
+        )
+        source.execute("insert into t values (1, 'v', '2020-01-15'), (2, 'v', '2019-01-01')")
+        source.execute("insert into t values (3, 'v', now())")
+        await streamer.caught_up()
+        await until(lambda: "t_p20200101" not in names(target))
+        await until(lambda: target.execute("select id from t") == [(3,)])
+        # A change of a removed row is no conflict, and leaves again.
+        source.execute("update t set v = 'x' where id = 1")
+        await streamer.caught_up()
+        await until(lambda: target.execute("select id from t") == [(3,)])
+        assert target.value("select count(*) from streamer.conflict") == 0
+
+
+async def test_check_knows_time_partitions(checker: Checker) -> None:
+    rule = "{{type: append, partition_by: {{column: {}, keep: 3}}}}"
+    checker.source.execute("create table t (id int primary key, v int, at date)")
+    checker.configure(f"t: {rule.format('at')}")
+    assert await checker.findings() == []
+    checker.configure(f"t: {rule.format('v')}")
+    await checker.finds(ERROR, "public.t", 'column "v"', "has type integer", "date, timestamp")
+    checker.configure(f"t: {rule.format('other')}")
+    await checker.finds(ERROR, "public.t", 'column "other"', "gets no value of the source")
+    checker.target.execute("create table t (id int primary key, v int, at date)")
+    checker.configure(f"t: {rule.format('at')}")
+    await checker.finds(ERROR, "public.t", 'is not partitioned by range of column "at"')
+    checker.target.execute(
+        "drop table t; create table t (id int, v int, at date) partition by range (at);"
+    )
+    await checker.mends(WARNING, "target table public.t has no index on (id)", "create index")
+    assert await checker.findings() == []
+
+
+# ---- the work of a minute, at given times -------------------------------------------------------
+
+TABLE = RelationName("public", "t")
+DAILY = PartitionBy("at", Interval.DAY, 2)
+JANUARY = datetime(2024, 1, 10, 12, tzinfo=UTC)
+
+
+def ruled(rule: PartitionBy) -> RelationMapping:
+    parsed = TableRule(None, type=TableType.APPEND, partition_by=rule)  # type: ignore[arg-type]
+    return RelationMapping(TABLE, TABLE, parsed)
+
+
+@pytest_asyncio.fixture
+async def session(target: Database) -> AsyncIterator[TargetConnection]:
+    target.execute(
+        "create table t (id int, at timestamptz, v text, w text generated always as (v || '!')"
+        " stored) partition by range (at); create index on t (id)"
+    )
+    async with target_connection(TargetAddress.parse(Secret(target.url)), "test") as connection:
+        yield connection
+
+
+def names(target: Database) -> list[str]:
+    return sorted(str(name) for (name,) in target.execute(PARTITIONS))
+
+
+def days(first: int, last: int, month: int = 1) -> list[str]:
+    dates = [datetime(2024, month, day, tzinfo=UTC) for day in range(first, last + 1)]
+    return [interval_partition(TABLE, date).name for date in dates]
+
+
+async def test_partitions_come_and_go_with_the_clock(
+    target: Database, session: TargetConnection
+) -> None:
+    await keep_partitions(session, TABLE, ruled(DAILY), JANUARY)
+    assert names(target) == sorted(["t_default", *days(8, 13)])
+    # GIVEN rows beyond the partitions, and a partition of the operator
+    target.execute(
+        "create table archive partition of t for values from (minvalue) to ('2024-01-01');"
+        "insert into t select g, timestamptz '2024-01-08 12:00+00' + g * interval '1 day', 'v'"
+        " from generate_series(0, 9) g;"
+        "insert into t values (100, '2023-12-31', 'v'), (101, null, 'v'), (102, '2024-01-05', 'v')"
+    )
+    assert target.value("select count(*) from t_default") == 6
+    # WHEN the clock goes on
+    await keep_partitions(session, TABLE, ruled(DAILY), JANUARY + timedelta(days=2))
+    # THEN their rows move, and old partitions leave with their rows; the operator's stays
+    assert names(target) == sorted(["archive", "t_default", *days(10, 15)])
+    assert target.value("select array_agg(id order by id) from t") == [*range(2, 10), 100, 101]
+    assert target.value("select array_agg(id order by id) from t_default") == [8, 9, 101]
+    assert target.value("select count(*) from t where w = 'v!'") == 10
+    # AND a clock that falls back removes nothing, and creates the past again
+    await keep_partitions(session, TABLE, ruled(DAILY), JANUARY)
+    assert names(target) == sorted(["archive", "t_default", *days(8, 15)])
+
+
+async def test_detached_partitions_stay_as_tables(
+    target: Database, session: TargetConnection
+) -> None:
+    rule = PartitionBy("at", Interval.DAY, 2, OnExpired.DETACH)
+    await keep_partitions(session, TABLE, ruled(rule), JANUARY)
+    target.execute("insert into t values (1, '2024-01-08', 'v'), (2, '2024-01-01', 'v')")
+    await keep_partitions(session, TABLE, ruled(rule), JANUARY + timedelta(days=1))
+    assert names(target) == sorted(["t_default", *days(9, 14)])
+    assert target.execute("select id from t_p20240108") == [(1,)]
+    assert target.value("select id from t_default") == 2
+
+
+async def test_a_reader_delays_a_removal_and_blocks_nobody_for_long(
+    target: Database, session: TargetConnection
+) -> None:
+    await keep_partitions(session, TABLE, ruled(DAILY), JANUARY)
+    with target.connect() as reader:
+        reader.execute("begin; select * from t")
+        with pytest.raises(TargetContentionError):
+            await keep_partitions(session, TABLE, ruled(DAILY), JANUARY + timedelta(days=1))
+        assert not session.is_in_transaction
+        target.execute("insert into t values (1, '2024-01-09', 'v')")
+    await keep_partitions(session, TABLE, ruled(DAILY), JANUARY + timedelta(days=1))
+    assert names(target) == sorted(["t_default", *days(9, 14)])
