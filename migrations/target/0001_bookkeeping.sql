@@ -459,6 +459,8 @@ create table streamer.request (
     id bigint generated always as identity primary key,
     -- Null for an act that concerns no table, and once the table is no longer mapped.
     relation_id bigint references streamer.relation on delete set null,
+    -- The source that a request concerns as a whole; null for the rest.
+    source_id bigint references streamer.source on delete set null,
     action text not null,
     options jsonb not null default '{}',
     -- running: an act of a command that does the work, such as a purge or a script.
@@ -476,9 +478,11 @@ create table streamer.request (
     taken_at timestamptz,
     ended_at timestamptz,
     check (state not in ('queued', 'taken') or action in (
-        'resync', 'pause', 'resume', 'quarantine_retry', 'quarantine_drop', 'ddl_apply', 'ddl_skip'))
+        'resync', 'pause', 'resume', 'quarantine_retry', 'quarantine_drop', 'ddl_apply', 'ddl_skip',
+        'restart'))
 );
 create index request_relation on streamer.request (relation_id);
+create index request_source on streamer.request (source_id) where source_id is not null;
 create index request_open on streamer.request (id) where state in ('queued', 'taken');
 -- Every request uses this index to delete rows that are too old.
 create index request_requested_at on streamer.request (requested_at);

@@ -25,7 +25,8 @@ from streamer.util.lsn import Lsn
 _POSITIONS_SQL: Final = """
 select s.database, s.sid, s.acknowledged_lsn::text as acknowledged_lsn,
        r.id as relation_id, r.source, r.state, r.visible_lsn::text as visible_lsn,
-       r.id in (select relation_id from streamer.request where state = 'queued') as has_request
+       exists (select from streamer.request q where q.relation_id = r.id and q.state = 'queued')
+           as has_request
 from streamer.source s left join streamer.relation r on r.source_id = s.id
 order by s.database, s.sid, r.source
 """

@@ -39,7 +39,8 @@ END_SESSION: Final = "end session"
 PURGE: Final = "purge"
 EXECUTE: Final = "execute"
 CUTOVER: Final = "cutover"
-_OBJECTS: Final = dict.fromkeys((TEARDOWN, PURGE, EXECUTE, CUTOVER), "source") | {
+RESTART: Final = "restart"
+_OBJECTS: Final = dict.fromkeys((TEARDOWN, PURGE, EXECUTE, CUTOVER, RESTART), "source") | {
     BUILD_INDEX: "index",
     END_SESSION: "session",
 }
@@ -56,8 +57,9 @@ class RequestState(enum.StrEnum):
     FAILED = "failed"
 
 
-_OPEN: Final = "q.state in ('queued', 'taken') and q.relation_id is not null"
-_STATE_SQL: Final = f"case when {_OPEN.replace('not null', 'null')} then 'failed' else {{}} end"
+_IS_OPEN: Final = "q.state in ('queued', 'taken') and coalesce(q.relation_id, q.source_id) is"
+_OPEN: Final = f"{_IS_OPEN} not null"
+_STATE_SQL: Final = f"case when {_IS_OPEN} null then 'failed' else {{}} end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Request:
     action: str
     options: dict[str, Any]
     state: Annotated[RequestState, Codec(_STATE_SQL, RequestState)] = RequestState.QUEUED
-    """Failed for a request about a table that is not mapped now."""
+    """Failed for a request about a table or source that is not mapped now."""
     error: ErrorReport | None = None
     actor: str | None = None
     label: str | None = None
@@ -81,7 +83,10 @@ class Request:
     ended_at: datetime | None = None
     source_id: Annotated[
         int | None,
-        Codec("(select r.source_id from streamer.relation r where r.id = q.relation_id)"),
+        Codec(
+            "coalesce(q.source_id, (select r.source_id from streamer.relation r"
+            " where r.id = q.relation_id))"
+        ),
     ] = None
     is_to_point: Annotated[bool, ELSEWHERE] = False
     """A resync of a table in sync, which first applies its changes up to the copy's point."""
@@ -115,7 +120,7 @@ class Request:
     def reason(self) -> str | None:
         """The reason why the request failed, or why changes stayed in quarantine."""
         if self.error is None:
-            return "the table is no longer mapped" if self.has_failed else None
+            return f"the {self.object} is no longer mapped" if self.has_failed else None
         return self.error.text
 
     @property
@@ -172,7 +177,15 @@ insert into streamer.request (action, options, state, actor, label)
 values ($1, $2::text::jsonb, 'running', $3, $4) returning id
 """
 _INTERRUPTED: Final = ErrorReport("the command was interrupted", StreamerError.code)
-_OF_SOURCE: Final = "join streamer.relation r on r.id = q.relation_id where r.source_id = $1"
+_OF_SOURCE: Final = """
+left join streamer.relation r on r.id = q.relation_id
+where coalesce(q.source_id, r.source_id) = $1
+"""
+_RESTART_SQL: Final = """
+insert into streamer.request (source_id, action, actor, label)
+select s.id, 'restart', $2, pg_catalog.concat_ws(':', s.database, s.sid)
+from streamer.source s where s.id = $1 returning id
+"""
 SUMMARY_SQL: Final = """
 select q.label, q.action, q.state, q.error_code, q.requested_at, q.taken_at, q.ended_at
 from streamer.request q order by q.id desc limit 200
@@ -246,6 +259,32 @@ async def read_queued_resyncs(session: Executor, relation_ids: Sequence[int]) ->
         list(relation_ids),
     )
     return {row["relation_id"] for row in rows}
+
+
+async def request_restart(bookkeeping: Bookkeeping, source_id: int, *, actor: str) -> int | None:
+    """Request that the process which streams a source begins again; return the id of the request.
+
+    None for a source that has left the mapping meanwhile.
+    """
+    async with bookkeeping.transaction() as connection:
+        number: int | None = await connection.fetch_value(_RESTART_SQL, source_id, actor)
+        await prune_requests(connection)
+        await connection.execute(f"notify {CHANNEL}")
+    return number
+
+
+async def end_restarts(session: Executor, source_id: int, error: ErrorReport | None = None) -> None:
+    """Store the outcome of the taken restarts of a source, which an attempt has begun or failed
+    to begin.
+    """
+    state = RequestState.DONE if error is None else RequestState.FAILED
+    await REQUESTS.update(
+        session,
+        {"state": state, "error": error},
+        "where source_id = $2 and action = 'restart' and state = 'taken'",
+        source_id,
+        also="ended_at = now()",
+    )
 
 
 async def begin_act(
@@ -342,7 +381,7 @@ async def has_requests(session: Executor) -> bool:
 
 
 async def take(session: Executor, source_id: int) -> list[Request]:
-    """Mark the requests for a source's relations as taken; return them in order.
+    """Mark the requests for a source and its relations as taken; return them in order.
 
     Requests about rows in quarantine stay queued, because the lanes fulfil them.
     """
@@ -359,7 +398,7 @@ async def take(session: Executor, source_id: int) -> list[Request]:
 
 
 async def read_taken(session: Executor, source_id: int) -> list[Request]:
-    """Return the unfinished requests for a source's relations, in order."""
+    """Return the unfinished requests for a source and its relations, in order."""
     return await REQUESTS.read(
         session, f"{_OF_SOURCE} and q.state = 'taken' order by q.id", source_id
     )

@@ -13,6 +13,7 @@ from streamer.bookkeeping.relation_states import NO_COPY
 from streamer.bookkeeping.requests import (
     AUTOMATIC,
     REQUESTS,
+    RESTART,
     Request,
     end_request,
     read_taken,
@@ -55,7 +56,10 @@ async def take_requests(
     requests = []
     async with bookkeeping.transaction() as connection:
         for request in await take(connection, source_id):
-            assert request.relation_id is not None, "a request without a table is not taken"
+            if request.action == RESTART:  # stays taken until the next attempt has begun
+                requests.append(request)
+                continue
+            assert request.relation_id is not None, "only a restart concerns no table"
             record = await _lock(connection, request.relation_id)
             error: StreamerError | None = None
             is_open = False  # the outcome is not decided yet

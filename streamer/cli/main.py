@@ -735,6 +735,9 @@ app.command(
     epilog=example("streamer cutover --reverse back.yaml --dry-run"),
 )(cutover_command.cutover)
 app.add_typer(mapping_commands.app)
+mapping_commands.sources.command("restart", epilog=example("streamer sources restart shop:eu"))(
+    request_commands.restart
+)
 app.add_typer(mapping_commands.sources, name="sources", rich_help_panel=MAPPING)
 app.add_typer(mapping_commands.tables, name="tables", rich_help_panel=MAPPING)
 app.add_typer(tenant_commands.tenants, name="tenants", rich_help_panel=MAPPING)

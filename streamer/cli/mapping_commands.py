@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 app = typer.Typer()
-sources = typer.Typer(help="List and edit the source databases of the draft.", no_args_is_help=True)
+sources = typer.Typer(
+    help="List and edit the source databases of the draft, and restart a running source.",
+    no_args_is_help=True,
+)
 tables = typer.Typer(help="List and edit the tables of the draft.", no_args_is_help=True)
 config = typer.Typer(help="Describe the configuration file.", no_args_is_help=True)
 admin = typer.Typer(help="Generate password hashes and encryption keys.", no_args_is_help=True)

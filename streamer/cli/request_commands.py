@@ -47,12 +47,14 @@ def follow_requests(
     *,
     waits: bool,
     as_json: bool,
+    expects_process: bool = False,
 ) -> None:
     """Print requests, wait for the outcomes and print these.
 
-    *asked*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes. The
-    exit code is 4 if a request has failed, and 1 if a process is late. Without a process the
-    request waits for the next `run`, as after `--no-wait`.
+    *asked*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes.
+    *expects_process*: without a process for the source, wait for its next start. The exit code is
+    4 if a request has failed, and 1 if a process is late. Without a process the request waits for
+    the next `run`, as after `--no-wait`.
     """
     import asyncio
 
@@ -70,7 +72,9 @@ def follow_requests(
             if not waits:
                 return request_outcomes.Outcomes(await read_requests(bookkeeping, list(asked)))
             try:
-                return await request_outcomes.await_outcomes(bookkeeping, list(asked))
+                return await request_outcomes.await_outcomes(
+                    bookkeeping, list(asked), expects_process=expects_process
+                )
             except asyncio.CancelledError:
                 numbers = ", ".join(map(str, asked))
                 typer.echo(f"streamer: requests that continue: {numbers}", err=True)
@@ -218,3 +222,32 @@ def resume(
     """
     options = {"skip_deletes": True} if skip_deletes else None
     _request("resume", table, database, sid, options, no_wait=no_wait, as_json=as_json)
+
+
+def restart(
+    source: Annotated[
+        str, typer.Argument(help="The source: DATABASE or DATABASE:SID.", metavar="SOURCE")
+    ],
+    no_wait: NoWaitOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """End the work on a running source in order, and begin again; other sources continue.
+
+    The process writes the changes that it has read, closes the sessions of the source, connects
+    again, and reads the definitions of all tables again. A copy that runs begins again, or
+    continues after its last finished chunk. The command waits until the source streams; the exit
+    code is 4 if the start fails or no process runs the source.
+    """
+    from streamer.commands import source_requests
+    from streamer.commands.table_requests import command_actor
+
+    _, _, address = load_with_target()
+    asked = run_to_end(source_requests.restart(address, source, command_actor()))
+    follow_requests(
+        address,
+        {asked.request_id: asked.label},
+        {"action": "restart", "source": asked.label},
+        waits=not no_wait,
+        as_json=as_json,
+        expects_process=asked.expects_process,
+    )

@@ -8,10 +8,18 @@ from typing import Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import installed
-from streamer.bookkeeping.requests import Request, RequestState, read_requests
+from streamer.bookkeeping.requests import (
+    RESTART,
+    Request,
+    RequestState,
+    end_request,
+    read_requests,
+)
 from streamer.bookkeeping.sources import read_source_records
 from streamer.commands.terminal_table import Listing, ListingColumn
 from streamer.errors.error_classes import MappingError
+from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy, run
 from streamer.target.connection import TargetAddress
 
 POLL_SECONDS: Final = 0.2
@@ -64,6 +72,8 @@ async def await_outcomes(
         if not absent:
             seen = now
         elif now >= seen + ABSENT_SECONDS:
+            if await _withdraw_restarts(bookkeeping, waiting, absent):
+                continue
             return Outcomes(requests, f"no process runs source {absent}", is_absent=True)
         is_queued = any(request.state is RequestState.QUEUED for request in waiting)
         if is_queued and now >= began + TAKE_SECONDS:
@@ -76,6 +86,24 @@ async def _find_absent(bookkeeping: Bookkeeping, source_ids: Collection[int | No
     records = await read_source_records(bookkeeping)
     absent = [r.label for r in records if r.source_id in source_ids and r.holder is None]
     return ", ".join(f'"{label}"' for label in absent)
+
+
+async def _withdraw_restarts(
+    bookkeeping: Bookkeeping, waiting: Collection[Request], absent: str
+) -> bool:
+    """End restarts of sources that no process runs, as failed; return whether there were any.
+
+    The next process begins anyway, so such a request has nothing to wait for.
+    """
+    restarts = [request for request in waiting if request.action == RESTART]
+    error = ErrorReport(
+        f"no process runs source {absent}",
+        MappingError.code,
+        Remedy.of("to stream it, run: ", run("run")),
+    )
+    for request in restarts:
+        await end_request(bookkeeping, request.request_id, error)
+    return bool(restarts)
 
 
 def _state(request: Request) -> str:

@@ -50,6 +50,21 @@ async def test_a_file_as_mapping_refuses_no_act_on_a_table(
         await streamer.eventually(lambda: is_repaired(admin))
         assert_same(source, target, "t")
 
+        # A source restarts, from the page and from the API.
+        restarted = {"database": "shop"}
+        assert (await client.post("/source/restart", data=restarted)).status_code == 303
+        answer = await client.post("/api/sources/restart", json=restarted)
+        assert answer.status_code == 202
+        unknown = await client.post("/api/sources/restart", json={"database": "shopp"})
+        assert unknown.status_code == 404
+
+        async def is_restarted() -> bool:
+            sql = "select state from streamer.request where action = 'restart' order by id"
+            return target.execute(sql) == [("done",)] * 2
+
+        await streamer.eventually(is_restarted)
+        assert "Restart this source" in (await client.get("/source", params=restarted)).text
+
         # A session that blocks no session of streamer stays, and the session with the lock ends.
         with (
             contextlib.closing(psycopg.connect(target.url)) as other,

@@ -35,6 +35,7 @@ class Tables:
             self.relations,
             coordinator,
             mock.AsyncMock(),
+            mock.Mock(),
         )
         self.mapped = [self.add(number) for number in (1, 2, 3)]
 

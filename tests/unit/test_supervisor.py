@@ -18,11 +18,11 @@ class Failing(Supervisor):
         super().__init__(source, cast("Any", None), cast("Any", None))
         self.attempt_count = 0
 
-    async def _attempt(self) -> None:
+    async def _attempt(self) -> bool:
         self.attempt_count += 1
         if self.attempt_count == 2:
             self.stop.set()
-            return
+            return False
         self.wake_for_requests(was_requested=True)
         raise SlotMissingError("the slot is gone")
 

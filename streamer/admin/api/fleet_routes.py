@@ -131,6 +131,16 @@ def _add_actions(router: APIRouter, service: AdminService, status: StatusReader)
             "sources": [outcome.to_json() for outcome in outcomes],
         }
 
+    @router.post("/sources/restart", tags=["servers"], status_code=202)
+    async def restart_source(request: Request, values: api_models.SourceName) -> dict[str, Any]:
+        """End the work on a running source in order, and begin again; other sources continue.
+
+        The list of acts shows the outcome of the request.
+        """
+        asked = await service.restart(values.database, values.sid, actor_of(request))
+        status.forget()
+        return asked
+
     @router.post(
         "/sources/pause", tags=["servers"], status_code=202, response_model=api_models.BulkAnswer
     )

@@ -11,7 +11,8 @@ from streamer.admin.live.path_of_change import held_of
 from streamer.admin.live.problem_view import problems_for_operator
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping.admin_threads import in_admin_thread
-from streamer.admin.page.page_frame import Frame, Row, is_refresh, row_number
+from streamer.admin.page.page_frame import Frame, Row, form_text, is_refresh, row_number
+from streamer.admin.service.access import actor_of
 from streamer.errors.error_classes import NotFoundError
 from streamer.mapping.rules import SourceLabel
 
@@ -62,6 +63,15 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             number=number,
             has_more=number * TABLES_PER_PAGE < len(matches),
         )
+
+    @router.post("/source/restart")
+    async def restart(request: Request) -> Response:
+        form = await request.form()
+        database, sid = form_text(form, "database"), form_text(form, "sid") or None
+        await frame.service.restart(database, sid, actor_of(request))
+        status.forget()
+        back = status_view.address("/source", database=database, sid=sid)
+        return frame.redirect(back, "Restart requested; the other sources continue")
 
     return router
 

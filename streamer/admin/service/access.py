@@ -99,7 +99,7 @@ def has_effect(path: str) -> bool:
 
 _ACTS: Final = (
     *("/resync", "/pause", "/resume", "/retry", "/drop", "/purge"),
-    *("/act", "/quarantine", "/session/end"),
+    *("/act", "/quarantine", "/session/end", "/restart"),
 )
 """The ends of paths whose requests act on running tables, through the bookkeeping in the target."""
 

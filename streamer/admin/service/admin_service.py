@@ -46,6 +46,7 @@ from streamer.commands.quarantined_rows import (
     read_rows,
     request_action,
 )
+from streamer.commands.source_requests import restart
 from streamer.commands.status import read_report
 from streamer.commands.table_requests import request
 from streamer.config.allowed_names import HINT as ALLOWED_HINT
@@ -583,6 +584,18 @@ class AdminService:
             )
         except MappingError as exc:
             raise UnreadyError(exc.message, hint=exc.hint) from None
+
+    async def restart(self, database: str, sid: str | None, actor: str) -> Row:
+        """Request the restart of a source; return its label and the id of the request.
+
+        Raises NotFoundError, and UnreadyError for a source that has never run.
+        """
+        source = self.source(database, sid)
+        try:
+            asked = await restart(self._address, source.label, actor)
+        except MappingError as exc:
+            raise UnreadyError(exc.message, hint=exc.hint) from None
+        return {"action": "restart", "source": asked.label, "request": asked.request_id}
 
     async def quarantine(self, choice: Choice, limit: int) -> Row:
         """Return the oldest changes in quarantine, and the number of changes."""

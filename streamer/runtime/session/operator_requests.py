@@ -1,4 +1,6 @@
-"""Operators' requests while a source streams: pause, resume, resync, and quarantined changes."""
+"""Operators' requests while a source streams: pause, resume, resync, restart, and quarantined
+changes.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,7 +8,12 @@ from typing import Final
 
 from streamer.apply.lanes.lane import Hold, MappedRelation, QuarantineRequest
 from streamer.bookkeeping.bookkeeping import Bookkeeping
-from streamer.bookkeeping.requests import Request, read_quarantine_requests
+from streamer.bookkeeping.requests import (
+    RESTART,
+    Request,
+    end_restarts,
+    read_quarantine_requests,
+)
 from streamer.bookkeeping.sources import SourceRecord
 from streamer.bookkeeping.taken_requests import store_outcomes, take_requests
 from streamer.control.table_state import Need
@@ -32,17 +39,22 @@ class Requests:
         relations: Relations,
         coordinator: SyncCoordinator,
         publish: Callable[[list[MappedRelation]], Awaitable[None]],
+        begin_anew: Callable[[], None],
     ) -> None:
-        """*publish* publishes relations and requests their copies."""
+        """*publish* publishes relations and requests their copies. *begin_anew* ends the attempt in
+        order.
+        """
         self._bookkeeping = bookkeeping
         self._source_id = record.source_id
         self._relations = relations
         self._coordinator = coordinator
         self._publish = publish
+        self._begin_anew = begin_anew
 
     async def follow(self, arrived: asyncio.Event) -> None:
         """Fulfil requests as soon as they arrive, and store the outcomes of tables."""
         self._relations.requested = arrived
+        await end_restarts(self._bookkeeping, self._source_id)  # an earlier attempt took them
         while True:
             await wait_for_event(arrived, OUTCOME_SECONDS if self._relations.awaited_ids else None)
             arrived.clear()
@@ -51,6 +63,8 @@ class Requests:
             )
             failpoint("requests.taken")
             self._relations.awaited_ids |= {request.relation_id or 0 for request in requests}
+            if any(request.action == RESTART for request in requests):
+                self._begin_anew()
             for request in requests:
                 if (mapped := self._mapped(request)) is None:
                     continue

@@ -98,6 +98,8 @@ class Pipeline:
         self.health = Health()
         self.heartbeat = Heartbeat(source, services)
         self.stop = asyncio.Event()
+        self.begins_anew = False
+        """Whether another attempt follows at once."""
         self.requested = asyncio.Event()
         self._source = source
         self._services = services
@@ -126,6 +128,11 @@ class Pipeline:
             await set_source_state(services.bookkeeping, fence.source_id, "stopped")
         finally:
             await self._services.locks.release(fence)
+
+    def begin_anew(self) -> None:
+        """End this attempt in order; another attempt follows at once."""
+        self.begins_anew = True
+        self.stop.set()
 
     async def _open(self, services: Services, fence: FencingToken) -> Session:
         """Open a session when this source's turn to start has come."""
@@ -209,6 +216,7 @@ class Pipeline:
             session.relations,
             session.coordinator,
             session.monitor.cases.publish,
+            self.begin_anew,
         )
         return {
             "reader": lambda: self._read(session),

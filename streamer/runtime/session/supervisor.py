@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from streamer.bookkeeping.requests import end_restarts
 from streamer.bookkeeping.sources import read_source_records, report_source_failure
 from streamer.errors.error_classes import (
     Retry,
@@ -67,7 +68,6 @@ class Supervisor:
         self._confirmed_at: float | None = None
         """The monotonic time at which an earlier attempt sent its last heartbeat that arrived."""
         self._unreached_attempts = 0
-        self._is_to_begin_anew = False
         self._attempt_ended = asyncio.Event()
         self._may_stream = asyncio.Event()
         self._may_stream.set()
@@ -134,8 +134,7 @@ class Supervisor:
     def begin_anew(self) -> None:
         self._requested.set()
         if self.pipeline is not None:
-            self._is_to_begin_anew = True
-            self.pipeline.stop.set()
+            self.pipeline.begin_anew()
 
     def allow_streaming(self, may: bool) -> None:
         if may:
@@ -285,12 +284,12 @@ class Supervisor:
             # the requests.
             self._requested.clear()
             try:
-                self._is_to_begin_anew = False
                 began = time.monotonic()
                 with contained(f'streaming "{self.source.label}"'):
-                    await apart(self._attempt(), f"attempt {self.source.label}")
-                if not self._is_to_begin_anew:
+                    begins_anew = await apart(self._attempt(), f"attempt {self.source.label}")
+                if not begins_anew:
                     return
+                self._binary_obstacle = None  # the operator may have removed the reason
             except TransportError as exc:
                 self._binary_obstacle = str(exc)  # the next start of the stream logs the reason
             except StreamerError as exc:
@@ -320,7 +319,8 @@ class Supervisor:
                 backoff = Backoff()
                 self._unreached_attempts = 0
 
-    async def _attempt(self) -> None:
+    async def _attempt(self) -> bool:
+        """Stream once; return whether another attempt follows at once."""
         require_configured(self.source)
         await self._may_stream.wait()
         self.pipeline = pipeline = Pipeline(
@@ -334,13 +334,14 @@ class Supervisor:
             pipeline.health.state, pipeline.health.error = self.health.state, self.health.error
         self.health = pipeline.health
         if self.stop.is_set():
-            return
+            return False
         try:
             await pipeline.run()
         except BaseExceptionGroup as group:
             raise _first_error(group) from group
         else:
             self.failure = None
+            return pipeline.begins_anew
         finally:
             self._confirmed_at = pipeline.heartbeat.confirmed_at or self._confirmed_at
             self.pipeline = None
@@ -364,6 +365,7 @@ class Supervisor:
                     report,
                     self._services.locks.holder,
                 )
+                await end_restarts(self._services.bookkeeping, record.source_id, report)
 
     async def _sleep(self, seconds: float | None) -> None:
         """Sleep until an operator's request, a stop, or the end of *seconds*."""
