@@ -16,6 +16,11 @@ from streamer.sync_partition p join streamer.relation r on r.id = relation_id
 join streamer.source s on s.id = r.source_id
 where relation_id = %s and part = %s and p.attempt = %s for update of p
 """
+COUNT_TASKS_SQL: Final = """
+select count(*) from pg_catalog.pg_stat_activity
+where datname = current_database() and backend_type = 'client backend'
+  and pg_catalog.starts_with(application_name, 'streamer copy ')
+"""
 FINISH_PART_SQL: Final = """
 update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,
     started_at = now(), finished_at = clock_timestamp(), error = null

@@ -69,6 +69,18 @@ class SyncSection(Strict):
         description="Rows per second that all copies together read from a source. Not set: no "
         "limit.",
     )
+    total_rows_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="Rows per second that the copies of all sources together read, over all "
+        "processes. Not set: no limit.",
+    )
+    total_bytes_per_second: Size | None = Field(
+        default=None,
+        gt=0,
+        description="Bytes per second that the copies of all sources together pass on, over all "
+        "processes, such as `50 MB`. Not set: no limit.",
+    )
     sources_at_once: int = Field(
         default=4,
         ge=1,
@@ -77,6 +89,14 @@ class SyncSection(Strict):
         "without slot and snapshot. Sources of a higher `priority` come first, then sources with "
         "less to copy. "
         "Tables that join later, and resyncs, have a separate limit of the same size.",
+    )
+    sources_per_server: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Sources of a PostgreSQL server that copy at the same time, first copies and "
+        "later copies together. Sources of other servers go ahead meanwhile. Not set: only "
+        "`sync.sources_at_once` counts.",
     )
     resumable_above: Size = Field(
         default=10 << 30,

@@ -47,10 +47,19 @@ class SyncSettings:
     defer_indexes: bool
     jobs: int
     rows_per_second: float | None
+    total_rows_per_second: float | None = None
+    total_bytes_per_second: float | None = None
     resumable_above: int = 10 << 30
     """The size in bytes above which streamer copies a table with a suitable key in chunks."""
     target_namespace: str = "public"
     """The schema of target tables whose rule names none."""
+
+    @property
+    def rates_of_task(self) -> tuple[float | None, float | None]:
+        """Rows and bytes per second that a task may pass on while `jobs` tasks run."""
+        rows = [r for r in (self.rows_per_second, self.total_rows_per_second) if r is not None]
+        size = self.total_bytes_per_second
+        return min(rows) / self.jobs if rows else None, None if size is None else size / self.jobs
 
     def __repr__(self) -> str:
         return "SyncSettings(…)"
@@ -154,10 +163,7 @@ class CopyContext:
     events: SyncEvents
     metrics: Metrics
     find_differences: FindDifferences
-    first_turns: CopyTurns
-    """The turns of sources that begin to stream and have tables to copy."""
-    later_turns: CopyTurns
-    """The turns of tables that join later, and of resyncs."""
+    turns: CopyTurns
     round_number: int = 0
     """The number of the round; several rounds can run at a time."""
     captures: bool = False

@@ -29,7 +29,7 @@ from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.copy_round import Round
 from streamer.copy.finish_copies import Finisher
 from streamer.copy.round_removal import RoundRemoval
-from streamer.copy.source_turns import CopyTurn
+from streamer.copy.source_turns import CopyingSource, CopyTurn
 from streamer.copy.staging_tables import drop_leftover_stages, find_leftover_stages
 from streamer.copy.stalled_copies import CopyReports
 from streamer.errors.error_classes import Retry, StreamerError, TargetError, TargetMovedError
@@ -184,9 +184,9 @@ class SyncCoordinator:
             await self._reports.show_wait(batch, TableWait(reason, is_turn=True))
 
         is_first = not self._first.isdisjoint(batch)
-        turns = context.first_turns if is_first else context.later_turns
+        copying = CopyingSource(source.label, context.server.place, is_first)
         size = sum(mapped.size_bytes for mapped in batch)
-        turn = await turns.acquire(source.label, source.priority, size, tell)
+        turn = await context.turns.acquire(copying, source.priority, size, tell)
         if has_waited:
             try:
                 await self._reports.show_wait(batch, None)

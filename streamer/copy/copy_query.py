@@ -160,12 +160,16 @@ def _add_history(selection: _Selection, order: CopyOrder) -> None:
         selection.add_own(value, name, is_binary=order.target.columns[name].type == type_name)
 
 
-def part_bytes(size: int, rows: int | None, rows_per_second: float | None) -> int:
-    """Return the size of a table's parts for tasks that may read *rows_per_second*.
+def part_bytes(
+    size: int, rows: int | None, rows_per_second: float | None, bytes_per_second: float | None
+) -> int:
+    """Return the size of a table's parts for tasks with these limits.
 
     *size*, *rows*: estimates for the whole table.
     """
-    if rows_per_second is None or not size or not rows:
-        return PART_BYTES
-    paced_bytes = rows_per_second * PART_SECONDS_MAX * size / rows
-    return max(PART_BYTES_MIN, min(PART_BYTES, round(paced_bytes)))
+    paced = [float(PART_BYTES)]
+    if rows_per_second is not None and size and rows:
+        paced.append(rows_per_second * PART_SECONDS_MAX * size / rows)
+    if bytes_per_second is not None:
+        paced.append(bytes_per_second * PART_SECONDS_MAX)
+    return max(PART_BYTES_MIN, round(min(paced)))

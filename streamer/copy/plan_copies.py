@@ -256,13 +256,12 @@ class CopyPlanner:
         is_hashed = bool(copy.mapped.mapping.rule.hashes)
         if copy.scope.is_to_point and not copy.scope.resync.is_partial and not is_hashed:
             await self._find_differences(copy)
-        rate = settings.rows_per_second
         source = copy_source(copy.order, self._context.server.version, target.server_version)
         copy.columns = source.names
         size = part_bytes(
             relation.size_bytes,
             relation.row_count_estimate,
-            None if rate is None else rate / settings.jobs,
+            *settings.rates_of_task,
         )
         if await self._plan_chunk(target, copy, size):
             return
@@ -348,6 +347,8 @@ async def read_ends(
         place=context.server.place,
         fence=context.fence.parameters,
         rows_per_second=task_rate(settings.rows_per_second, settings.jobs, task_count),
+        total_rows_per_second=settings.total_rows_per_second,
+        total_bytes_per_second=settings.total_bytes_per_second,
         hash_keys={
             hashed.check: hashed.key.reveal()
             for copy in copies

@@ -4,6 +4,9 @@ A source gets a turn before it creates the slot or the snapshot of a copy. So wa
 neither WAL nor old row versions. Sources with a higher priority come first, then sources with less
 data to copy. A source that has a turn gets a second turn at once, because tables of a source do not
 wait for each other.
+
+First copies and later copies have a limit each. A server with several sources has a limit on both
+together, because each copy reads the same disks.
 """
 
 import asyncio
@@ -13,14 +16,28 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from streamer.copy.turn_waits import TURN
+from streamer.source.reached_server import Place
 from streamer.util.quantities import format_bytes
 
 Report = Callable[[str], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyingSource:
+    """A source that has a turn, or asks for a turn.
+
+    ``server``: the running server, whatever the names under which sources connect. ``is_first``:
+    the source begins to stream; otherwise tables join later, or get a resync.
+    """
+
+    source: str
+    server: Place
+    is_first: bool
+
+
 @dataclass(slots=True)
 class _WaitingSource:
-    source: str
+    copying: CopyingSource
     priority: int
     size_bytes: int
     number: int
@@ -35,9 +52,9 @@ class _WaitingSource:
 class CopyTurn:
     """The right of a source to copy, until `end`."""
 
-    def __init__(self, turns: "CopyTurns", source: str) -> None:
+    def __init__(self, turns: "CopyTurns", copying: CopyingSource) -> None:
         self._turns: CopyTurns | None = turns
-        self.source = source
+        self.copying = copying
 
     def end(self) -> None:
         """End the turn and serve the next source; a repeated call has no effect."""
@@ -49,25 +66,31 @@ class CopyTurn:
 class CopyTurns:
     """Grants sources turns to copy."""
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, per_server: int | None = None) -> None:
+        """*at_once*: the limit on first copies, and on later copies. *per_server*: the limit on
+        both, for the sources of a server; None for no limit.
+        """
         self._at_once = at_once
-        self._copying: Counter[str] = Counter()
+        self._per_server = per_server
+        self._copying: Counter[CopyingSource] = Counter()
         """The number of turns of each source."""
         self._waiting: list[_WaitingSource] = []
         self._numbers = itertools.count()
 
-    def acquire_free(self, source: str) -> CopyTurn | None:
-        """Return a turn for *source* if a turn is free; None otherwise."""
-        if self._waiting or not self._has_room(source):
+    def acquire_free(self, copying: CopyingSource) -> CopyTurn | None:
+        """Return a turn for *copying* if a turn is free; None otherwise."""
+        if any(waiting.copying.is_first == copying.is_first for waiting in self._waiting):
             return None
-        self._copying[source] += 1
-        return CopyTurn(self, source)
+        if not self._has_room(copying):
+            return None
+        self._copying[copying] += 1
+        return CopyTurn(self, copying)
 
     async def acquire(
-        self, source: str, priority: int, size_bytes: int, report: Report
+        self, copying: CopyingSource, priority: int, size_bytes: int, report: Report
     ) -> CopyTurn:
-        """Wait for a turn of *source*; *report* receives each new reason."""
-        waiting = _WaitingSource(source, priority, size_bytes, next(self._numbers))
+        """Wait for a turn of *copying*; *report* receives each new reason."""
+        waiting = _WaitingSource(copying, priority, size_bytes, next(self._numbers))
         self._waiting.append(waiting)
         self._serve()
         reported = ""
@@ -81,34 +104,56 @@ class CopyTurns:
                     await waiting.changed.wait()
         except BaseException:
             if waiting.has_turn:
-                self.ended(CopyTurn(self, source))
+                self.ended(CopyTurn(self, copying))
             else:
                 self._waiting.remove(waiting)
                 self._serve()
             raise
-        return CopyTurn(self, source)
+        return CopyTurn(self, copying)
 
     def ended(self, turn: CopyTurn) -> None:
         """Record the end of a turn, for `CopyTurn.end`."""
-        self._copying[turn.source] -= 1
+        self._copying[turn.copying] -= 1
         self._copying += Counter()  # removes sources without a turn
         self._serve()
 
     def _serve(self) -> None:
         for waiting in sorted(self._waiting, key=lambda each: each.rank):
-            if self._has_room(waiting.source):
-                self._copying[waiting.source] += 1
+            if self._has_room(waiting.copying):
+                self._copying[waiting.copying] += 1
                 waiting.has_turn = True
                 self._waiting.remove(waiting)
             waiting.changed.set()
 
-    def _has_room(self, source: str) -> bool:
-        return source in self._copying or len(self._copying) < self._at_once
+    def _has_room(self, asking: CopyingSource) -> bool:
+        if asking in self._copying:
+            return True
+        return len(self._alike(asking)) < self._at_once and not self._is_server_busy(asking)
+
+    def _is_server_busy(self, asking: CopyingSource) -> bool:
+        limit = self._per_server
+        return limit is not None and len(self._neighbours(asking)) >= limit
+
+    def _alike(self, asking: CopyingSource) -> set[str]:
+        """Return the sources that share the limit of first copies, or of later copies."""
+        return {c.source for c in self._copying if c.is_first == asking.is_first}
+
+    def _neighbours(self, asking: CopyingSource) -> set[str]:
+        """Return the other sources of the same server that copy."""
+        return {c.source for c in self._copying if c.server == asking.server} - {asking.source}
 
     def _reason(self, waiting: _WaitingSource) -> str:
+        asking = waiting.copying
         earlier = [peer for peer in self._waiting if peer.rank < waiting.rank]
-        count = len(self._copying) + len({peer.source for peer in earlier} - set(self._copying))
+        if self._is_server_busy(asking):
+            copying, limit = self._neighbours(asking), f"sources_per_server: {self._per_server}"
+            earlier = [peer for peer in earlier if peer.copying.server == asking.server]
+        else:
+            copying, limit = self._alike(asking), f"sources_at_once: {self._at_once}"
+            earlier = [peer for peer in earlier if peer.copying.is_first == asking.is_first]
+        count = len(copying | {peer.copying.source for peer in earlier})
         size = sum(peer.size_bytes for peer in earlier)
         with_size = f", {format_bytes(size)} of them still wait" if size else ""
         sources = "1 source copies" if count == 1 else f"{count} sources copy"
-        return f"{TURN}{sources} first (sync.sources_at_once: {self._at_once}){with_size}"
+        place = " at this server" if self._is_server_busy(asking) else ""
+        return f"{TURN}{sources}{place} first (sync.{limit}){with_size}"

@@ -55,9 +55,6 @@ class Services:
     target: TargetHealth
     starts: Starts
     copy_turns: CopyTurns
-    """Copy turns for sources that begin to stream and have tables to copy."""
-    later_turns: CopyTurns
-    """Copy turns for sources that already stream, for tables that join or get a resync."""
     conflicts_kept: int
     discovery_interval: float = 0
     """Seconds between two checks for new tables; 0 for none."""

@@ -24,7 +24,7 @@ HEAD = """
 target: {{url: "{target}"}}
 http: {{listen: ""}}
 workers: 1
-sync: {{sources_at_once: 1}}
+sync: {{{sync}}}
 spool: {{directory: {spool}}}
 sources:
 """
@@ -32,10 +32,14 @@ sources:
 
 @asynccontextmanager
 async def running(
-    source: Database, target: Database, directory: Path, sources: str
+    source: Database,
+    target: Database,
+    directory: Path,
+    sources: str,
+    sync: str = "sources_at_once: 1",
 ) -> AsyncIterator[Streamer]:
     path = directory / "config.yaml"
-    head = HEAD.format(target=target.url, spool=directory / "spool")
+    head = HEAD.format(target=target.url, spool=directory / "spool", sync=sync)
     path.write_text(head + sources.replace("URL", source.url))
     streamer = Streamer(path)
     streamer.start()
@@ -129,6 +133,28 @@ async def test_first_copies_come_in_order_and_sources_that_wait_have_no_slot(
         sessions = "select count(*) from pg_stat_activity where application_name like '{}%'"
         locks = sessions.format("streamer lock")
         assert target.value(f"{locks} and datname = current_database()") == 1
+
+
+async def test_the_sources_of_a_server_copy_one_after_another(
+    source: Database, target: Database, tmp_path: Path, gate: Gate
+) -> None:
+    for name in ("a", "b"):
+        source.execute(f"create table {name} (id int primary key); insert into {name} values (1)")
+    sources = "".join(
+        f"- {{database: {name}, urls: [{{url: 'URL'}}], tables: {{{name}: }}}}\n" for name in "ab"
+    )
+    async with running(source, target, tmp_path, sources, "sources_per_server: 1") as streamer:
+
+        async def is_told() -> bool:
+            waits = [status["waiting_for"] or "" for status in await streamer.statuses()]
+            return any("1 source copies at this server first" in wait for wait in waits)
+
+        await streamer.eventually(is_told, SECONDS)
+        await until(lambda: len(gate.copied) == 1, seconds=SECONDS)
+        gate.open()
+        await streamer.caught_up(SECONDS)
+        for name in ("a", "b"):
+            assert_same(source, target, name)
 
 
 async def test_a_source_that_copies_nothing_keeps_no_turn_while_it_starts(

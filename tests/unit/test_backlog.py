@@ -130,6 +130,29 @@ def test_a_throttled_copy_takes_four_times_as_long(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        ((None, None, None), 0),
+        ((100.0, None, None), 20),  # two rounds share the limit of their source
+        ((None, 100.0, None), 50),  # five tasks share the totals
+        ((None, None, 1000.0), 30),
+        ((100.0, 1000.0, 1000.0), 30),
+    ],
+)
+def test_the_strictest_limit_paces_a_part(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[float | None, ...], seconds: float
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    pace = Pace(*limits)
+    pace.begin(is_throttled=False, rounds=2)
+    pace.share(5)
+    pace.share(3)  # the part began with more tasks
+    pace.wait(1000, 0.0, 6000)
+    assert sum(slept) == seconds
+
+
+@pytest.mark.parametrize(
     ("limit", "kept", "policy", "is_pointless"),
     [
         (64 << 20, "64", OnMaxRetainedWal.WARN, True),

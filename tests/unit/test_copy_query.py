@@ -76,11 +76,13 @@ def test_a_source_that_reads_all_pages_for_each_range_is_not_split() -> None:
 
 def test_a_limit_on_the_rate_makes_parts_smaller() -> None:
     gigabyte, rows = 1 << 30, 1_000_000
-    assert part_bytes(gigabyte, rows, None) == PART_BYTES
-    assert part_bytes(gigabyte, None, 100.0) == PART_BYTES
-    assert part_bytes(gigabyte, rows, 1e9) == PART_BYTES
-    assert part_bytes(gigabyte, rows, 1000.0) == round(1000 * 30 * gigabyte / rows)
-    assert part_bytes(gigabyte, rows, 0.1) == PART_BYTES_MIN
+    assert part_bytes(gigabyte, rows, None, None) == PART_BYTES
+    assert part_bytes(gigabyte, None, 100.0, None) == PART_BYTES
+    assert part_bytes(gigabyte, rows, 1e9, None) == PART_BYTES
+    assert part_bytes(gigabyte, rows, 1000.0, None) == round(1000 * 30 * gigabyte / rows)
+    assert part_bytes(gigabyte, rows, 0.1, None) == PART_BYTES_MIN
+    assert part_bytes(gigabyte, None, None, 1_000_000.0) == 30_000_000
+    assert part_bytes(gigabyte, rows, 1000.0, 2_000_000.0) == round(1000 * 30 * gigabyte / rows)
 
 
 def test_indexes_are_put_off_for_all_leaves_of_a_large_table_and_for_no_small_one() -> None:

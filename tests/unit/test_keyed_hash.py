@@ -221,7 +221,7 @@ def test_a_job_of_spark_describes_parts_without_the_key(tmp_path: Path) -> None:
     assert key_check(KEY) in described
     assert KEY not in described
     assert "hmac" not in described
-    ends = CopyEnds("source", "target", "s", "a", ("1", 1, 0), (1, 1, 1, "t"), None, {"c": KEY})
+    ends = CopyEnds("source", "target", "s", "a", ("1", 1, 0), (1, 1, 1, "t"), hash_keys={"c": KEY})
     assert KEY not in repr(ends)
 
 

@@ -5,25 +5,34 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from streamer.copy.source_turns import CopyTurn, CopyTurns
+from streamer.copy.source_turns import CopyingSource, CopyTurn, CopyTurns
 from streamer.runtime.start_limit import Starts
+
+
+def source_at(source: str, at: str = "1", *, is_first: bool = True) -> CopyingSource:
+    """A source of the server *at*."""
+    return CopyingSource(source, (at, 1, 1), is_first)
 
 
 class Asking:
     """Sources that ask for turns, as tasks."""
 
-    def __init__(self, at_once: int) -> None:
-        self.turns = CopyTurns(at_once)
+    def __init__(self, at_once: int, per_server: int | None = None) -> None:
+        self.turns = CopyTurns(at_once, per_server)
         self.got: list[str] = []
         self.told: dict[str, str] = {}
         self._tasks: dict[str, asyncio.Task[CopyTurn]] = {}
 
-    async def ask(self, name: str, *, priority: int = 0, size: int = 0) -> None:
+    async def ask(
+        self, name: str, *, priority: int = 0, size: int = 0, at: str = "1", is_first: bool = True
+    ) -> None:
         async def tell(reason: str) -> None:
             self.told[name] = reason
 
+        copying = source_at(name.split("/")[0], at, is_first=is_first)
+
         async def acquire() -> CopyTurn:
-            turn = await self.turns.acquire(name.split("/")[0], priority, size, tell)
+            turn = await self.turns.acquire(copying, priority, size, tell)
             self.got.append(name)
             return turn
 
@@ -87,9 +96,9 @@ async def test_a_source_that_gives_up_leaves_its_place_to_the_next() -> None:
 
 async def test_a_turn_that_comes_to_a_cancelled_source_goes_on_to_the_next() -> None:
     turns = CopyTurns(1)
-    first = await turns.acquire("a", 0, 0, _no_reason)
-    second = asyncio.create_task(turns.acquire("b", 0, 0, _ignore), name="b")
-    third = asyncio.create_task(turns.acquire("c", 0, 0, _ignore), name="c")
+    first = await turns.acquire(source_at("a"), 0, 0, _no_reason)
+    second = asyncio.create_task(turns.acquire(source_at("b"), 0, 0, _ignore), name="b")
+    third = asyncio.create_task(turns.acquire(source_at("c"), 0, 0, _ignore), name="c")
     await asyncio.sleep(0)
     first.end()
     first.end()  # a second end has no effect
@@ -99,19 +108,51 @@ async def test_a_turn_that_comes_to_a_cancelled_source_goes_on_to_the_next() -> 
     (await third).end()
 
 
+async def test_a_server_lets_some_of_its_sources_copy_and_other_servers_go_ahead() -> None:
+    asking = Asking(3, per_server=1)
+    await asking.ask("a", at="1")
+    await asking.ask("b", at="1", size=10)
+    await asking.ask("c", at="2", size=99)
+    assert asking.got == ["a", "c"], "a source of another server passes"
+    assert (
+        asking.told["b"]
+        == "its turn: 1 source copies at this server first (sync.sources_per_server: 1)"
+    )
+    await asking.ask("a/2", at="1", is_first=False)
+    assert asking.got == ["a", "c", "a/2"], "tables of a source do not wait for each other"
+    await asking.end("a")
+    assert asking.got == ["a", "c", "a/2"], "first and later copies count together"
+    await asking.end("a/2")
+    assert asking.got == ["a", "c", "a/2", "b"]
+
+
+async def test_first_and_later_copies_have_a_limit_each() -> None:
+    asking = Asking(1)
+    await asking.ask("a")
+    await asking.ask("b", is_first=False)
+    await asking.ask("c")
+    await asking.ask("d", is_first=False)
+    assert asking.got == ["a", "b"]
+    assert asking.told["d"] == "its turn: 1 source copies first (sync.sources_at_once: 1)"
+    await asking.end("b")
+    assert asking.got == ["a", "b", "d"]
+
+
 async def test_a_free_turn_is_there_at_once_or_not_at_all() -> None:
     asking = Asking(1)
-    free = asking.turns.acquire_free("a")
+    free = asking.turns.acquire_free(source_at("a"))
     assert free is not None
-    assert asking.turns.acquire_free("a") is not None, "a source that copies gets another"
-    assert asking.turns.acquire_free("b") is None
+    assert asking.turns.acquire_free(source_at("a")) is not None, (
+        "a source that copies gets another"
+    )
+    assert asking.turns.acquire_free(source_at("b")) is None
     await asking.ask("b")
-    assert asking.turns.acquire_free("a") is None, "others wait"
+    assert asking.turns.acquire_free(source_at("a")) is None, "others wait"
 
 
 async def test_a_free_turn_that_ends_goes_to_the_next_in_order() -> None:
     asking = Asking(1)
-    free = asking.turns.acquire_free("a")
+    free = asking.turns.acquire_free(source_at("a"))
     await asking.ask("large", size=100)
     await asking.ask("small", size=10)
     assert free is not None

@@ -329,13 +329,17 @@ async def _estimate(
     speed = await _measured_speed(settings, seen.target) if copies else None
     basis = "assumed" if speed is None else "measured"
     seconds = size / (speed or ASSUMED_BYTES_PER_SECOND)
-    limit = settings.sync.rows_per_second
-    if limit is not None:
-        per_source = [
-            sum(table.rows or 0 for table in source.tables if table.action == "copy")
-            for source in sources
-        ]
-        seconds = max(seconds, max(per_source, default=0) / limit)
+    sync = settings.sync
+    per_source = [
+        sum(table.rows or 0 for table in source.tables if table.action == "copy")
+        for source in sources
+    ]
+    limits = (
+        (max(per_source, default=0), sync.rows_per_second),
+        (rows, sync.total_rows_per_second),
+        (size, sync.total_bytes_per_second),
+    )
+    seconds = max(seconds, *(count / limit for count, limit in limits if limit is not None), 0)
     if copies:
         seconds += START_SECONDS
     return Estimate(len(copies), rows, size, round(seconds, 1), basis), speed

@@ -94,7 +94,9 @@ def _check_server(
     server, usage = group[0].server, group[0].usage
     assert server is not None
     assert usage is not None
-    at_once = settings.processes * settings.sync.sources_at_once
+    sync = settings.sync
+    per_server = sync.sources_per_server or sync.sources_at_once
+    at_once = settings.processes * min(sync.sources_at_once, per_server)
     jobs = settings.processes * settings.sync.jobs
     place = Place(", ".join(facts.label for facts in group))
     idle = [facts for facts in group if facts.slot is None or facts.slot.active_pid is None]

@@ -29,6 +29,7 @@ from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from streamer.bookkeeping.task_statements import (
+    COUNT_TASKS_SQL,
     FAIL_PART_SQL,
     FINISH_PART_SQL,
     IS_PENDING_SQL,
@@ -79,6 +80,9 @@ class CopyEnds:
     fence: tuple[int, int, int, str]
     """The parameters of `streamer.target.fencing_token.FENCE_SQL`."""
     rows_per_second: float | None = None
+    total_rows_per_second: float | None = None
+    """This limit and the next hold for the tasks of all sources together."""
+    total_bytes_per_second: float | None = None
     hash_keys: dict[str, str] = dataclasses.field(default_factory=dict)
     """The secret keys of hashed columns, by their checks (`key_check`)."""
 
@@ -251,7 +255,9 @@ class PartCopier:
         self._target = target
         self._token = ends.fence[-1]
         self._hash_keys = ends.hash_keys
-        self._pace = Pace(ends.rows_per_second)
+        self._pace = Pace(
+            ends.rows_per_second, ends.total_rows_per_second, ends.total_bytes_per_second
+        )
         verify_fence(target, ends)
         # Without this privilege, the target's triggers and foreign keys fire.
         with suppress(psycopg.errors.InsufficientPrivilege):
@@ -281,6 +287,7 @@ class PartCopier:
             is_pending = row is not None and bool(row[0])
             if row is not None and is_pending:
                 self._pace.begin(is_throttled=row[1], rounds=row[3])
+                self._count_tasks()
                 self._copy_held(part)
         # End the locks taken since the savepoint. Reading a table needs no commit.
         self._source.execute("rollback to savepoint part")
@@ -305,10 +312,20 @@ class PartCopier:
             FINISH_PART_SQL,
             (rows, size, *key),
         )
-        self._pace.wait(rows, time.monotonic() - began)
+        self._count_tasks()  # more tasks may have begun meanwhile
+        self._pace.wait(rows, time.monotonic() - began, size)
         if self._has_origin:
             self._target.execute(replication_origin.STAMP_SQL)
         failpoint("sync.part_copied")
+
+    def _count_tasks(self) -> None:
+        """Count the tasks that share the limits of all sources: each has a session here."""
+        if self._pace.has_total:
+            # Within a transaction, the view otherwise repeats its first answer.
+            self._target.execute("select pg_catalog.pg_stat_clear_snapshot()")
+            row = self._target.execute(COUNT_TASKS_SQL).fetchone()
+            assert row is not None
+            self._pace.share(row[0])
 
     def _hold(self, part: dict[str, Any]) -> None:
         """Lock a part's table, and check that the table is still the planned table.
@@ -434,7 +451,7 @@ class PartCopier:
             _flush(target)
             if status == 0:
                 _await_data(source)
-            self._pace.wait(pump.rows, time.monotonic() - began)
+            self._pace.wait(pump.rows, time.monotonic() - began, pump.size)
         if status != ROWS_END:
             failed = "target" if status == TARGET_FAILED else "source"
             raise psycopg.OperationalError(f"the connection to the {failed} failed in a copy")
@@ -486,31 +503,57 @@ def choose_pump(
 
 
 class Pace:
-    """Limits the rows per second, and slows down while the source's backlog is large."""
+    """Limits rows and bytes per second, and slows down while the source's backlog is large."""
 
-    def __init__(self, rows_per_second: float | None) -> None:
+    def __init__(
+        self,
+        rows_per_second: float | None,
+        total_rows_per_second: float | None = None,
+        total_bytes_per_second: float | None = None,
+    ) -> None:
+        """The totals are for the tasks of all sources: see `share`."""
         self._is_throttled = False
         self._rows_per_second = rows_per_second
+        self._totals = total_rows_per_second, total_bytes_per_second
         self._rounds = 1
+        self._tasks = 1
         self._slept = 0.0
+
+    @property
+    def has_total(self) -> bool:
+        return self._totals != (None, None)
 
     def begin(self, *, is_throttled: bool, rounds: int = 1) -> None:
         """Begin a part. *rounds*: the number of rounds that share the limit on rows per second."""
         self._is_throttled = is_throttled
         self._rounds = rounds
+        self._tasks = 1
         self._slept = 0.0
 
-    def wait(self, rows: int, seconds: float) -> None:
-        """Sleep if the part's *rows* took too few *seconds*, including earlier sleep."""
-        early = 0.0
-        if self._rows_per_second is not None:
-            early = self._rounds * rows / self._rows_per_second - seconds
+    def share(self, tasks: int) -> None:
+        """Share the totals among *tasks*, the highest number since the part began."""
+        self._tasks = max(self._tasks, tasks)
+
+    def wait(self, rows: int, seconds: float, size: int = 0) -> None:
+        """Sleep if the part's *rows* and *size* in bytes took too few *seconds*, including earlier
+        sleep.
+        """
+        early = max(0.0, self._least_seconds(rows, size) - seconds)
         if self._is_throttled:
             worked = seconds - self._slept
             early = max(early, THROTTLED_TIMES * worked - seconds)
         if early > 0:
             self._slept += early
             time.sleep(early)
+
+    def _least_seconds(self, rows: int, size: int) -> float:
+        total_rows, total_bytes = self._totals
+        shares = (
+            (self._rounds * rows, self._rows_per_second),
+            (self._tasks * rows, total_rows),
+            (self._tasks * size, total_bytes),
+        )
+        return max((count / rate for count, rate in shares if rate is not None), default=0.0)
 
 
 _IS_ANOTHER_SQL: Final = """

@@ -92,6 +92,8 @@ async def opened_services(
                 defer_indexes=settings.sync.defer_indexes,
                 jobs=settings.sync.jobs,
                 rows_per_second=settings.sync.rows_per_second,
+                total_rows_per_second=settings.sync.total_rows_per_second,
+                total_bytes_per_second=settings.sync.total_bytes_per_second,
                 resumable_above=settings.sync.resumable_above,
                 target_namespace=settings.target.schema_,
             ),
@@ -103,8 +105,7 @@ async def opened_services(
             tables_appeared=tables_appeared,
             conflicts_kept=settings.conflicts_kept,
             starts=Starts(),
-            copy_turns=CopyTurns(settings.sync.sources_at_once),
-            later_turns=CopyTurns(settings.sync.sources_at_once),
+            copy_turns=CopyTurns(settings.sync.sources_at_once, settings.sync.sources_per_server),
         )
 
 

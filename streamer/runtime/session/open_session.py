@@ -74,7 +74,7 @@ class _Opening:
         self._opened.callback(self._waits.end_turn)
         server, branch, replication = await self._reach(record)
         if record.acknowledged_lsn == NOTHING:
-            await self._waits.acquire_turn()
+            await self._waits.acquire_turn(server.place)
         reconciled = await self._reconcile(server, branch, record)
         # The status may still show the waits of a process that died.
         await self._tables.relations.show_wait(self._tables.relations, None)
@@ -259,7 +259,6 @@ class _Opening:
                 services.metrics,
                 find_differences,
                 services.copy_turns,
-                services.later_turns,
                 captures=captures,
                 check_timeline=None if timeline_monitor is None else timeline_monitor.check,
             )

@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from streamer.bookkeeping.sources import set_source_state
+from streamer.copy.source_turns import CopyingSource, CopyTurn
 from streamer.errors.error_classes import SourceContentionError, SourcePasswordError, StreamerError
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rule_options import Initial
@@ -13,9 +14,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.postgres.credentials import awaited_password
 from streamer.runtime.session.attempt import Attempt
 from streamer.runtime.tables.relations import resolve_at
-
-if TYPE_CHECKING:
-    from streamer.copy.source_turns import CopyTurn
+from streamer.source.reached_server import Place
 
 PASSWORD_REPORT_SECONDS: Final = 1.0
 """How often `status` learns that a start waits for a password."""
@@ -62,15 +61,16 @@ class StartWaits:
                 if (awaited := awaited_password(self._source.url)) is not None:
                     await self.report(awaited, SourcePasswordError.code)
 
-    async def acquire_turn(self) -> None:
-        """Wait for the copy turn of a new source, if all its tables need a copy.
+    async def acquire_turn(self, server: Place) -> None:
+        """Wait for the copy turn of a new source at *server*, if all its tables need a copy.
 
         The source has no slot yet: until the turn comes, a slot would retain WAL, and its snapshot
         old row versions. The method acquires a free turn without a query. If no copy turns out to
         be due, the start ends the turn.
         """
         source, services = self._source, self._services
-        self.turn = services.copy_turns.acquire_free(source.label)
+        copying = CopyingSource(source.label, server, is_first=True)
+        self.turn = services.copy_turns.acquire_free(copying)
         if self.turn is not None:
             return
         async with services.sources.connection(source) as plain:
@@ -79,7 +79,7 @@ class StartWaits:
             return
         size = sum(definitions[m.source].size_bytes for m in mappings if m.source in definitions)
         self.turn = await services.copy_turns.acquire(
-            source.label, source.priority, size, self._report_turn
+            copying, source.priority, size, self._report_turn
         )
         self._attempt.health.waiting_for = None
 
