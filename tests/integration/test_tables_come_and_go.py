@@ -1,6 +1,7 @@
 """Tables that a source gets, loses or renames during the stream, without a change of the rules."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ from streamer.runtime.guards.table_cases import TableCases
 from streamer.runtime.session import reload_mapping
 from streamer.source.connection import Connection
 from streamer.source.slot_and_publications.guard_query import read_guard_facts
-from tests.support.postgres import Database
+from tests.support.postgres import Database, version_of_tests
 from tests.support.runbooks import block
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
@@ -113,17 +114,37 @@ async def test_tables_are_left_out_and_come_back_by_a_reload(
         assert not [table for table in (await streamer.status())["tables"] if table["error"]]
 
 
+MEMBER = "create table {0} (id int primary key); alter extension plpgsql add table {0}"
+
+
+def extension(directory: Path, table: str) -> str:
+    """Return the statements that create an extension with *table*.
+
+    Servers before 18 find no extension in *directory*; there the table joins another extension.
+    """
+    if int(version_of_tests()) < 18:
+        return MEMBER.format(table)
+    files = directory / "extension"
+    files.mkdir(exist_ok=True)
+    (files / f"with_{table}.control").write_text("default_version = '1'")
+    (files / f"with_{table}--1.sql").write_text(f"create table {table} (id int primary key);")
+    path = f"set extension_control_path = '{directory}:$system'"
+    return f"{path}; create extension with_{table}"
+
+
 @pytest.mark.parametrize("group", ["", CAPTURE])
 async def test_no_pattern_matches_a_table_of_an_extension(
-    group: str, source: Database, target: Database, stream: MakeStreamer
+    group: str, source: Database, target: Database, stream: MakeStreamer, server_directory: Path
 ) -> None:
-    member = "create table {0} (id int primary key); alter extension plpgsql add table {0}"
-    source.execute(f"create table a (id int primary key); {member.format('config')}")
-    source.execute(f"{member.format('chosen')}; insert into chosen values (1)")
+    source.execute(
+        f"create table a (id int primary key); {extension(server_directory, 'config')};"
+        f"{MEMBER.format('chosen')}; insert into chosen values (1)"
+    )
     async with stream('"*": {}\nchosen: {}', group=group, settings=SOON) as streamer:
         await are(streamer, a="ready", chosen="ready")
         source.execute(
-            f"begin; {member.format('later')}; commit; create table b (id int primary key)"
+            f"begin; {extension(server_directory, 'later')}; commit;"
+            "create table b (id int primary key)"
         )
         await are(streamer, a="ready", chosen="ready", b="ready")
         source.execute("insert into b values (1); alter extension plpgsql add table b")
