@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.postgres import Database, assert_same
 from tests.support.process import command
 from tests.support.streamer import MakeStreamer, Streamer
@@ -84,6 +86,7 @@ async def test_a_start_that_fails_is_the_outcome(
         assert str(slot) in failed.stderr
 
 
+@pytest.mark.follows("commands.request_outcomes:_withdraw_restarts")
 async def test_without_a_process_nothing_stays_queued(
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:
@@ -95,6 +98,7 @@ async def test_without_a_process_nothing_stays_queued(
         absent = await restart(streamer, "shop")
         assert absent.returncode == 4
         assert 'restart failed: shop: no process runs source "shop"' in absent.stderr
+        assert "to stream it, run: streamer run" in absent.stderr
         # GIVEN a restart whose process was killed before the next attempt
         target.execute(
             "update streamer.request set state = 'taken', error = null, error_code = null"
