@@ -98,7 +98,8 @@ async def test_without_a_process_nothing_stays_queued(
         absent = await restart(streamer, "shop")
         assert absent.returncode == 4
         assert 'restart failed: shop: no process runs source "shop"' in absent.stderr
-        assert "to stream it, run: streamer run" in absent.stderr
+        remedy = str(target.value("select error_remedy from streamer.request"))
+        assert "streamer run" in remedy
         # GIVEN a restart whose process was killed before the next attempt
         target.execute(
             "update streamer.request set state = 'taken', error = null, error_code = null"
