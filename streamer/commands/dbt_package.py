@@ -15,7 +15,6 @@ from streamer import __version__
 from streamer.bookkeeping.positions import VISIBLE_UNTIL_SQL
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import TableRule
-from streamer.mapping.sid_and_history_columns import HISTORY_ID
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.schema.target_relation import TargetRelation
 
@@ -46,7 +45,7 @@ class ReplicatedTable:
         """The columns that streamer adds to keep versions."""
         if self.type is not TableType.HISTORY:
             return ()
-        names = (HISTORY_ID, *self.rule.history.names)
+        names = (self.rule.history.id, *self.rule.history.names)
         return tuple(name for name in names if name in self.relation.columns)
 
     @property

@@ -429,7 +429,14 @@ class TableSettings(Strict):
         title="Columns of versions",
         description="Overrides names of the global `history` for this table, which is of `type: "
         "history`.",
-        examples=[{"start": "valid_from", "end": "valid_to", "deleted": "is_deleted"}],
+        examples=[
+            {
+                "start": "valid_from",
+                "end": "valid_to",
+                "deleted": "is_deleted",
+                "id": "version_id",
+            }
+        ],
     )
     on_delete: OnDelete = Field(
         default=OnDelete.APPLY,
@@ -634,8 +641,8 @@ class Settings(BaseSettings):
     )
     history: dict[VersionColumn, str] = Field(
         default={},
-        description="Names of the columns with the validity of a version, in tables of `type: "
-        "history`.",
+        description="Names of the columns with the validity and the order of versions, in tables of "
+        "`type: history`.",
     )
     heartbeat_interval: float = Field(
         default=5.0,

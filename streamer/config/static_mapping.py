@@ -54,7 +54,6 @@ from streamer.mapping.rules import (
 )
 from streamer.mapping.shared_targets import TableWriter, find_clashes
 from streamer.mapping.sid_and_history_columns import (
-    HISTORY_ID,
     SID,
     USUAL_HISTORY,
     HistoryColumns,
@@ -435,8 +434,8 @@ class MappingBuilder:
             return USUAL_HISTORY
         names = {**self._history, **table.history}
         history = HistoryColumns(**{kind.value: name for kind, name in names.items()})
-        written = {*(table.columns or {}).values(), *table.set, SID, HISTORY_ID}
-        for name in history.names:
+        written = {*(table.columns or {}).values(), *table.set, SID}
+        for name in (*history.names, history.id):
             if name in written:
                 raise self._error(
                     (*place, "history"),

@@ -114,11 +114,12 @@ METADATA_TYPES: Final[AnyMapping[MetadataKind, str]] = MappingProxyType(
 
 
 class VersionColumn(enum.StrEnum):
-    """The columns of a history table with the validity of a version."""
+    """The columns of a history table with the validity and the order of versions."""
 
     START = "start"
     END = "end"
     DELETED = "deleted"
+    ID = "id"
 
 
 class DdlKind(enum.StrEnum):

@@ -10,8 +10,6 @@ from typing import Final
 from streamer.postgres.quoting import quote_identifier
 
 SID: Final = "sid"
-HISTORY_ID: Final = "kvsz_id"
-"""Orders the versions of a key; streamer makes it an identity column."""
 HISTORY_BEGIN: Final = "'1900-01-01 00:00:00+00'::timestamptz"
 """The start of a version that existed before the first change."""
 HISTORY_OPEN: Final = "'9999-01-01 00:00:00+00'::timestamptz"
@@ -24,11 +22,16 @@ STABLE_OIDS_END: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class HistoryColumns:
-    """The names of the columns with the validity of a version, for the rule's `history`."""
+    """The names of the columns with the validity of a version, for the rule's `history`.
+
+    ``id``: the identity column that orders the versions of a key. A table of an operator may lack
+    this column.
+    """
 
     start: str = "kvsz_start"
     end: str = "kvsz_end"
     deleted: str = "kvsz_deleted"
+    id: str = "kvsz_id"
 
     @property
     def names(self) -> tuple[str, str, str]:

@@ -17,7 +17,6 @@ from streamer.mapping.rule_options import METADATA_TYPES, TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
-    HISTORY_ID,
     HISTORY_OPEN,
     SID,
     HistoryColumns,
@@ -87,7 +86,7 @@ def history_columns(history: HistoryColumns) -> list[DefinedColumn]:
     """Return the columns that a history table has beside the source's columns."""
     types = zip(history.types.items(), _HISTORY_DEFAULTS, strict=True)
     return [
-        DefinedColumn(0, HISTORY_ID, "bigint", identity="d"),
+        DefinedColumn(0, history.id, "bigint", identity="d"),
         *(
             DefinedColumn(0, name, kind, not_null=True, default=default)
             for (name, kind), default in types
@@ -214,7 +213,7 @@ def history_keys(key: Sequence[str], history: HistoryColumns, timing: str = "") 
 
     The SQL is the columns of a unique index or, with *timing*, a deferrable constraint.
     """
-    primary = f"({quote_columns([*key, HISTORY_ID])})"
+    primary = f"({quote_columns([*key, history.id])})"
     is_open = f"{quote_identifier(history.end)} = {HISTORY_OPEN}"
     if not timing:
         return primary, f"({quote_columns(key)}) where {is_open}"

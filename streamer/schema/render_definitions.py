@@ -379,8 +379,8 @@ class Renderer:
     def primary_key(self) -> list[Planned]:
         """Render the primary key of a table that streamer created without a primary key.
 
-        In a history table, the key with ``kvsz_id`` is unique, and so is the key among open
-        versions.
+        In a history table, the key with the number of the version is unique, and so is the key
+        among open versions.
         """
         key = next((c for c in self._definition.constraints if c.kind == "p"), None)
         if key is None or self._place.mapping.type is TableType.APPEND:

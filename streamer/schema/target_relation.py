@@ -1,6 +1,6 @@
 """The parts of a target relation's definition on which applying changes depends. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -60,9 +60,9 @@ class TargetRelation:
     replicated changes (ENABLE REPLICA or ALWAYS). ``is_referenced``: a foreign key points to the
     table, so TRUNCATE fails. ``delete_acts``: such a key changes referencing rows at a DELETE.
     ``references``: OIDs of tables that the foreign keys refer to. ``sequences``: quoted names of
-    the sequences that the columns own and the role may restart. ``history_sequence``: the quoted
-    name of the sequence of the identity column ``kvsz_id``, if the increment is 1 and the role may
-    use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of the
+    the sequences that the columns own and the role may restart. ``numbering``: the quoted names of
+    the sequences of identity columns of type bigint, by column, if the increment is 1 and the role
+    may use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of the
     server removes. ``facts``: further facts on which a plan depends, as the text of
     ``streamer.require_facts``.
     """
@@ -80,7 +80,7 @@ class TargetRelation:
     references: frozenset[int] = frozenset()
     delete_acts: bool = False
     sequences: tuple[str, ...] = ()
-    history_sequence: str | None = None
+    numbering: Mapping[str, str] = field(default_factory=dict)
     unlogged: tuple[RelationName, ...] = ()
     facts: str = ""
     partition_key: str | None = None

@@ -7,9 +7,9 @@ values come from the source. Partitioned tables become plain tables, unless the 
 `partitioned` and the target can have the partitions. A rule with `partition_by` gives the table
 time partitions. Its key gets a plain index, unless the column of the partitions is part of the key.
 
-A history table also gets ``kvsz_id`` (the order of versions that begin at the same time) and the
-three history columns. Key and ``kvsz_id`` form its primary key. A unique index lets each key have
-one open version. A deferrable key of the source is deferrable at the target, too.
+A history table also gets the columns of `HistoryColumns`: validity, and the order of versions that
+begin at the same time. Key and order form its primary key. A unique index lets each key have one
+open version. A deferrable key of the source is deferrable at the target, too.
 
 Building statements is pure; `create_tables` runs them.
 """

@@ -60,7 +60,8 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
                 and d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
                 and s.relkind = 'S' and pg_catalog.pg_has_role(s.relowner, 'usage')
               order by 1) as sequences,
-       (select pg_catalog.format('%I.%I', m.nspname, s.relname)
+       (select pg_catalog.json_object_agg(
+                   a.attname, pg_catalog.format('%I.%I', m.nspname, s.relname))::text
           from pg_catalog.pg_attribute a
           join pg_catalog.pg_depend d on d.refobjid = a.attrelid and d.refobjsubid = a.attnum
            and d.deptype = 'i' and d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
@@ -68,10 +69,10 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
           join pg_catalog.pg_sequence q on q.seqrelid = d.objid
           join pg_catalog.pg_class s on s.oid = d.objid
           join pg_catalog.pg_namespace m on m.oid = s.relnamespace
-         where a.attrelid = c.oid and a.attname = 'kvsz_id' and a.attidentity <> ''
+         where a.attrelid = c.oid and a.attidentity <> ''
            and a.atttypid = 'int8'::pg_catalog.regtype
            and q.seqincrement = 1 and not q.seqcycle
-           and pg_catalog.has_sequence_privilege(s.oid, 'usage')) as history_sequence,
+           and pg_catalog.has_sequence_privilege(s.oid, 'usage')) as numbering,
        array(select array[m.nspname::text, u.relname::text]
                from pg_catalog.pg_class u join pg_catalog.pg_namespace m on m.oid = u.relnamespace
               where u.relpersistence = 'u' and u.relkind = 'r'
@@ -188,6 +189,7 @@ def _relation(row: dict[str, Any], columns: list[dict[str, Any]]) -> TargetRelat
         objects=objects,
         references=frozenset(row.pop("references")),
         sequences=tuple(row.pop("sequences")),
+        numbering=json.loads(row.pop("numbering") or "{}"),
         unlogged=tuple(RelationName(*name) for name in row.pop("unlogged")),
         **row,
     )

@@ -10,11 +10,12 @@ from tests.support.streamer import MakeStreamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
 
-NAMES = 'history: {start: valid_from, end: "valid to", deleted: is_deleted}'
+NAMES = 'history: {start: valid_from, end: "valid to", deleted: is_deleted, id: version_id}'
 NEW_NAMES = {"kvsz_start": "valid_from", "kvsz_end": "valid to", "kvsz_deleted": "is_deleted"}
+NEW_NAMES |= {"kvsz_id": "version_id"}
 VERSIONS = (
     "select id, v, valid_from = '1900-01-01', \"valid to\" = '9999-01-01', is_deleted"
-    " from {} order by id, kvsz_id"
+    " from {} order by id, version_id"
 )
 ROWS = "create table {0} (id int {1}, v text); insert into {0} values (1, 'a'), (2, 'b'), (3, 'c')"
 

@@ -281,7 +281,7 @@ async def test_streamer_takes_numbers_only_where_that_is_what_the_column_does(
         await transaction.target.execute("reset role")
     finally:
         target.execute(f"drop owned by {role}; drop role {role}")
-    taken = {name.name: found[name].history_sequence for name in names}
+    taken = {name.name: found[name].numbering.get("kvsz_id") for name in names}
     assert {name: sequence for name, sequence in taken.items() if sequence is not None} == {
         "by_default": "public.by_default_kvsz_id_seq",
         "always": "public.always_kvsz_id_seq",

@@ -177,7 +177,7 @@ def test_positions_outside_a_row_are_refused() -> None:
 def history(key: tuple[str, ...], *, binary: bool) -> VersionStatements:
     """Statements for a history table whose versions streamer numbers."""
     plan = apply_plan(COLUMNS, key, table_type=TableType.HISTORY, binary=binary)
-    target = replace(plan.target, history_sequence="public.s")
+    target = replace(plan.target, numbering={"kvsz_id": "public.s"})
     return VersionStatements(Statements(replace(plan, target=target)))
 
 

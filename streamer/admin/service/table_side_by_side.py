@@ -9,6 +9,7 @@ from streamer.commands.check.check import Examination, examine
 from streamer.config.settings import Settings
 from streamer.errors.error_classes import MappingError, SourceConnectionError
 from streamer.mapping.relation_names import RelationName, RelationPattern
+from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, TableRule
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.schema.target_relation import TargetRelation
@@ -117,6 +118,8 @@ def _columns(
             note = "the source's sid"
         elif name in mapping.rule.history.names:
             note = "validity of the version"
+        elif name == mapping.rule.history.id and mapping.type is TableType.HISTORY:
+            note = "order of versions"
         yield {
             "source": None,
             "source_type": None,

@@ -28,7 +28,6 @@ from streamer.mapping.expressions import Expression
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import (
-    HISTORY_ID,
     SID,
     STABLE_OIDS_END,
     TABLE_COLUMNS_MAX,
@@ -291,8 +290,8 @@ class ApplyPlan:
     @cached_property
     def history_sequence(self) -> str | None:
         """The sequence that numbers the versions, if streamer can draw its numbers."""
-        is_filled = any(column.name == HISTORY_ID for column in self.columns)
-        return None if is_filled else self.target.history_sequence
+        is_filled = any(column.name == self.history.id for column in self.columns)
+        return None if is_filled else self.target.numbering.get(self.history.id)
 
     @property
     def fits_stage(self) -> bool:

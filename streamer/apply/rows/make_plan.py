@@ -18,6 +18,7 @@ from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import (
     SID,
     USUAL_HISTORY,
+    HistoryColumns,
 )
 from streamer.mapping.time_partitions import is_time
 from streamer.postgres.quoting import (
@@ -85,7 +86,7 @@ def make_plan(
         raise two_sids(mapping)
     if mapping.type is TableType.HISTORY:
         refuse_names_of_history(mapping, [column.name for column in columns])
-        _check_history_columns(mapping, target)
+        _check_history_columns(mapping, target, columns)
     columns = _with_computed(columns, mapping, target, computed_types or {}, has_sid=has_sid)
     identity: Identity = Identity.NONE
     key: tuple[PlanColumn, ...] = ()
@@ -422,14 +423,19 @@ def match_columns(
     return tuple(columns), missing
 
 
-def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> None:
+def _check_history_columns(
+    mapping: RelationMapping, target: TargetRelation, columns: tuple[PlanColumn, ...]
+) -> None:
     history = mapping.rule.history
     absent = [name for name in history.names if name not in target.columns]
+    if _is_to_rename_id(history, target, columns):
+        absent.append(history.id)
     if not absent:
         return
     table = quote_qualified(target.name.namespace, target.name.name)
     # If the table has these columns by other names, new columns would make all versions open.
     usual = dict(zip(history.names, USUAL_HISTORY.names, strict=True))
+    usual[history.id] = USUAL_HISTORY.id
     renames = [
         f"alter table {table} rename {quote_identifier(usual[name])} to {quote_identifier(name)}"
         for name in absent
@@ -443,6 +449,18 @@ def _check_history_columns(mapping: RelationMapping, target: TargetRelation) -> 
     raise TargetSchemaError(
         f'history table "{mapping.target}" has no column "{absent[0]}"', hint=remedy
     )
+
+
+def _is_to_rename_id(
+    history: HistoryColumns, target: TargetRelation, columns: tuple[PlanColumn, ...]
+) -> bool:
+    """Whether the column that orders versions still has the usual name.
+
+    A table of an operator may have neither column, and *columns* of the source may fill either.
+    """
+    usual = USUAL_HISTORY.id
+    is_of_source = any(column.name == usual for column in columns)
+    return usual in target.columns and history.id not in target.columns and not is_of_source
 
 
 def _check_identity_columns(

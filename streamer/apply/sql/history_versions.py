@@ -35,7 +35,6 @@ from streamer.decode.pgoutput import DELETE, INSERT, UPDATE, from_datetime
 from streamer.decode.tuples import PendingRow
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
-    HISTORY_ID,
     HISTORY_OPEN,
 )
 from streamer.postgres.quoting import quote_literal
@@ -180,7 +179,7 @@ where s.mask is not null group by s.seq"""
         """The columns of new versions."""
         names = self.statements.insert_columns
         sid = len(names) - len(self.plan.columns)
-        numbered = [HISTORY_ID] if self.plan.history_sequence is not None else []
+        numbered = [self.plan.history.id] if self.plan.history_sequence is not None else []
         return [*names[:sid], *numbered, *self.plan.history.names, *names[sid:]]
 
     def encode(
@@ -189,7 +188,7 @@ where s.mask is not null group by s.seq"""
         """Yield COPY data for the versions that begin with *chains*.
 
         *ends*: the end of the last earlier version of a key, by the number of the chain.
-        *numbers*: the ``kvsz_id`` for each change, for rows in the order of keys. Without numbers
+        *numbers*: the number of a version for each change, for rows in the order of keys. Without numbers
         the rows come in the order of changes, and the target's numbers follow this order.
         """
         plan, binary = self.plan, self.plan.binary

@@ -10,7 +10,6 @@ from functools import cached_property
 
 from streamer.apply.rows.apply_plan import ApplyPlan
 from streamer.mapping.rule_options import TableType
-from streamer.mapping.sid_and_history_columns import HISTORY_ID
 from streamer.postgres.quoting import do_block, quote_literal
 from streamer.schema.target_relation import TargetColumn
 
@@ -28,7 +27,7 @@ class PlannedFacts:
         if self.plan.type is TableType.HISTORY:
             columns += [self.plan.target.columns[name] for name in self.plan.history.names]
             if self.plan.history_sequence is not None:
-                columns.append(self.plan.target.columns[HISTORY_ID])
+                columns.append(self.plan.target.columns[self.plan.history.id])
         return columns
 
     @cached_property

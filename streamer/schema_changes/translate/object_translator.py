@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from streamer.mapping.rule_options import Create, DdlKind, TableType
-from streamer.mapping.sid_and_history_columns import HISTORY_ID
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.schema.indexes_constraints_types import (
     INDEX,
@@ -225,8 +224,8 @@ class ObjectTranslator:
 
     def _keys_of_versions(self) -> list[DefinedObject]:
         """Return the objects that limit a history to one open version of a key."""
-        key = self._primary_key
-        return self._row_keys + ([key] if key and key.columns != (HISTORY_ID,) else [])
+        key, history = self._primary_key, self._place.mapping.rule.history
+        return self._row_keys + ([key] if key and key.columns != (history.id,) else [])
 
     @property
     def _is_history(self) -> bool:
