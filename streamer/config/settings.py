@@ -641,8 +641,8 @@ class Settings(BaseSettings):
     )
     history: dict[VersionColumn, str] = Field(
         default={},
-        description="Names of the columns with the validity and the order of versions, in tables of "
-        "`type: history`.",
+        description="Names of the columns with the validity and the order of versions, in tables "
+        "of `type: history`.",
     )
     heartbeat_interval: float = Field(
         default=5.0,

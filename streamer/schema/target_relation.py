@@ -62,8 +62,8 @@ class TargetRelation:
     ``references``: OIDs of tables that the foreign keys refer to. ``sequences``: quoted names of
     the sequences that the columns own and the role may restart. ``numbering``: the quoted names of
     the sequences of identity columns of type bigint, by column, if the increment is 1 and the role
-    may use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of the
-    server removes. ``facts``: further facts on which a plan depends, as the text of
+    may use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of
+    the server removes. ``facts``: further facts on which a plan depends, as the text of
     ``streamer.require_facts``.
     """
 

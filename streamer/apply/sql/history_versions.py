@@ -188,8 +188,8 @@ where s.mask is not null group by s.seq"""
         """Yield COPY data for the versions that begin with *chains*.
 
         *ends*: the end of the last earlier version of a key, by the number of the chain.
-        *numbers*: the number of a version for each change, for rows in the order of keys. Without numbers
-        the rows come in the order of changes, and the target's numbers follow this order.
+        *numbers*: the number of a version for each change, for rows in the order of keys. Without
+        numbers the rows come in the order of changes, and the target's numbers follow this order.
         """
         plan, binary = self.plan, self.plan.binary
         sid = () if plan.sid is None else (constant(plan.sid, binary=binary),)
