@@ -106,6 +106,7 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "start": "the time at which the version begins; `kvsz_start` by default",
         "end": "the time at which the version ends; `kvsz_end` by default",
         "deleted": "whether a delete ended the version; `kvsz_deleted` by default",
+        "id": "the order of versions with one key; `kvsz_id` by default",
     },
     "interval": {
         "day": "from midnight to midnight",

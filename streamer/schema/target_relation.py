@@ -61,8 +61,8 @@ class TargetRelation:
     table, so TRUNCATE fails. ``delete_acts``: such a key changes referencing rows at a DELETE.
     ``references``: OIDs of tables that the foreign keys refer to. ``sequences``: quoted names of
     the sequences that the columns own and the role may restart. ``numbering``: the quoted names of
-    the sequences of identity columns of type bigint, by column, if the increment is 1 and the role
-    may use the sequence. ``unlogged``: the tables, this table or partitions, whose rows a crash of
+    the sequences of bigint identity columns, by column. Their increment is 1, and the role may use
+    the sequences. ``unlogged``: the tables, this table or partitions, whose rows a crash of
     the server removes. ``facts``: further facts on which a plan depends, as the text of
     ``streamer.require_facts``.
     """
