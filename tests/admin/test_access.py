@@ -62,7 +62,7 @@ async def test_a_viewer_changes_nothing(open_admin: OpenAdmin) -> None:
         assert admin.engine.applied == []
 
 
-ACTS = ("/resync", "/pause", "/resume", "/retry", "/drop", "/purge")
+ACTS = ("/resync", "/pause", "/resume", "/retry", "/drop", "/purge", "/restart")
 """The ends of paths that act on tables, and edit no mapping."""
 
 

@@ -149,7 +149,7 @@ async def test_without_credentials_no_other_name_is_answered(open_admin: OpenAdm
                 assert answer.status_code == 403, (method, path)
 
 
-ACTS = ("/act", "/quarantine", "/session/end", "/purge")
+ACTS = ("/act", "/quarantine", "/session/end", "/purge", "/restart")
 
 
 async def test_static_mode_shows_the_mapping_and_refuses_edits(open_admin: OpenAdmin) -> None:
