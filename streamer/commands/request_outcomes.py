@@ -96,13 +96,10 @@ async def _withdraw_restarts(
     The next process begins anyway, so such a request has nothing to wait for.
     """
     restarts = [request for request in waiting if request.action == RESTART]
-    error = ErrorReport(
-        f"no process runs source {absent}",
-        MappingError.code,
-        Remedy.of("to stream it, run: ", run("run")),
-    )
+    problem = f"no process runs source {absent}"
+    error = MappingError(problem, hint=Remedy.of("to stream it, run: ", run("run")))
     for request in restarts:
-        await end_request(bookkeeping, request.request_id, error)
+        await end_request(bookkeeping, request.request_id, ErrorReport.of(error))
     return bool(restarts)
 
 

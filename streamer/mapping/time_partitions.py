@@ -106,12 +106,15 @@ def default_partition(table: RelationName) -> RelationName:
     return RelationName(table.namespace, _base(table, _SUFFIX_BYTES) + "_default")
 
 
-def is_interval_partition(name: str, start: datetime) -> bool:
-    """Whether a partition that begins at *start* has the name that streamer gives.
+def named_beginning(name: str) -> datetime | None:
+    """Return the beginning that the *name* of a partition contains, if streamer gives such names.
 
     The table may have another name since.
     """
-    return name.endswith(_SUFFIX.format(start))
+    try:
+        return datetime.strptime(name[-_SUFFIX_BYTES:], "_p%Y%m%d").replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def _base(table: RelationName, room: int) -> str:

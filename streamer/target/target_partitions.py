@@ -9,11 +9,10 @@ streamer removes only partitions that have the name which streamer gives, and th
 name. Bounds are compared as times.
 """
 
-import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
@@ -23,7 +22,7 @@ from streamer.mapping.time_partitions import (
     default_partition,
     format_bound,
     interval_partition,
-    is_interval_partition,
+    named_beginning,
 )
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.target.connection import TargetConnection, transaction
@@ -32,7 +31,6 @@ LOCK_SECONDS: Final = 2
 ROWS_MAX: Final = 10_000
 """The number of rows of the default partition that a statement deletes."""
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Bounds have dates and times in ISO format, because sessions pin datestyle and timezone.
 _PARTITIONS_SQL: Final = r"""
 select p.namespace, p.name, p.oid, p.bound = 'DEFAULT' as is_default,
@@ -72,9 +70,8 @@ class TimePartition:
     @property
     def is_ours(self) -> bool:
         """Whether streamer has created the partition for an interval."""
-        if self.is_default or not math.isfinite(self.start):
-            return False
-        return is_interval_partition(self.name, _EPOCH + timedelta(seconds=self.start))
+        named = named_beginning(self.name)
+        return not self.is_default and named is not None and named.timestamp() == self.start
 
 
 async def create_partitions(

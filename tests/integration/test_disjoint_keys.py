@@ -126,8 +126,7 @@ async def test_shards_share_a_table_and_a_collision_stops_the_second(
     source.execute(FILL.format("t", 10))
     second.execute(FILL.format("t", 15))
     path = tmp_path / "config.yaml"
-    shards = {"sid": "a", "others": {"b": second}}
-    write_config(path, source, target, "t: {keys: disjoint}", **shards)  # type: ignore[arg-type]
+    write_config(path, source, target, "t: {keys: disjoint}", sid="a", others={"b": second})
     streamer = Streamer(path)
     streamer.start()
     try:

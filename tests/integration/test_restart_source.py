@@ -97,7 +97,7 @@ async def test_without_a_process_nothing_stays_queued(
         await streamer.stop()
         absent = await restart(streamer, "shop")
         assert absent.returncode == 4
-        assert 'restart failed: shop: no process runs source "shop"' in absent.stderr
+        assert 'restart failed: shop: no process runs source "shop"; to stream it' in absent.stderr
         remedy = str(target.value("select error_remedy from streamer.request"))
         assert "streamer run" in remedy
         # GIVEN a restart whose process was killed before the next attempt

@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from streamer.compare.comparison import ComparisonScope, TableResult
 from streamer.errors.error_classes import TargetContentionError
-from streamer.mapping.relation_names import RelationName
+from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rule_options import Interval, OnExpired, TableType
 from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.mapping.time_partitions import PartitionBy, interval_partition
@@ -160,7 +160,8 @@ JANUARY = datetime(2024, 1, 10, 12, tzinfo=UTC)
 
 
 def ruled(rule: PartitionBy) -> RelationMapping:
-    parsed = TableRule(None, type=TableType.APPEND, partition_by=rule)  # type: ignore[arg-type]
+    pattern = RelationPattern(TABLE.namespace, TABLE.name)
+    parsed = TableRule(pattern, type=TableType.APPEND, partition_by=rule)
     return RelationMapping(TABLE, TABLE, parsed)
 
 
@@ -188,8 +189,9 @@ async def test_partitions_come_and_go_with_the_clock(
 ) -> None:
     await keep_partitions(session, TABLE, ruled(DAILY), JANUARY)
     assert names(target) == sorted(["t_default", *days(8, 13)])
-    # GIVEN rows beyond the partitions, and a partition of the operator
+    # GIVEN rows beyond the partitions, and partitions of the operator, one beyond Python's years
     target.execute(
+        "create table dream partition of t for values from ('200000-01-01') to ('200001-01-01');"
         "create table archive partition of t for values from (minvalue) to ('2024-01-01');"
         "insert into t select g, timestamptz '2024-01-08 12:00+00' + g * interval '1 day', 'v'"
         " from generate_series(0, 9) g;"
@@ -199,13 +201,13 @@ async def test_partitions_come_and_go_with_the_clock(
     # WHEN the clock goes on
     await keep_partitions(session, TABLE, ruled(DAILY), JANUARY + timedelta(days=2))
     # THEN their rows move, and old partitions leave with their rows; the operator's stays
-    assert names(target) == sorted(["archive", "t_default", *days(10, 15)])
+    assert names(target) == sorted(["archive", "dream", "t_default", *days(10, 15)])
     assert target.value("select array_agg(id order by id) from t") == [*range(2, 10), 100, 101]
     assert target.value("select array_agg(id order by id) from t_default") == [8, 9, 101]
     assert target.value("select count(*) from t where w = 'v!'") == 10
     # AND a clock that falls back removes nothing, and creates the past again
     await keep_partitions(session, TABLE, ruled(DAILY), JANUARY)
-    assert names(target) == sorted(["archive", "t_default", *days(8, 15)])
+    assert names(target) == sorted(["archive", "dream", "t_default", *days(8, 15)])
 
 
 async def test_detached_partitions_stay_as_tables(

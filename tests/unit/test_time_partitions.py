@@ -14,8 +14,8 @@ from streamer.mapping.time_partitions import (
     PartitionBy,
     default_partition,
     interval_partition,
-    is_interval_partition,
     is_time,
+    named_beginning,
 )
 
 MOMENTS = st.datetimes(
@@ -58,8 +58,8 @@ def test_names_of_partitions_fit_and_differ(name: str) -> None:
     start = datetime(2024, 2, 1, tzinfo=UTC)
     names = [interval_partition(table, start).name, default_partition(table).name]
     assert all(len(name.encode()) <= NAME_BYTES_MAX for name in names)
-    assert is_interval_partition(names[0], start)
-    assert not is_interval_partition(names[1], start)
+    assert named_beginning(names[0]) == start
+    assert named_beginning(names[1]) is None
     assert len(name) == 1 or interval_partition(other, start).name != names[0]
 
 
