@@ -255,8 +255,10 @@ async def test_a_table_whose_copy_fails_does_not_wait_for_the_end_of_its_round(
 GATED = """
 create table gate (is_open bool);
 insert into gate values (true);
+create table batch (session text);
 create function linger() returns trigger language plpgsql as $$
 begin
+    insert into public.batch values (current_setting('application_name'));
     perform pg_sleep(0.05);
     while not exists (select from public.gate where is_open) loop perform pg_sleep(0.02); end loop;
     return null;
@@ -294,13 +296,13 @@ async def test_a_table_with_slow_batches_soon_delays_no_other_source(
             return lambda: bool(target.value(sql))
 
         # GIVEN a table that takes 50 ms for each batch, which has moved aside
-        is_aside = at_work("streamer drainer")
+        moved = "select exists (select from batch where session like 'streamer drainer%')"
 
         async def has_moved() -> bool:
             number = next(numbers)
             for table in ("slow", "fast", "other"):
                 source.execute(f"insert into {table} values ({number})")
-            return is_aside()
+            return bool(target.value(moved))
 
         await streamer.eventually(has_moved, SECONDS)
         # WHEN a batch of the table does not end
