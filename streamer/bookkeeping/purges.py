@@ -44,7 +44,9 @@ _OF_TABLES: Final = """
 where r.id = any ($1::int8[]) and r.row_sid is distinct from s.sid and r.row_sid is not null
 and (r.snapshot_lsn is not null or r.attempt > 0 or r.owns_rows)
 """
-"""Relations with rows whose sid is not that of their source, which would not be purged with it."""
+"""Relations whose rows have a different sid than their source, so a purge of the source misses
+these rows.
+"""
 _LEFT_COLUMNS_SQL: Final = """
 select p.target, c.name, pg_catalog.min(p.database) as database,
        nullif(pg_catalog.min(p.sid) filter (where p.finished_at is null), '') as unpurged_sid

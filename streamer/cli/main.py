@@ -453,8 +453,8 @@ def wait(
     """Wait until the target shows all changes committed so far and every table is ready.
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
-    not answer counts as behind; the message names it. The filters are those of `status`. With
-    --problems, the command waits for the sources that have a problem when it starts.
+    not answer counts as behind, and the message names the source. The filters are those of
+    `status`. With --problems, the command waits for the sources that have a problem when it starts.
     """
     from streamer.commands import wait as wait_command
     from streamer.commands.command_scope import Scope
@@ -561,7 +561,8 @@ def repair(
     """Correct the rows of the target that differ from the source.
 
     The command compares the table, lets the running process copy the rows that differ, as `resync
-    --where` does, and compares the table again. The exit code is 0 if it is then equal.
+    --where` does, and compares the table again. The exit code is 0 if the table is equal at the
+    end.
     """
     _compare([table], None, database, sid, timeout, as_json, repairs=sql is None, sql=sql)
 
@@ -773,5 +774,5 @@ def _globals_first(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Run the command line."""
     gc.set_threshold(*COLLECT_AFTER)
-    atexit.register(gc.freeze)  # spares the end of the process a traversal of all objects
+    atexit.register(gc.freeze)  # so that the process ends without a traversal of all objects
     app(args=_globals_first(sys.argv[1:]))

@@ -68,8 +68,8 @@ def add_tenants(
     """Add databases to a group, with the tables and settings of the group.
 
     With a mapping database the command applies the draft, unless the draft has other changes. In
-    static mode it writes the configuration file where comments and layout can stay. Elsewhere it
-    prints the lines to write.
+    static mode it edits the configuration file, unless the edit would lose comments or layout. Then
+    it prints the lines to write.
     """
     import asyncio
 

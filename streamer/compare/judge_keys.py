@@ -200,7 +200,9 @@ class Judge:
         return find_difference(self._source.get(key, ()), target, keeps_more=self._keeps_more)
 
     def _certain_round(self) -> int:
-        """Return the last round such that a key unchanged since then has a certain judgement."""
+        """Return the last round for which a difference is certain, if the key has not changed since
+        that round.
+        """
         return max(
             (first for first in range(len(self._rounds)) if self._is_certain(first)), default=-1
         )

@@ -28,7 +28,8 @@ CHOICES: Final[dict[str, dict[str, str]]] = {
         "none": "replication begins with changes; the target must already hold the source's rows",
     },
     "keys": {
-        "disjoint": "several tables share the target table without a sid, and no key is in two",
+        "disjoint": "several tables share the target table without a sid, "
+        "and no two tables contain the same key",
     },
     "on_column_added": {
         "stop": "the table stops, and its error has the ALTER TABLE to run",

@@ -344,7 +344,7 @@ class TableSettings(Strict):
         default=None,
         title="Keys",
         description="Promise about the keys of tables that share the target table without a sid. "
-        "The target's key guards the promise.",
+        "A unique key of the target refuses a row that breaks the promise.",
     )
     copy_where: str | None = Field(
         default=None,

@@ -143,7 +143,7 @@ class Finisher:
                 error=str(exc),
                 copy_error=error.text,
             )
-            text = f"{error.text}; its target is not cleared up: {exc.message}"
+            text = f"{error.text}; streamer cannot clean up its target table: {exc.message}"
             return replace(error, text=text)
         return error
 
@@ -282,7 +282,7 @@ class Finisher:
                 copy.is_done = True
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
             elif _can_wait(copy, exc):
-                copy.backoff.log(log, f'the switch of "{copy.name}" to streaming has to wait', exc)
+                copy.backoff.log(log, f'the switch of "{copy.name}" to streaming is delayed', exc)
                 copy.not_before = time.monotonic() + copy.backoff.next_seconds()
             else:
                 raise

@@ -2,9 +2,10 @@
 
 The first kind is a partition that was attached to a published table with rows, or that was detached
 for a while. The second is a foreign table as a partition, whose changes are not in the source's
-WAL. The third is a column that a session dropped and added again, or whose name a former column
-had: older rows keep the former values. The fourth is a table that ALTER TABLE rewrote with the same
-columns, or with types that may have changed values: see `streamer.source.tables.rewritten_tables`.
+WAL. The third is a column that a session dropped and added again, or that took a former column's
+name. Older rows then keep the former values. The fourth is a table that ALTER TABLE rewrote with
+the same columns, or with types that may have changed values: see
+`streamer.source.tables.rewritten_tables`.
 
 The bookkeeping records the partitions in the snapshot of a copy. The table's status reports a
 partition that is attached later with rows until the next copy. It reports a foreign partition again

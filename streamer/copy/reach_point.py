@@ -31,6 +31,6 @@ async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
             await events.reach(copy.mapped, copy.consistent_point)
     except TimeoutError:
         raise SyncAgainError(
-            f'copying "{copy.name}" begins again: the target does not take the changes from before '
-            f"its snapshot within {SNAPSHOT_SECONDS:g} s"
+            f'copying "{copy.name}" begins again: the target did not apply the changes from '
+            f"before its snapshot within {SNAPSHOT_SECONDS:g} s"
         ) from None

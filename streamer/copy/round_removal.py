@@ -66,7 +66,7 @@ class RoundRemoval:
         """
         batch = self._queue.begin_removal(mapped)
         if batch is not None:
-            assert self._tasks is not None, "rounds run in the same group"
+            assert self._tasks is not None, "the task group of the rounds has not started"
             self._tasks.create_task(
                 self._remove(mapped, batch, again, then), name=f"leaving {mapped.mapping.source}"
             )

@@ -1,6 +1,6 @@
 """Copies into a target table that several tables share by `keys: disjoint`.
 
-Nobody can tell whose row a row of the target is. So a first copy inserts all rows of its table in
+A row of the target does not show its source table. So a first copy inserts all rows of its table in
 one transaction, and a row with the same key refuses the copy. A later copy would have to remove
 the former rows of its table. streamer removes the rows of all tables together, once every table
 with this target waits for a copy and none of them writes. The first of these copies removes the
@@ -30,7 +30,7 @@ NAMED_MAX: Final = 5
 
 
 class Entry(enum.Enum):
-    """The way of a table's rows into the shared target table."""
+    """How the rows of a table enter the shared target table."""
 
     INSERT = enum.auto()
     """The target has no row of this table."""
@@ -57,7 +57,7 @@ class Sharer:
 
 
 def choose_entry(relation_id: int, sharers: Sequence[Sharer]) -> Entry:
-    """Return the way of the rows of *relation_id*, one of *sharers*. Pure."""
+    """Return how the rows of *relation_id*, one of *sharers*, enter the target. Pure."""
     has_rows = any(sharer.has_rows for sharer in sharers if sharer.relation_id == relation_id)
     others = [sharer for sharer in sharers if sharer.relation_id != relation_id]
     if all(sharer.awaits_copy for sharer in others):
@@ -86,7 +86,7 @@ async def _read_entry(target: TargetConnection, mapped: MappedRelation) -> Entry
 
 
 async def require_common_copy(target: TargetConnection, mapped: MappedRelation) -> None:
-    """Refuse a copy whose former rows nobody can find. Raises SharedTableError."""
+    """Refuse a copy whose former rows cannot be identified. Raises SharedTableError."""
     if await _read_entry(target, mapped) is Entry.REFUSE:
         raise shared_copy_error(mapped)
 

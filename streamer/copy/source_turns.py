@@ -5,8 +5,8 @@ neither WAL nor old row versions. Sources with a higher priority come first, the
 data to copy. A source that has a turn gets a second turn at once, because tables of a source do not
 wait for each other.
 
-First copies and later copies have a limit each. A server with several sources has a limit on both
-together, because each copy reads the same disks.
+First copies and later copies each have a limit. For a server with several sources, a further limit
+applies to both together, because all these copies read the same disks.
 """
 
 import asyncio

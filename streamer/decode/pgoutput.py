@@ -440,7 +440,7 @@ def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
     new_marker, new = cursor.skip(1), cursor.row()
     cursor.finish()
     if not len(relation.columns) == len(old) == len(new):
-        raise cursor.error("another number of columns in")
+        raise cursor.error("wrong number of columns in")
     keys = [number for number, column in enumerate(relation.columns) if column.is_key]
     for number in keys:
         # The source sends the old key even if a large value of the key is unchanged.

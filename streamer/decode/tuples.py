@@ -30,7 +30,7 @@ Value = bytes
 
 
 class _Sentinel(array):  # type: ignore[type-arg]
-    """Can be joined into COPY data as any value, but is equal only to itself.
+    """Joins into COPY data like any value, but is equal only to itself.
 
     So a text that consists of a backslash and N differs from NULL.
     """

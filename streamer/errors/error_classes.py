@@ -603,9 +603,7 @@ class MassDeleteError(StreamerError):
 
 
 class SharedTableError(StreamerError):
-    """A command concerns rows of a shared target table, and only their keys tell whose rows they
-    are.
-    """
+    """A command concerns rows of a target table whose source tables only the keys distinguish."""
 
     code = "shared_table"
     runbook = "table-in-error"

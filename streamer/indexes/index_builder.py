@@ -106,4 +106,4 @@ class IndexBuilder:
 
     def _report(self, error: StreamerError) -> None:
         self._metrics.count_error(error)
-        self._backoff.log(log, "indexes under foreign keys have to wait", error)
+        self._backoff.log(log, "indexes under foreign keys cannot be built yet", error)

@@ -46,7 +46,7 @@ class IndexRestorer:
                     await self._restore(target)
             except StreamerError as exc:
                 self._metrics.count_error(exc)
-                self._backoff.log(log, "deferred indexes have to wait", exc)
+                self._backoff.log(log, "deferred indexes cannot be restored yet", exc)
 
     async def _restore(self, target: TargetConnection) -> None:
         abandoned = await read_abandoned_targets(target)

@@ -1,9 +1,9 @@
 """Which rules can have `keys: disjoint`. Pure.
 
-Several tables then write one target table without a sid, and the user promises that no key is in
-two of the tables. The target's key guards the promise. A row gets into the target only by an
-INSERT, which fails if a second table has the key. From then on the key identifies the row of its
-table. So the target must have all rows of each table.
+Several tables then write one target table without a sid, and the user promises that no two tables
+contain the same key. A row enters the target only by an INSERT, which fails if a second table has
+already written the key. From then on the key identifies the row of its table. So the target must
+have all rows of each table.
 """
 
 from dataclasses import dataclass
@@ -25,10 +25,10 @@ def find_unfit(rule: TableRule) -> Unfit | None:
     """Return the first setting of *rule* that `keys: disjoint` excludes, if any."""
     if not rule.is_disjoint:
         return None
-    lacks = "the target would lack rows, whose keys then guard nothing"
+    lacks = "the target would lack rows, so their keys could not refuse rows of other tables"
     unfit = {
         "sid": (rule.sid is not None, "a sid distinguishes the rows already"),
-        "type": (rule.type is not TableType.CLONE, "only a clone has one row of each key"),
+        "type": (rule.type is not TableType.CLONE, "only a clone has a single row for each key"),
         "filter": (rule.filter is not None, lacks),
         "copy_where": (rule.copy_where is not None, lacks),
         "initial": (rule.initial is not Initial.COPY, lacks),

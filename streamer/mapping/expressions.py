@@ -162,7 +162,9 @@ def _check_balance(tokens: Sequence[Token]) -> None:
         if token.value in "([":
             open_ones.append(token.value)
         elif token.value in _CLOSES and (not open_ones or open_ones.pop() != _CLOSES[token.value]):
-            raise ExpressionError(f"{token.value!r} closes nothing at character {token.start}")
+            raise ExpressionError(
+                f"{token.value!r} has no opening counterpart at character {token.start}"
+            )
         elif token.value == ":" and open_ones[-1:] != ["["]:
             raise ExpressionError("a colon stands between the bounds of a slice only")
     if open_ones:
@@ -341,7 +343,7 @@ def _parse(text: str) -> frozenset[str]:
         (exp.AggFunc, "an aggregate is not allowed: it needs other rows"),
         (exp.Window, "a window is not allowed: it needs other rows"),
         (exp.Star, "* is not an expression of its own"),
-        (exp.Alias, "AS names nothing here"),
+        (exp.Alias, "AS is not allowed here"),
         (exp.Command, "not an SQL expression"),
         (exp.Placeholder, "a parameter is not allowed"),
         (exp.Parameter, "a parameter is not allowed"),

@@ -97,22 +97,25 @@ def _closing_brace(text: str, start: int) -> int:
             if depth == 0:
                 return position
         position += 1
-    raise MappingError(f"{text!r} has a brace that nothing closes", hint=_HINT)
+    raise MappingError(f"{text!r} has a brace that is not closed", hint=_HINT)
 
 
 def _placeholder(text: str) -> Placeholder:
     name, colon, expression = text.partition(":")
     if name not in (*PARTS_OF_NAME, *PARTS_OF_SOURCE) or (colon and name not in PARTS_OF_NAME):
-        raise MappingError(f"{{{text}}} stands for nothing in a sid", hint=_HINT)
+        raise MappingError(f"{{{text}}} is not a placeholder of a sid", hint=_HINT)
     if not colon:
         return Placeholder(name)
     try:
         pattern = re.compile(expression, re.DOTALL)
     except re.error as exc:
-        raise MappingError(f'"{expression}" is no regular expression: {exc}', hint=_HINT) from None
+        raise MappingError(
+            f'"{expression}" is not a valid regular expression: {exc}', hint=_HINT
+        ) from None
     if pattern.groups != 1:
         raise MappingError(
             f'"{expression}" has {pattern.groups} groups',
-            hint="write one group, around the part of the name that is the sid; (?:…) is no group",
+            hint="write one group, around the part of the name that is the sid; (?:…) does not "
+            "count as a group",
         )
     return Placeholder(name, pattern)

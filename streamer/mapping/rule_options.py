@@ -49,7 +49,7 @@ class Keys(enum.StrEnum):
     """The promise about the keys of tables that share a target table without a sid."""
 
     DISJOINT = "disjoint"
-    """No key is in two of the tables."""
+    """No two of the tables contain the same key."""
 
 
 class Create(enum.StrEnum):
@@ -70,7 +70,7 @@ class Interval(enum.StrEnum):
 
 
 class OnExpired(enum.StrEnum):
-    """The fate of a time partition that is older than the rule keeps."""
+    """The action on a time partition that is older than the rule keeps."""
 
     DROP = "drop"
     DETACH = "detach"

@@ -432,9 +432,9 @@ class Mapping:
 def source_object_name(database: str, sid: str | None, suffix: str = "") -> str:
     """Return the name of streamer's slot and publication at a source.
 
-    ``streamer_<database>_<sid>`` in lower case, with ``_`` for every character that is no letter
-    and no digit, as a slot's name needs (ReplicationSlotValidateName in slot.c). A name of more
-    than 63 bytes is cut and gets a hash of the whole.
+    ``streamer_<database>_<sid>`` in lower case, with ``_`` for every character that is neither a
+    letter nor a digit, as a slot's name needs (ReplicationSlotValidateName in slot.c). A name of
+    more than 63 bytes is cut and gets a hash of the whole.
     """
     full = f"streamer_{database}" if sid is None else f"streamer_{database}_{sid}"
     name = re.sub(r"[^a-z0-9_]", "_", full.lower())
@@ -466,9 +466,9 @@ def resolve_new(
     """Leave out new relations that the rules cannot map, and return their first error; else like
     `resolve`.
 
-    *known*: relations that stream already; without any, this function raises each error. Whoever
-    may create a schema at the source can create a relation without a sid, which must not stop the
-    known relations.
+    *known*: relations that stream already; without any, this function raises each error. Any role
+    that may create a schema at the source can create a relation without a sid, which must not stop
+    the known relations.
     """
     present, streaming = sorted(set(relations)), frozenset(known)
     missing = source.exact_names.keys() - set(present)
@@ -589,7 +589,8 @@ def same_rows(
         f'tables {listed} of source "{source.label}" would both be written to '
         f'target table "{mapping.target}"{words}',
         hint="give all but one of them another `target`, or give their rows different values of "
-        '`sid`, as in sid: "{schema}". If no key is in two tables, write `keys: disjoint`',
+        '`sid`, as in sid: "{schema}". If no two tables contain the same key, write '
+        "`keys: disjoint`",
     )
 
 
@@ -637,8 +638,8 @@ def target_of(
         filled = PLACEHOLDER.sub(lambda found: {**words, "*": star}[found[0]] or "", part)
         if not filled or not can_be_stored(filled):
             raise MappingError(
-                f'target "{filled}" of table "{relation}" of source "{source.label}" is no name: '
-                "PostgreSQL allows 1 to 63 bytes",
+                f'target "{filled}" of table "{relation}" of source "{source.label}" is not a '
+                "valid name: PostgreSQL allows 1 to 63 bytes",
                 hint="shorten `target`, or give the table a rule of its own",
             )
         return filled
@@ -696,6 +697,6 @@ def check_target(
         raise MappingError(
             f"pattern {pattern} would write several tables into {target}",
             hint='write a * where the table\'s own name goes, as in target: "archive.*", or '
-            'distinguish their rows, as in sid: "{schema}". If no key is in two tables, write '
-            "`keys: disjoint`",
+            'distinguish their rows, as in sid: "{schema}". If no two tables contain the same '
+            "key, write `keys: disjoint`",
         )

@@ -19,8 +19,8 @@ class Clash:
     labels: tuple[str, ...]
     message: str
     hint: str = (
-        "give their urls different sids, or one of the tables another `target`. If no key is in "
-        "two of the tables, write `keys: disjoint` for each"
+        "give their urls different sids, or one of the tables another `target`. If no two "
+        "of the tables contain the same key, write `keys: disjoint` for each"
     )
 
 

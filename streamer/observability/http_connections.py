@@ -2,7 +2,7 @@
 
 Each connection takes a file descriptor, which replication needs, too. So the server uses only a
 share of the descriptors. When a connection exceeds the limit, the server closes the oldest
-connection that waits for its client. So a crowd of idle connections cannot starve a probe.
+connection that waits for its client. So idle connections cannot shut out a health check.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Exports metrics and spans with the OpenTelemetry SDK, as OTLP over HTTP.
 
 The metrics are those of `/metrics`, with the same names; a summary becomes two sums. A thread of
-the SDK sends spans from a queue of limited length. A receiver that is slow or away so
-costs data points and spans, and never delays the stream. The variables OTEL_* of the environment
+the SDK sends spans from a queue of limited length. If the receiver is slow or away, the export
+loses data points and spans, and never delays the stream. The variables OTEL_* of the environment
 apply as the SDK documents.
 """
 

@@ -59,7 +59,9 @@ NOT_NULL: Final = """
      where v.conrelid = a.attrelid and v.contype = 'n' and v.conkey[1] = a.attnum
        and not v.convalidated))
 """.strip()
-"""Whether column a has no nulls. A constraint that is not valid (PostgreSQL 18) is no proof."""
+"""Whether column a has no nulls. A constraint that is not valid (PostgreSQL 18) does not prove
+this.
+"""
 
 COLUMN: Final = {
     "number": "a.attnum",

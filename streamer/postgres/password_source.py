@@ -145,7 +145,7 @@ def _run(command: str, url: str, abandoned: threading.Event | None) -> str:
 
 
 def _single_line(content: bytes, place: str) -> str:
-    """Return the only line. A file of several lines, such as a private key, is no password."""
+    """Return the only line. A file of several lines, such as a private key, is not a password."""
     try:
         text = content.decode()
     except UnicodeDecodeError:

@@ -9,9 +9,9 @@ A message that this program does not recognize (from a trigger, or not in Englis
 values anywhere. `quote_unrecognized` puts such a message between quotation marks. `hide_values`
 then hides the whole quotation as a value.
 
-An SQLSTATE alone is no proof. Functions raise any SQLSTATE, and the input of some types reports
-values as syntax errors (tsquery, jsonpath) or as missing objects (regclass). In both cases the
-server reports a context.
+An SQLSTATE alone proves nothing about values. Functions raise any SQLSTATE, and the input of some
+types reports values as syntax errors (tsquery, jsonpath) or as missing objects (regclass). In both
+cases the server reports a context.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Finds the passwords in a connection string, so that callers can mask or replace them.
 
 The text around the passwords stays unchanged, with its ``${NAME}`` references. A value that
-consists of references is no secret. `streamer.observability.logs` redacts log lines. Pure.
+consists of references is not secret. `streamer.observability.logs` redacts log lines. Pure.
 """
 
 import re
@@ -147,7 +147,7 @@ def _secret_values(text: str) -> set[str]:
 
 
 def is_reference(text: str) -> bool:
-    """Whether *text* consists of references to variables, and so is no secret."""
+    """Whether *text* consists of references to variables, and so is not secret."""
     return _REFERENCES.fullmatch(text) is not None
 
 

@@ -99,7 +99,7 @@ class PartitionKeeper:
 
     def _report(self, exc: StreamerError) -> None:
         self._metrics.count_error(exc)
-        self._backoff.log(log, "partitions have to wait", exc)
+        self._backoff.log(log, "partitions cannot be changed yet", exc)
 
 
 async def keep_partitions(

@@ -46,7 +46,7 @@ ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
 """The task also polls for requests, because a lost connection loses its notifications."""
 
-# default_transaction_read_only is no obstacle: each of our sessions sets it to off.
+# default_transaction_read_only does not matter, because each of our sessions sets it to off.
 _IS_READ_ONLY_SQL: Final = "select pg_catalog.pg_is_in_recovery()"
 
 

@@ -3,7 +3,7 @@
 A message contains the state of a table, and names the columns, objects and types that the
 transaction changed. A second kind of message names the objects that a command dropped. The
 remaining parts of a state are a snapshot: a concurrent session may commit before or after. So the
-stored definition has priority, and the absence of an object is no evidence.
+stored definition takes precedence, and the absence of an object does not prove a drop.
 
 If stored and described state differ in such a part, a message may also have been lost. Then the
 definition is in doubt, and streamer requests a complete state, which arrives at a later place in

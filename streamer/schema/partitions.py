@@ -23,7 +23,7 @@ ROOT: Final = 0
 
 
 class UnclearPartitionError(Exception):
-    """There is no condition for the rows of a partition; the text states the reason."""
+    """No condition can select the rows of a partition; the text states the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,9 @@ def _own_rows(
     if key.strategy == "HASH":
         raise UnclearPartitionError("only its source knows the rows of a hash partition")
     if any(item.rest for item in key.items):
-        raise UnclearPartitionError(f"its partition key has own rules for the order: {key_text}")
+        raise UnclearPartitionError(
+            f"its partition key uses a collation or an operator class: {key_text}"
+        )
     columns = [render(item) for item in key.items]
     if partition.bound != _DEFAULT:
         return f"({_bound_rows(partition.bound or '', columns)})"

@@ -279,8 +279,8 @@ def all_differences(
 ) -> list[AnyChange]:
     """Return the changes of types, columns, objects and partitions, in a feasible order.
 
-    *computes_values*: see `difference`. *dropped_types*: the OIDs of dropped types, because an
-    absent type is no evidence of a drop.
+    *computes_values*: see `difference`. *dropped_types*: the OIDs of dropped types, because the
+    absence of a type does not prove a drop.
     """
     before = _of_table(before, after)
     objects: list[ObjectChange] = []

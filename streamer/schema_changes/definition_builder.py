@@ -51,7 +51,7 @@ class DefinitionBuilder:
                     await self._create(reads_given_up=number % CHECKS_UNTIL_FULL_CHECK == 0)
                 except StreamerError as exc:
                     self._metrics.count_error(exc)
-                    self._backoff.log(log, "definitions have to wait", exc)
+                    self._backoff.log(log, "definitions cannot be created yet", exc)
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _create(self, *, reads_given_up: bool) -> None:

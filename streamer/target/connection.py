@@ -303,7 +303,7 @@ class TargetConnection:
         except _DRIVER_ERRORS as exc:
             error = translate(exc)
             if not isinstance(error, TargetConnectionError | TargetRejectedError):
-                # The server accepts no connections now, which is no fault of a table.
+                # The server accepts no connections now, and no table is at fault.
                 error = TargetConnectionError(str(error))
             raise error from exc
         with translating():
@@ -625,7 +625,7 @@ def _copy_sql(table: str, columns: tuple[str, ...], namespace: str, binary: bool
 def _require_commit(status: str) -> None:
     """Raise TargetError after a COMMIT that the server has turned into a rollback.
 
-    COMMIT of a transaction in which a statement failed is no error to the server.
+    After a failed statement, the server answers COMMIT with a rollback, and reports no error.
     """
     if status != "COMMIT":
         raise TargetError(f'target: the answer to COMMIT was "{status}"')

@@ -163,7 +163,9 @@ def foreign_error(calls: Sequence[ForeignCall]) -> ForeignCallError:
 
 
 class ForeignCalls:
-    """Refuses the calls that statements add to some tables and types of the target."""
+    """Refuses calls of foreign functions that statements add to some tables and types of the
+    target.
+    """
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ and is then attached. That locks the default partition, and a removal locks the 
 statement waits for a lock longer than `LOCK_SECONDS`, because sessions queue behind the lock; the
 caller tries again later.
 
-streamer removes only partitions that have the name which streamer gives, and the beginning in that
-name. Bounds are compared as times.
+streamer removes a partition only if the partition has a name that streamer gives, and begins where
+the name says. Bounds are compared as times.
 """
 
 from collections.abc import AsyncIterator, Sequence

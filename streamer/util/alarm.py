@@ -8,8 +8,8 @@ from collections.abc import Callable
 class Alarm:
     """Calls *ring* when work takes too long, and again after each such time.
 
-    The timer of an earlier piece of work stays; when it ends, it waits for the remaining time. So
-    many short pieces of work cost a single timer.
+    A piece of work uses the timer of an earlier piece. When that timer fires too early, the object
+    sets the timer again for the remaining time. So many short pieces of work cost a single timer.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:

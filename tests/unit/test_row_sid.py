@@ -45,17 +45,17 @@ def test_without_a_sid_of_the_table_its_rows_have_the_sid_of_the_url() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{schema", "nothing closes"),
-        ("{name}", "stands for nothing"),
-        ("{database:(.*)}", "stands for nothing"),
-        ("{schema:(}", "nothing closes|no regular expression"),
-        ("{schema:[}", "no regular expression"),
+        ("{schema", "is not closed"),
+        ("{name}", "is not a placeholder"),
+        ("{database:(.*)}", "is not a placeholder"),
+        ("{schema:(}", "is not closed|not a valid regular expression"),
+        ("{schema:[}", "not a valid regular expression"),
         ("{schema:tenant_.*}", "0 groups"),
         ("{schema:(a)(b)}", "2 groups"),
         ("a\0b", "is no sid"),
     ],
 )
-def test_a_sid_that_stands_for_nothing_is_refused(text: str, problem: str) -> None:
+def test_a_faulty_sid_is_refused(text: str, problem: str) -> None:
     with pytest.raises(MappingError, match=problem) as caught:
         SidTemplate.parse(text)
     assert caught.value.hint

@@ -63,7 +63,7 @@ class MinuteExchange:
 
     async def run(self) -> None:
         """Store and read each minute until cancelled."""
-        while self._find_bookkeeping() is None:  # noqa: ASYNC110 (the engine tells no one)
+        while self._find_bookkeeping() is None:  # noqa: ASYNC110 (the engine sends no event)
             await asyncio.sleep(CHECK_SECONDS)
         await self._try(self.read)
         while True:

@@ -430,7 +430,7 @@ class FleetSource(BaseModel):
     retained_wal_bytes: int | None
     waiting_for: str | None
     process: str | None
-    """The process that runs it."""
+    """The process that runs the source."""
     table_count: int
     states: dict[str, int]
     copied_share: float | None

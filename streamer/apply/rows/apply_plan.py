@@ -352,7 +352,7 @@ class ApplyPlan:
 
     @property
     def is_converted(self) -> bool:
-        """Whether reading changes values."""
+        """Whether the reader changes values of a row."""
         return self.conversion is not None or self.former is not None
 
     def _converting(self, read: Callable[..., tuple[Row, int]]) -> Callable[..., tuple[Row, int]]:

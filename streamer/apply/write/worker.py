@@ -490,7 +490,7 @@ class Worker:
             except TargetConnectionError:
                 if not self._is_late:
                     raise
-                log.debug("lane handed to a drainer", lane=lane.name, error="its commit takes long")
+                log.debug("lane handed to a drainer", lane=lane.name, error="its commits are slow")
                 self._fail(window, lane)
                 return False
             except StreamerError as exc:
@@ -574,9 +574,7 @@ class Worker:
             if lane.is_held or lane.is_ending:
                 continue
             if move is Move.TO_DISK:
-                log.debug(
-                    "lane handed to a drainer", lane=lane.name, error="each commit takes long"
-                )
+                log.debug("lane handed to a drainer", lane=lane.name, error="each commit is slow")
                 self._give_back(lane)
                 lane.defer_to_drainer(now + ASIDE_SECONDS)
             elif move is Move.TO_OWN_CONNECTION and (

@@ -1,7 +1,7 @@
 """Whether the keys of tables that share a target by `keys: disjoint` can collide.
 
 The values of integer keys, and the steps of their sequences, can prove that keys differ. Keys of
-other types prove nothing, and only the target's key guards them.
+other types give no such proof, so only the target's unique key detects a collision.
 """
 
 from collections.abc import Iterable, Sequence
@@ -94,7 +94,7 @@ async def read_key_range(plain: Connection, relation: SourceRelation) -> Integer
 
 
 def check_key_ranges(target: RelationName, tables: Sequence[KeyOfTable]) -> Iterable[Finding]:
-    """Warn about each table whose keys may meet the keys of an earlier table."""
+    """Warn about each table whose keys may equal keys of an earlier table."""
     warned = set()
     for earlier, later in combinations(tables, 2):
         if later in warned or not earlier.keys.may_meet(later.keys):
@@ -103,7 +103,8 @@ def check_key_ranges(target: RelationName, tables: Sequence[KeyOfTable]) -> Iter
         yield warning(
             Place(later.label, str(later.source)),
             f"the keys of {earlier} and {later} overlap in target table {target}, although the "
-            "rule says `keys: disjoint`: an equal key would stop the table that comes second",
+            "rule says `keys: disjoint`: an equal key would stop the table whose row arrives "
+            "second",
             in_words(
                 "give their sequences different ranges, or the same step and different starts; or "
                 "give their rows a sid"

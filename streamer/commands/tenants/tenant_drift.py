@@ -53,7 +53,9 @@ class TenantTable:
 
     @property
     def name(self) -> str:
-        """The common name of the table at all tenants; with a sid by rule, the name of the rule."""
+        """The name of the table at all tenants. If a rule gives the rows their sid, the name in
+        that rule.
+        """
         rule = self.mapping.rule
         return str(self.mapping.source if rule.sid is None else rule.pattern)
 

@@ -1,6 +1,6 @@
 """The parent of ``processes: N`` starts and restarts the processes, and passes signals on.
 
-The parent streams no source. Each process is a replica, so locks in the target share out the
+The parent streams no source. Each process is a replica, so locks in the target distribute the
 sources. The parent holds the listening socket that all processes inherit, and names the process
 that accepts its connections. If that process dies, connections wait for the next process.
 

@@ -73,7 +73,7 @@ class Discovery:
         """Return the *names* that the rules map and that are not mapped yet."""
         tables = self._tables
         present = {mapped.mapping.source for mapped in tables.relations}
-        everything = present.union(names)  # a table that vanished is no mistake in the rules
+        everything = present.union(names)  # a rule for a table that vanished is not a mistake
         try:
             mapped, tables.refused = resolve_new(
                 tables.source, present, everything, self._target_namespace

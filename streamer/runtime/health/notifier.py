@@ -42,8 +42,8 @@ log = structlog.get_logger()
 RETRY_SECONDS: Final = 5.0
 RETRY_SECONDS_MAX: Final = 300.0
 ABSENT_SECONDS: Final = 15.0
-"""A problem has ended after this time. A table in error, for example, has no error while streamer
-tries again after a start.
+"""A problem counts as ended after it has been absent for this time. A table in error, for example,
+has no error while streamer tries again after a start.
 """
 NOTICES_MAX: Final = 100
 """The number of notices in a message."""

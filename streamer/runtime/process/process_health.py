@@ -82,7 +82,7 @@ class ProcessHealth:
         self.notifier.check([*problems, *([] if lost is None else [lost])], self._duty())
 
     def _duty(self) -> NoticeDuty:
-        """Return the subjects of which this process tells the receiver, and not a peer."""
+        """Return the subjects that this process, and no peer, reports to the receiver."""
         holders, mapping = self._mapping.fleet.holders, self._mapping
         streaming = {
             supervisor.source.label: supervisor.condition[0] == STREAMING

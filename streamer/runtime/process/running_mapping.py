@@ -214,7 +214,8 @@ async def _read_stored_names(bookkeeping: Bookkeeping) -> StoredNames:
 async def _check_resolves(mapping: Mapping, stored: StoredNames = NOTHING_STORED) -> None:
     """Check that the rules fit the sources that answer. Raises MappingError.
 
-    *stored*: the tables that stream already, which a new table without a place does not stop.
+    *stored*: the tables that stream already. A new table without a sid or target does not stop
+    these.
     """
     writers: dict[RelationName, list[TableWriter]] = {}
     for source in mapping.sources:

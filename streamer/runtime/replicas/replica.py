@@ -72,7 +72,7 @@ read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
 FOREIGN_OWNER: Final = -1
-"""The owner of a lock that is no replica, such as `run --stop-when-caught-up`."""
+"""The owner of a lock that is not a replica, such as `run --stop-when-caught-up`."""
 
 
 class Shared(Protocol):

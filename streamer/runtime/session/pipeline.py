@@ -1,4 +1,4 @@
-"""One source's way to the target: start reading here.
+"""The path of a source's changes to the target: start reading here.
 
     reader        source/stream/replication_stream.py  frames in, in bursts
       → assembler decode/transactions.py               transactions, or pieces of large ones

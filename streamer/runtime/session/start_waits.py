@@ -65,8 +65,8 @@ class StartWaits:
         """Wait for the copy turn of a new source at *server*, if all its tables need a copy.
 
         The source has no slot yet: until the turn comes, a slot would retain WAL, and its snapshot
-        old row versions. The method acquires a free turn without a query. If no copy turns out to
-        be due, the start ends the turn.
+        old row versions. The method acquires a free turn without a query. If no copy is due after
+        all, the start ends the turn.
         """
         source, services = self._source, self._services
         copying = CopyingSource(source.label, server, is_first=True)

@@ -2,8 +2,8 @@
 
 The class of an error decides the reaction. After a transient error the supervisor retries with a
 back-off. An error that an operator must fix leaves the source in state ``error``. The supervisor
-retries every 15 s, and at once after an operator's request. An error that is no StreamerError is a
-defect, and ends the source's attempt like an error for the operator.
+retries every 15 s, and at once after an operator's request. An exception other than a StreamerError
+is a defect, and ends the source's attempt like an error for the operator.
 """
 
 import asyncio

@@ -461,7 +461,8 @@ async def resolve_at(
 
     Tables that rules name and the source lacks are mapped too, without a definition, so that the
     remaining tables are not disturbed. So are *stored_names*, whose rows the target has: the loss
-    of a table must show, see `on_table_dropped`. A new table without a place stops none of these.
+    of a table must show, see `on_table_dropped`. A new table without a sid or target stops none of
+    these.
     """
     names = await read_relation_names(plain, source)
     missing = {

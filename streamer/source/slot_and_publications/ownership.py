@@ -111,7 +111,8 @@ def unproven_rows(
     *,
     has_position: bool,
 ) -> SourceTakenError | None:
-    """Return why the slot's position is no proof for *uncopied* tables, those with `initial: none`.
+    """Return why the slot's position proves nothing about *uncopied* tables, those with `initial:
+    none`.
 
     If a different target has read from the slot, this target lacks earlier changes. Pure.
     """

@@ -640,7 +640,7 @@ async def _execute(connection: Connection, source: SourceMapping, statements: li
 
 def _contention(source: SourceMapping, error: psycopg.Error) -> SourceContentionError:
     return SourceContentionError(
-        f'source "{source.label}": publications have to wait: {first_line(error)}'
+        f'source "{source.label}": publications cannot be changed yet: {first_line(error)}'
     )
 
 

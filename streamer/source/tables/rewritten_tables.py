@@ -10,8 +10,8 @@ distinguish ALTER TABLE from these commands:
   CLUSTER keep the transactions of rows, and a session inserts rows after a TRUNCATE. The check
   reads the first pages.
 
-A new definition of columns is no such sign: the stream sends new columns. A cast to a different
-type may change values, see `Storage.has_other_columns`.
+A new definition of columns is not such a sign, because the stream sends new columns. A cast to a
+different type may change values, see `Storage.has_other_columns`.
 """
 
 from collections import defaultdict
