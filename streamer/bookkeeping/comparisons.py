@@ -115,5 +115,5 @@ async def count_ranges(session: Executor, comparison_id: int) -> tuple[int, int]
 
 
 async def end_comparison(session: Executor, comparison_id: int) -> None:
-    """Remove a comparison that has ended."""
+    """Remove a comparison that ended."""
     await COMPARISONS.delete(session, "where id = $1", comparison_id)

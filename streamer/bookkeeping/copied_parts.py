@@ -14,7 +14,7 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """A part that a task has copied, or that failed with ``kind`` and ``error``."""
+    """A part that a task copied, or that failed with ``kind`` and ``error``."""
 
     relation_id: int
     part: int

@@ -1,5 +1,5 @@
-"""The positions of tables and sources. The target has all changes of a table up to its position,
-and streamer acknowledges the position of a source.
+"""The positions of tables and sources. The target contains all changes of a table up to its
+position, and streamer acknowledges the position of a source.
 
 The transaction that writes changes of a table moves the position of the table. The session that
 holds the lock of a source stores the acknowledged position. Both fail without the lock.

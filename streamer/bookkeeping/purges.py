@@ -201,7 +201,7 @@ async def read_remaining_columns(session: Executor) -> list[RemainingColumn]:
 async def read_remaining_rows(
     session: Executor, source_id: int, sources: Collection[str]
 ) -> list[RemainingRows]:
-    """Return the tables among *sources* that have returned to the mapping."""
+    """Return the tables among *sources* that returned to the mapping."""
     rows = await session.fetch(_LEFT_ROWS_SQL, source_id, list(sources))
     return [RemainingRows(**dict(row)) for row in rows]
 

@@ -138,7 +138,7 @@ async def read_resync(session: Executor, relation_id: int) -> Resync | None:
 async def read_users(
     session: Executor, relation_id: int, types: Collection[int]
 ) -> list[RelationName]:
-    """Return the tables of the same source that have a column of one of *types*, given as OIDs."""
+    """Return the tables of the same source with a column of one of *types*, given as OIDs."""
     rows = await session.fetch(
         "select o.source from streamer.relation r"
         " join streamer.relation o on o.source_id = r.source_id"

@@ -193,7 +193,7 @@ class Fleet:
         return ErrorReport(text, NoReplicaError.code, Remedy.of(MAPPING_HINT))
 
     def is_starting(self, label: str) -> bool:
-        """Whether a process that has just started is about to run source *label*."""
+        """Whether a process that just started is about to run source *label*."""
         if label in self.holders:
             return False
         if not self.replicas:

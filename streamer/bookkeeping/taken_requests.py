@@ -56,7 +56,7 @@ async def take_requests(
     requests = []
     async with bookkeeping.transaction() as connection:
         for request in await take(connection, source_id):
-            if request.action == RESTART:  # stays taken until the next attempt has begun
+            if request.action == RESTART:  # stays taken until the next attempt begins
                 requests.append(request)
                 continue
             assert request.relation_id is not None, "only a restart concerns no table"

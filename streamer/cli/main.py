@@ -341,7 +341,7 @@ def health(as_json: JsonOption = False) -> None:
 def notify(as_json: JsonOption = False) -> None:
     """Send a test message to the webhook of `notify`.
 
-    The message has the headers and the signature of a notification, and an empty list of
+    The message contains the headers and the signature of a notification, and an empty list of
     problems. The exit code is 0 if the receiver accepts the message, and 1 otherwise. A running
     process is not necessary.
     """
@@ -454,7 +454,7 @@ def wait(
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
     not answer counts as behind, and the message names the source. The filters are those of
-    `status`. With --problems, the command waits for the sources that have a problem when it starts.
+    `status`. With --problems, the command waits for the sources with a problem when it starts.
     """
     from streamer.commands import wait as wait_command
     from streamer.commands.command_scope import Scope

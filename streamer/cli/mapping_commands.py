@@ -328,7 +328,7 @@ def export(
 ) -> None:
     """Print the draft as a configuration file, with a variable in place of each password.
 
-    With --dbt, streamer reads the tables from the target instead. The package has sources with
+    With --dbt, streamer reads the tables from the target instead. The package contains sources with
     freshness, a test of each key, and a view of the current rows of each history table. A later
     export replaces the files of an earlier export.
     """

@@ -67,7 +67,7 @@ async def run(
     watches_file: bool,
 ) -> int:
     """Run until a signal, or until the stream reaches *at_lsn* or is caught up; return the exit
-    code. *membership*: the membership of a process that a parent has started. *watches_file*: read
+    code. *membership*: the membership of a process that a parent started. *watches_file*: read
     the configuration again whenever the file changes; a parent does so for its processes.
 
     Raises StreamerError for an error that ends the process.

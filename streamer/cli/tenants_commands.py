@@ -67,9 +67,9 @@ def add_tenants(
 ) -> None:
     """Add databases to a group, with the tables and settings of the group.
 
-    With a mapping database the command applies the draft, unless the draft has other changes. In
-    static mode it edits the configuration file, unless the edit would lose comments or layout. Then
-    it prints the lines to write.
+    With a mapping database the command applies the draft, unless the draft contains other changes.
+    In static mode it edits the configuration file, unless the edit would lose comments or layout.
+    Then it prints the lines to write.
     """
     import asyncio
 

@@ -284,7 +284,7 @@ class _Execution:
         return True
 
     async def until_ended(self, seconds: float) -> ScriptRecord:
-        """Wait until the script has ended or the target refuses it, at most *seconds*."""
+        """Wait until the script ends or the target refuses it, at most *seconds*."""
         deadline = time.monotonic() + seconds
         while True:
             record = await self._read()
@@ -337,7 +337,7 @@ class _Execution:
         failpoint("execute.source_committed")
 
     async def _check_changed(self, plain: Connection, changed: list[RelationName]) -> None:
-        """Refuse a script of both sides that changes rows of a table without a key.
+        """Refuse a script for both sides that changes rows of a table without a key.
 
         The target runs the script, and also receives its changes in the stream. For a clone with a
         key, the second change is harmless.

@@ -117,7 +117,7 @@ class TableStatus:
     verification_error: str | None = None
     """The error that prevented the last comparison of the table."""
     truncates_skipped: int = 0
-    """The number of TRUNCATEs of the table that streamer has ignored (`skip_truncate`)."""
+    """The number of TRUNCATEs of the table that streamer ignored (`skip_truncate`)."""
     waits_before: dict[str, Any] | None = None
     """The transaction before which `max_deleted_rows` paused the table: xid, lsn, commit_time,
     deleted_rows, truncates.

@@ -33,7 +33,7 @@ def only_problems(report: StatusReport) -> StatusReport:
 
 
 async def with_problems(address: TargetAddress, mapping: Mapping, scope: Scope) -> Scope:
-    """Return the sources of *scope* that have a problem now."""
+    """Return the sources of *scope* with a problem now."""
     report = only_problems(await read_report(address, mapping, scope=scope))
     return replace(scope, labels=frozenset(status.label for status in report.sources))
 

@@ -182,7 +182,7 @@ def _own_sid(facts: TableFacts) -> str | None:
 
 def _key(facts: TableFacts, values: list[_Value]) -> tuple[int, ...]:
     """Return the positions of the source's primary key, or of its replica identity, in the order of
-    the index. Return an empty tuple unless the target has all these columns.
+    the index. Return an empty tuple unless the target contains all these columns.
     """
     relation = facts.relation
     identity = next((k for k in relation.unique_keys if set(k) == set(relation.key)), ())

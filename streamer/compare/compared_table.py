@@ -154,9 +154,9 @@ class ComparedTable:
     without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
     empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same
     order and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
-    ``row_sid``: the sid of the target's rows, if any. ``is_disjoint``: the target has rows of other
-    tables, too, which only their keys distinguish. ``has_char``: a column of type ``"char"`` is
-    compared as a number.
+    ``row_sid``: the sid of the target's rows, if any. ``is_disjoint``: the target contains rows of
+    other tables, too, which only their keys distinguish. ``has_char``: a column of type ``"char"``
+    is compared as a number.
     """
 
     relation_id: int

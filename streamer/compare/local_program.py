@@ -103,7 +103,7 @@ def _is_enough(finding: TableFinding) -> bool:
 
 
 def _end(readers: list[UnitReader], running: list[Future[None]]) -> None:
-    """Cancel statements until all threads have ended, for a limited time."""
+    """Cancel statements until all threads end, for a limited time."""
     deadline = time.monotonic() + CANCEL_SECONDS
     while not all(thread.done() for thread in running) and time.monotonic() < deadline:
         for reader in readers:
@@ -153,7 +153,7 @@ def failure(exc: Exception) -> dict[str, Any]:
     """Return the answer about an error. An error that is not from a server or a file is a defect.
     Pure.
 
-    The traceback has lines of code, and no values of rows.
+    The traceback contains lines of code, and no values of rows.
     """
     text = str(exc) or type(exc).__name__
     if isinstance(exc, PassingError | OSError):

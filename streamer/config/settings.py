@@ -287,7 +287,7 @@ class PartitionSettings(Strict):
         examples=[24],
     )
     on_expired: OnExpired = Field(
-        default=OnExpired.DROP, description="The fate of partitions older than `keep`."
+        default=OnExpired.DROP, description="Action on partitions older than `keep`."
     )
 
 

@@ -116,7 +116,7 @@ class ProgressTracker:
         self.newest_lsn = end_lsn
 
     def durable(self, lane: LanePending, end_lsn: Lsn, commit_time: int = 0) -> None:
-        """Record that the target has flushed *lane* up to *end_lsn*, committed at *commit_time*."""
+        """Record that the target flushed *lane* up to *end_lsn*, committed at *commit_time*."""
         lane._remove_through(end_lsn, commit_time)
         if not lane:
             self._lanes.discard(lane)

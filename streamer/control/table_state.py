@@ -4,7 +4,7 @@
 ready, and error or paused from any. streamer stores a state before its work begins, so the stored
 state is true after a crash. A process that reads a state at its start acts as follows:
 
-- ``init``: the target has no rows of this source yet, or rows to replace. Begin.
+- ``init``: the target contains no rows of this source yet, or rows to replace. Begin.
 - ``copying`` with ``snapshot_lsn``: the table follows the stream, and a copy of some of its rows
   begins again, see `streamer.apply.lanes.lane`.
 - ``copying``: the snapshot ended with the process that exported it. Increase the attempt number, so
@@ -20,7 +20,7 @@ state is true after a crash. A process that reads a state at its start acts as f
 In the last two states too, ``snapshot_lsn`` says whether the relation needs a copy: the value is
 null until a copy is complete.
 
-`Need` names the copy or request that the table lacks to be in sync, and decides the fate of its
+`Need` names the copy or request that the table lacks to be in sync, and decides what happens to its
 changes. A table without a need is in sync. `TableState` has both, and one method for each event:
 
 - of operators: `paused`, `resumed`, `copy_requested`, `rows_requested`, `part_requested`
@@ -108,7 +108,8 @@ class TableState:
     need: Need = Need.NOTHING
     error: ErrorReport | None = None
     through_lsn: Lsn = NOTHING
-    """The target has all changes that commit before this LSN, by a copy or as stored at the start.
+    """The target contains all changes that commit before this LSN, by a copy or as stored at the
+    start.
     """
     resync: Resync = ALL_ROWS
     """The options of the next copy."""
@@ -308,7 +309,7 @@ class TableState:
         return replace(self, chunks_obstacle=reason)
 
     def switched_to_stream(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
-        """The target has all rows, or those of *chunks*, as of *consistent_point*."""
+        """The target contains all rows, or those of *chunks*, as of *consistent_point*."""
         state = replace(self, error=None, point=None, through_lsn=consistent_point)
         if chunks is not None:
             return replace(state, need=Need.CHUNKS, chunks=chunks)
@@ -365,7 +366,7 @@ class TableState:
         return replace(self, shown=State.CATCHING_UP, error=None) if is_failing else self
 
     def drained(self) -> Self:
-        """The target has all held changes."""
+        """The target contains all held changes."""
         is_behind = self.shown in (State.CATCHING_UP, State.ERROR) and self.is_of_stream
         return replace(self, shown=State.READY, error=None) if is_behind else self
 

@@ -79,7 +79,7 @@ class SyncEvents(Protocol):
     async def reach(self, mapped: MappedRelation, point: Lsn) -> None:
         """Apply the changes of *mapped* that commit before *point*.
 
-        Returns when all these changes are durable. Once a snapshot has begun, *point* is the
+        Returns when all these changes are durable. Once a snapshot begins, *point* is the
         consistent point, and the lane keeps later changes until `switched_to_stream` or
         `copy_failed`. *mapped* is held to a point. Raises SyncError if the point cannot be reached.
         """

@@ -4,10 +4,9 @@ The copy of a large table takes hours, and a lost session invalidates the snapsh
 copy of the rows between two keys, under the snapshot of a round:
 
 1. the round holds the lane of the table to a point, and takes a snapshot with the consistent point
-   P (`streamer.apply.lanes.lane`). The first chunk needs no hold, because the target has no row
-   yet;
-2. the drainer applies the changes before P, of rows up to the border of the last chunk. It omits
-   changes of later rows (`streamer.apply.lanes.copied_range`), which this or a later chunk
+   P (`streamer.apply.lanes.lane`). The first chunk needs no hold, because the target contains no
+   row yet; 2. the drainer applies the changes before P, of rows up to the border of the last chunk.
+   It omits changes of later rows (`streamer.apply.lanes.copied_range`), which this or a later chunk
    contains;
 3. COPY copies the rows of the chunk. The drainer applies no change of the table meanwhile, so
    neither a TRUNCATE nor a change of a key can affect half a chunk;

@@ -110,7 +110,7 @@ class Round:
         """Copy *batch* under the snapshot of *exported*, or under a new snapshot. *running*: the
         numbers of concurrent rounds of this source.
 
-        Raises StreamerError if all remaining relations have to wait for the next round.
+        Raises StreamerError if all remaining relations must wait for the next round.
         """
         async with AsyncExitStack() as sessions:
             if exported is not None:

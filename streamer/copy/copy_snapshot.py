@@ -90,7 +90,7 @@ class HeldSnapshot:
         server: SourceServer,
         exported: ExportedSnapshot,
     ) -> Self:
-        """Hold the snapshot that a slot has exported, and drop a temporary slot.
+        """Hold the snapshot that a slot exported, and drop a temporary slot.
 
         The session is that of *sources* which has just read the tables, so it has their catalogs in
         its caches. Raises SnapshotExpiredError, SourceConnectionError.

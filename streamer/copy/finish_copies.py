@@ -122,7 +122,7 @@ class Finisher:
         """Restore the target, then report the reason of the failure.
 
         The order matters: a table in state "error" has all its indexes, unless the server refuses
-        to build an index. If an operator has requested the copy again since its beginning, the next
+        to build an index. If an operator requested the copy again since its beginning, the next
         round tries again.
         """
         try:

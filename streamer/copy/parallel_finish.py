@@ -43,7 +43,7 @@ class Finishing:
         self.check()
 
     def check(self) -> None:
-        """Remove the tasks that have ended. Raises the StreamerError that ends the round."""
+        """Remove the tasks that ended. Raises the StreamerError that ends the round."""
         for copy, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[copy]

@@ -1,8 +1,8 @@
 """Plans the copies of a round under the round's snapshot.
 
-1. the planner reads the definitions under that snapshot. A table that has changed by then waits for
-   the next round;
-2. the planner defers indexes, cuts the tables into parts or chunks, and stores the parts.
+1. the planner reads the definitions under that snapshot. A table that changed by then waits for the
+next round; 2. the planner defers indexes, cuts the tables into parts or chunks, and stores the
+parts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -174,7 +174,7 @@ class CopyPlanner:
             copy.seen = table
 
     def _is_published(self, table: TableSeen, publications: Iterable[Publication]) -> bool:
-        """Whether the stream has all changes after the snapshot.
+        """Whether the stream contains all changes after the snapshot.
 
         If a session drops and creates a table again, the guard publishes the new table a moment
         later. PostgreSQL 12 publishes the leaves of a partitioned table instead.

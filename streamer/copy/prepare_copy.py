@@ -259,7 +259,7 @@ class TableCopy:
 
     @property
     def unchanged(self) -> dict[str, str]:
-        """The source's columns that the target has unchanged, with the target's names."""
+        """The source's columns that the target unchanged, with the target's names."""
         return unchanged_columns(self.relation.columns, self.mapped.mapping, self.target)
 
     @property
@@ -508,7 +508,7 @@ class Preparation:
 
         Before a direct copy, the target table has no row of this source. Several copies begin
         without a wait for a user's lock. Return the copies that did not begin because the target
-        has rows or partitions. Raises SyncError for rows that streamer did not write, and
+        contains rows or partitions. Raises SyncError for rows that streamer did not write, and
         TargetContentionError.
         """
         is_alone = len(copies) == 1

@@ -1,4 +1,4 @@
-"""Waits until the target has reached the point of a copy, as long as the snapshot may stay open.
+"""Waits until the target reaches the point of a copy, as long as the snapshot may stay open.
 
 An open snapshot keeps dead rows at the source, and the target may wait for a lock or an operator.
 """
@@ -20,8 +20,7 @@ CHECK_SECONDS: Final = 0.5
 
 
 async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:
-    """Wait until the target has reached the point of *copy*, which reads the snapshot of that
-    point.
+    """Wait until the target reaches the point of *copy*, which reads the snapshot of that point.
 
     Raises SyncAgainError, and SyncError if the point cannot be reached.
     """

@@ -33,7 +33,7 @@ class Entry(enum.Enum):
     """How the rows of a table enter the shared target table."""
 
     INSERT = enum.auto()
-    """The target has no row of this table."""
+    """The target contains no row of this table."""
     REPLACE_ALL = enum.auto()
     """Every table waits for a copy, so the rows of all tables are former rows."""
     WAIT = enum.auto()
@@ -114,7 +114,7 @@ async def begin_replacement(
     """Lock the table *rows* in the transaction that has just begun, and return the mode that
     replaces the rows of all tables.
 
-    Raises TargetContentionError if a table has resumed meanwhile.
+    Raises TargetContentionError if a table resumed meanwhile.
     """
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")

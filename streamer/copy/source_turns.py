@@ -2,7 +2,7 @@
 
 A source gets a turn before it creates the slot or the snapshot of a copy. So waiting sources retain
 neither WAL nor old row versions. Sources with a higher priority come first, then sources with less
-data to copy. A source that has a turn gets a second turn at once, because tables of a source do not
+data to copy. A source with a turn gets a second turn at once, because tables of a source do not
 wait for each other.
 
 First copies and later copies each have a limit. For a server with several sources, a further limit
@@ -24,7 +24,7 @@ Report = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class CopyingSource:
-    """A source that has a turn, or asks for a turn.
+    """A source with a turn, or asks for a turn.
 
     ``server``: the running server, whatever the names under which sources connect. ``is_first``:
     the source begins to stream; otherwise tables join later, or get a resync.

@@ -59,7 +59,7 @@ class CopyReports:
                 self._delayed[mapped] = 0
 
     async def show_progress(self, done: Counter[int]) -> None:
-        """Clear the error of each copy that has finished a further part. *done*: the number of
+        """Clear the error of each copy that finished a further part. *done*: the number of
         finished parts, by relation id.
         """
         self._done.update({number: count - self._done[number] for number, count in done.items()})

@@ -355,7 +355,7 @@ class TransactionAssembler:
             case LogicalMessage():
                 if message.is_instruction:
                     self._expect_transaction(kind)
-                    yield from self._pop_block()  # so that the piece has only this transaction
+                    yield from self._pop_block()  # so that the piece contains only this transaction
                     self._add_instruction(message)
             case pgoutput.StreamStart():
                 self._expect_no_transaction(kind)

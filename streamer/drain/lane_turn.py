@@ -115,7 +115,7 @@ class Turn:
             await self._apply(finished, refused)
 
     async def _expects_former_labels(self, refused: Refused) -> bool:
-        """Whether to try again, with the former labels of enums that the source has renamed.
+        """Whether to try again, with the former labels of enums that the source renamed.
 
         See `streamer.decode.former_labels`. Former labels stay expected until the lane is live.
         """
@@ -237,7 +237,7 @@ class Turn:
                 add_context(exc, lane_transaction)
                 if not number:
                     raise
-                # By now the window has parts of this transaction.
+                # By now the window contains parts of this transaction.
                 window, error = await self._window(transactions[:number])
                 return window, error or exc
             except StreamerError as exc:

@@ -146,7 +146,7 @@ class LargeTransaction:
                 await writer.rollback()
                 await definitions.after_rollback()
             if isinstance(exc, TargetContentionError) and not definitions.has_applied:
-                # A column that a plan had to add waited for this very transaction, which has ended.
+                # A column that a plan had to add waited for this very transaction, which ended.
                 # The next attempt finds the column.
                 await self._planner.plans(piece, earlier=touched)
             raise

@@ -168,8 +168,7 @@ class SourceElsewhereError(SourceConnectionError):
 
 
 class SourceOldPrimaryError(SourceConnectionError):
-    """The server is the old primary of a source that has failed over, or a copy of the
-    old primary.
+    """The server is the old primary of a source that failed over, or a copy of the old primary.
 
     A copy from the old primary would lose the commits of the new primary, so no hint offers a
     resync.

@@ -392,7 +392,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
 
 
 async def _begin(target: TargetConnection) -> None:
-    # A session lock, because the backend may continue the build after its client has died.
+    # A session lock, because the backend may continue the build after its client dies.
     if not await target.fetch_value("select pg_catalog.pg_try_advisory_lock($1)", _BUILD_LOCK):
         raise TargetContentionError("target: another process builds indexes")
     await target.execute(f"set lock_timeout = '{LOCK_SECONDS}s'")

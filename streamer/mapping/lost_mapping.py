@@ -39,8 +39,8 @@ def save_mapping() -> Command:
 def find_lost_mapping(
     mapped: int, labels: Sequence[str], missing: Path | None = None
 ) -> MappingProblem | None:
-    """Return the problem if *mapped* sources are missing although the bookkeeping has sources with
-    *labels*.
+    """Return the problem if *mapped* sources are missing although the bookkeeping contains sources
+    with *labels*.
 
     *missing*: the mapping database, if the file does not exist.
     """

@@ -111,7 +111,7 @@ def follow(
 def rule_hint(move: Renamed, *, names_sid: bool) -> str:
     """Return the advice to map a renamed table to the target that holds its rows.
 
-    *names_sid*: the rule has to name the sid of these rows, too.
+    *names_sid*: the rule must name the sid of these rows, too.
     """
     sid = f", sid: '{move.sid}'" if names_sid else ""
     rule = f"{{'{move.now}': {{target: '{move.target}'{sid}}}}}"

@@ -1,7 +1,7 @@
 """The target sequence that follows a source sequence, and its value.
 
 streamer keeps a target sequence ahead of the source's sequence by a margin. So a program that
-begins to write at the target draws no value that the source has used. Pure.
+begins to write at the target draws no value that the source used. Pure.
 """
 
 from collections.abc import Iterable, Mapping

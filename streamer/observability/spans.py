@@ -1,4 +1,4 @@
-"""The receiver of spans: windows that the target has applied, and copied parts."""
+"""The receiver of spans: windows that the target applied, and copied parts."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -9,7 +9,7 @@ Facts = Mapping[str, int | str]
 
 
 class Spans(Protocol):
-    """Takes spans that have ended."""
+    """Takes spans that ended."""
 
     def add_window(self, worker: str, seconds: float, facts: Facts) -> None:
         """Add a window that *worker* has just finished after *seconds*."""

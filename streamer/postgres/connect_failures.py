@@ -70,7 +70,7 @@ def may_not_replicate(text: str) -> bool:
 
 
 def connect_hint(text: str) -> str | None:
-    """Return the operator's next step for the hosts that have answered; None if none did."""
+    """Return the operator's next step for the hosts that answered; None if none did."""
     hints: dict[str, None] = {}
     for message in _host_errors(text):
         if _has(message, _REFUSALS):

@@ -1,4 +1,4 @@
-"""Values of keys that have the same order in Python as in PostgreSQL. Pure.
+"""Values of keys with the same order in Python as in PostgreSQL. Pure.
 
 Their types have the same order on all servers: no collation, time zone or version changes the
 order. Text has the same order if its collation sorts by bytes
@@ -50,7 +50,7 @@ def without_modifier(kind: str) -> str:
 
 
 def read_key_value(data: bytes, kind: str, *, is_text: bool) -> KeyValue:
-    """Return a value of the type *kind* that has the same order in Python as on the server.
+    """Return a value of the type *kind* with the same order in Python as on the server.
 
     *data*: the bytes that the server sends, in text or binary. Raises ValueError.
     """

@@ -62,7 +62,7 @@ class KnownPassword:
     replacement: str | None = None
     """The url's new password, if the url has changed since the process began."""
     generation: int = 0
-    """The number of times that an operator has changed the password."""
+    """The number of times that an operator changed the password."""
     command_seconds: float = 0.0
     """The duration of the last run of the command."""
     goes_first: bool = False

@@ -148,7 +148,7 @@ class Subject:
 class Problem:
     """A problem. ``state``: the label of the subject; ``runbook``: the address of the page.
 
-    ``choices``: commands that an operator may also run, once the remedy has removed the cause.
+    ``choices``: commands that an operator may also run, once the remedy removes the cause.
     """
 
     kind: ProblemKind

@@ -48,7 +48,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PartitionChange:
-    """A partition that was attached or detached, or that has a new name. *tree*: the partitions
+    """A partition that was attached or detached, or with a new name. *tree*: the partitions
     after the attachment or before the detachment. *name*: the new name.
     """
 

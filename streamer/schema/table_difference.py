@@ -215,7 +215,7 @@ def _partition(
 
 
 def as_it_is(name: RelationName) -> TargetPlace:
-    """Return a target that has the names of the source's table."""
+    """Return a target with the names of the source's table."""
     pattern = RelationPattern(name.namespace, name.name)
     return TargetPlace(RelationMapping(name, name, TableRule(pattern)), has_sid=False)
 

@@ -8,8 +8,8 @@ stream.
 A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes,
 because the copy waits until the stream is up to date.
 
-The round reads the definition again under the snapshot. If the definition has changed by then, the
-next round repeats this step.
+The round reads the definition again under the snapshot. If the definition changed by then, the next
+round repeats this step.
 """
 
 import asyncio
@@ -193,7 +193,7 @@ class ChangedDefinitions:
         return relation
 
     async def _wait_for_stream(self, lsn: Lsn) -> None:
-        """Wait until the stream has reached *lsn*, and the lanes show which users of a type lag.
+        """Wait until the stream reaches *lsn*, and the lanes show which users of a type lag.
 
         Raises TargetContentionError if that takes long.
         """

@@ -255,7 +255,7 @@ class TableChange:
     async def _run(
         self, translation: Translation, calls: ForeignCalls | None, *, is_edited: bool
     ) -> None:
-        """Run statements; statements that an operator has edited may omit schemas of tables.
+        """Run statements; statements that an operator edited may omit schemas of tables.
 
         *calls*: finds expressions with foreign functions, which a later statement may run.
         """

@@ -414,7 +414,7 @@ def _relation(
 
 
 async def read_flush_lsn(connection: Connection) -> Lsn:
-    """Return the end of the WAL that the source has flushed."""
+    """Return the end of the WAL that the source flushed."""
     row = await fetch_one(connection, f"select ({FLUSH_LSN_SQL})::text as lsn")
     return Lsn.parse(row["lsn"])
 
@@ -447,7 +447,7 @@ async def _await_wal_writer(connection: Connection) -> None:
 def check_same_history(server: SourceServer, system_identifier: str | None, seen_lsn: Lsn) -> None:
     """Refuse a source with a different system identifier, or a source that went back in time.
 
-    *seen_lsn*: the newest position of the source that the target has stored.
+    *seen_lsn*: the newest position of the source that the target stored.
     """
     if system_identifier is not None and server.system_identifier != system_identifier:
         raise SourceDivergedError(

@@ -77,12 +77,12 @@ class HistoryCheck:
         self._before_gap: set[Lsn] = set()
         """Ends of the kept transactions before a gap."""
         self._last_lsn: Lsn | None = None
-        """The end of the last transaction before a gap that the check has returned."""
+        """The end of the last transaction before a gap that the check returned."""
 
     def saw_transaction(
         self, transaction: CommittedTransaction, *, has_changes: bool = True
     ) -> bool:
-        """Return False if the stream has passed the expected transaction without delivering it.
+        """Return False if the stream passed the expected transaction without delivering it.
 
         Without *has_changes* the transaction is never the expected transaction, because the source
         may omit it next time. (`pgoutput` begins to stream a large transaction before it knows
@@ -138,7 +138,7 @@ class HistoryCheck:
         return lsn if at is None else at
 
     def saw_position(self, lsn: Lsn) -> bool:
-        """Return False if the stream has reached *lsn* without the expected transaction."""
+        """Return False if the stream reached *lsn* without the expected transaction."""
         return self._expected is None or lsn < self._expected.end_lsn
 
     def newest_through(self, lsn: Lsn) -> CommittedTransaction | None:

@@ -1,9 +1,9 @@
-"""Synchronous mode: commits at the source wait until the target has the changes.
+"""Synchronous mode: commits at the source wait until the target contains the changes.
 
 An operator lists streamer's application name in ``synchronous_standby_names`` of the source
 (PostgreSQL documentation, "Synchronous Replication"). Then a commit at the source returns once
-streamer has confirmed the commit's position. Commits of streamer's own sessions must not wait,
-because at a start no stream runs yet that could confirm a position.
+streamer confirms the commit's position. Commits of streamer's own sessions must not wait, because
+at a start no stream runs yet that could confirm a position.
 """
 
 from typing import Final

@@ -43,7 +43,7 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class KnownPlace:
-    """The history of a source that the target has stored, if any."""
+    """The history of a source that the target stored, if any."""
 
     system_identifier: str | None = None
     branch: Branch | None = None

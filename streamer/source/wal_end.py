@@ -9,7 +9,7 @@ FLUSH_LSN_SQL: Final = (
     "case when pg_catalog.pg_is_in_recovery() then greatest(pg_catalog.pg_last_wal_receive_lsn(),"
     " pg_catalog.pg_last_wal_replay_lsn()) else pg_catalog.pg_current_wal_flush_lsn() end"
 )
-"""The end of the WAL that a server has flushed, or that a standby has received. A standby shows the
+"""The end of the WAL that a server flushed, or that a standby received. A standby shows the
 effect of a commit slightly before it counts the record as replayed.
 """
 

@@ -251,7 +251,7 @@ class _Introspected(NamedTuple):
 
 
 class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of the driver that has the array types of our statements in advance.
+    """A connection of the driver with the array types of our statements in advance.
 
     The driver would read an array's type at its first use in each session, which takes three
     statements and 15 ms.
@@ -272,7 +272,7 @@ class TargetConnection:
         self._rows_before: list[bytes] = []
         """The rows of the COPY statements among the statements of `_before`."""
         self.ended_tags: list[bytes] = []
-        """The tags of the statements that have ended, for a transaction in one message."""
+        """The tags of the statements that ended, for a transaction in one message."""
         self._has_origin = False
         self._is_lost = False
         self.checks_foreign_keys = True
@@ -623,7 +623,7 @@ def _copy_sql(table: str, columns: tuple[str, ...], namespace: str, binary: bool
 
 
 def _require_commit(status: str) -> None:
-    """Raise TargetError after a COMMIT that the server has turned into a rollback.
+    """Raise TargetError after a COMMIT that the server turned into a rollback.
 
     After a failed statement, the server answers COMMIT with a rollback, and reports no error.
     """

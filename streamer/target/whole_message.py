@@ -27,7 +27,7 @@ def copy_data(chunks: Iterable[bytes]) -> bytes:
 
 
 class WholeMessage(asyncio.Protocol):
-    """The answer to a message. ``tags``: the command tags of the statements that have ended.
+    """The answer to a message. ``tags``: the command tags of the statements that ended.
 
     ``error``: the fields of an error. ``is_answered``: the server has sent its whole answer. If the
     connection is lost before, the outcome of the transaction is unknown here.
@@ -52,7 +52,7 @@ class WholeMessage(asyncio.Protocol):
         self._transport.write(b"".join((_header.pack(b"Q", len(text) + 5), text, b"\0", *rows)))
 
     async def end(self) -> None:
-        """Wait until the server has answered, or the connection is lost.
+        """Wait until the server answers, or the connection is lost.
 
         A caller that is cancelled may call this method again.
         """

@@ -119,7 +119,7 @@ class OwnedDirectory:
         self._lock = self._acquire_lock()
 
     def make_again(self) -> None:
-        """Create the directory again after a cleaner has removed it. Raises OSError."""
+        """Create the directory again after a cleaner removes it. Raises OSError."""
         make_private(self.path)
         os.close(self._lock)
         self._lock = self._acquire_lock()

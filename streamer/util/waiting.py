@@ -27,8 +27,8 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
 async def rest(seconds: float) -> None:
     """Let the event loop sleep after the present turn, for all tasks.
 
-    A wake-up costs more than most work that follows. A single wake-up then handles all that has
-    arrived meanwhile: data of sources, and answers of the target. Several rests in a turn overlap.
+    A wake-up costs more than most work that follows. A single wake-up then handles all that arrived
+    meanwhile: data of sources, and answers of the target. Several rests in a turn overlap.
     """
     asyncio.get_running_loop().call_soon(_sleep_until, time.monotonic() + seconds)
     await asyncio.sleep(0)
@@ -99,9 +99,9 @@ async def in_daemon_thread(function: Callable[[], T]) -> T:
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a blocking call with a lasting effect, such as a new file.
 
-    asyncio cannot cancel a thread. A cancellation waits until the call has ended, so that the
-    caller can undo the effect, and so that no file appears later. The threads are separate from
-    asyncio's threads, in which look-ups of names may hang.
+    asyncio cannot cancel a thread. A cancellation waits until the call ends, so that the caller can
+    undo the effect, and so that no file appears later. The threads are separate from asyncio's
+    threads, in which look-ups of names may hang.
     """
     call = partial(contextvars.copy_context().run, function, *args, **kwargs)
     task = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(_threads, call))

@@ -356,6 +356,6 @@ def lock_unmapped(world: World) -> None:
         world.start()
         if not world.is_streaming(source, NOTICE_SECONDS):
             raise Violation(
-                f"{source.slot} does not start behind a lock on a table that is not mapped\n"
+                f"{source.slot} does not start while a session locks a table that is not mapped\n"
                 f"{world.states()}"
             )

@@ -64,7 +64,7 @@ STEPS = (
         " insert into evolving_p{n} select {from} + g, 'before' from generate_series(0, 9) g;"
         " alter table evolving_parts attach partition evolving_p{n}"
         " for values from ({from}) to ({from} + 20);"
-        " insert into evolving_parts select {from} + g, 'behind' from generate_series(10, 19) g"
+        " insert into evolving_parts select {from} + g, 'after' from generate_series(10, 19) g"
     ),
     (
         "update evolving_parts set v = v || '.' where id % 3 = 1;"

@@ -18,7 +18,9 @@ _FIRST_SECONDS = 60.0
 
 
 def _standby(world: World, primary: Server, version: str) -> Server:
-    """Return a running asynchronous standby of *primary*, behind `World.standby_proxy`."""
+    """Return a running asynchronous standby of *primary*, which clients reach over
+    `World.standby_proxy`.
+    """
     world.standby_proxy.heal()
     world.standby_proxy.move_to(primary)
     directory = world.directory / f"standby-{len(world.schedule)}"

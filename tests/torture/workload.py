@@ -17,7 +17,7 @@ from streamer.util.lsn import Lsn
 from tests.torture.tables import Kind
 
 BEHIND_BYTES_MAX = 200_000_000
-"""A slot that is further behind slows down the sessions of the source.
+"""A slot with a greater lag slows down the sessions of the source.
 
 Without the limit, a machine on which the program applies less than the sessions write never comes
 to rest.
@@ -36,7 +36,7 @@ _APPLICATION_ERRORS = (
 
 
 class Ledger:
-    """The commits of a source: number → a position behind the commit."""
+    """The commits of a source: number → a position after the commit."""
 
     def __init__(self, tables: tuple[str, str]) -> None:
         self.tables = tables
@@ -60,7 +60,7 @@ class Ledger:
     def through(self, lsn: Lsn) -> set[int]:
         """Return the numbers that were committed before *lsn*."""
         with self._lock:
-            return {number for number, behind in self._committed.items() if behind <= lsn}
+            return {number for number, end in self._committed.items() if end <= lsn}
 
 
 class Source:

@@ -76,8 +76,8 @@ class World:
     published: Publication = PUBLISHED
     inserts: Publication = field(default_factory=lambda: publication(inserts=True))
     identity: RelationIdentity | None = KEYED
-    behind: RelationIdentity | None = None
-    """None: as before."""
+    later_identity: RelationIdentity | None = None
+    """The identity after the change of publications; None: as before."""
     oids: frozenset[int] = frozenset({1})
     captures: bool = False
     refused: StreamerError | None = None
@@ -101,14 +101,14 @@ class World:
         return SourceState(by_name, identities, self.oids, 15_00_00, self.captures)
 
     def run(self) -> tuple[PublicationPlan, PublicationPlan]:
-        """Return the plan before the publications change, and behind."""
+        """Return the plan before the publications change, and the plan afterwards."""
         facts: dict[str, Any] = {"last": LAST, "oid": 1, "seen_oid": 1, "is_in_sync": True}
         table = MappedTable(self.mapping, **facts | self.table)
         plan = reconcile(self.state(self.identity, self.published, self.inserts), [table], SOURCE)
         refused = {} if self.refused is None else {T: self.refused}
         last = replace(table.last, fingerprint=None) if plan.cleared else table.last
         tables = [replace(table, last=last)]
-        state = self.state(self.behind or self.identity, *self.changed(plan))
+        state = self.state(self.later_identity or self.identity, *self.changed(plan))
         return plan, conclude(plan, state, tables if plan.tables else [], refused, SOURCE)
 
     def changed(self, plan: PublicationPlan) -> Iterable[Publication]:
@@ -141,7 +141,7 @@ CHANGED = "its replica identity has changed"
 RETURNED = "copy: it was not published while the mapping lacked the table"
 
 CASES: dict[str, tuple[World, str, str]] = {
-    # The name: the facts, the case before the publications change, and the case behind.
+    # The name: the facts, the case before the publications change, and the case afterwards.
     "nothing changed": (World(), "", ""),
     "another key": (World(identity=identity("v")), "", ""),
     "a first look": (World(table=table(last=LastPublished())), "", ""),
@@ -273,12 +273,12 @@ CASES: dict[str, tuple[World, str, str]] = {
     # -- replica identities
     "a lost identity": (World(identity=KEYLESS), "stop identity_lost", "stop identity_lost"),
     "a lost identity that is back by now": (
-        World(identity=KEYLESS, behind=KEYED),
+        World(identity=KEYLESS, later_identity=KEYED),
         "stop identity_lost",
         "stop identity_lost",
     ),
     "an identity that gets lost meanwhile": (
-        World(behind=KEYLESS),
+        World(later_identity=KEYLESS),
         "",
         "stop identity_lost",
     ),
@@ -382,9 +382,9 @@ def text_of(plan: PublicationPlan) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_table_has_its_case(name: str) -> None:
-    world, before, behind = CASES[name]
+    world, before, after = CASES[name]
     plans = world.run()
-    for plan, text in zip(plans, (before, behind), strict=True):
+    for plan, text in zip(plans, (before, after), strict=True):
         assert text_of(plan).startswith(text)
         assert bool(text_of(plan)) is bool(text)
 
@@ -392,8 +392,8 @@ def test_each_table_has_its_case(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
     """A table that continues continues by the stored facts, too."""
-    world, _, behind = CASES[name]
-    if behind or world.table.get("is_set_aside") or world.refused:
+    world, _, after = CASES[name]
+    if after or world.table.get("is_set_aside") or world.refused:
         return
     first, second = world.run()
     last = second.memberships[T]
@@ -417,7 +417,7 @@ def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
         (World(publication(T, fingerprint="8")), True, LAST),
         # To gain an identity helps later.
         (World(identity=KEYLESS), True, replace(LAST, identity="none")),
-        (World(identity=KEYLESS, behind=KEYED), True, replace(LAST, identity="none")),
+        (World(identity=KEYLESS, later_identity=KEYED), True, replace(LAST, identity="none")),
         (World(identity=KEYLESS, table=ASIDE), True, replace(LAST, identity="none")),
         (World(ABSENT, table=NEW), True, LastPublished("1.1/", "key id", 1)),
         (World(PUBLISHED, excludes="secret"), True, replace(LAST, fingerprint="1.1/")),
@@ -427,9 +427,9 @@ def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
 def test_a_plan_says_what_to_publish_and_to_remember(
     world: World, is_published: bool, memory: LastPublished
 ) -> None:
-    before, behind = world.run()
+    before, after = world.run()
     assert [member.name for member in before.wanted.identities] == [T] * is_published
-    assert behind.memberships == {T: memory}
+    assert after.memberships == {T: memory}
 
 
 def test_streamer_forgets_a_fingerprint_before_it_changes_a_list() -> None:
@@ -447,7 +447,7 @@ def test_a_lost_publication_ends_the_stream() -> None:
 
 
 def test_a_name_that_gets_another_table_meanwhile_waits_for_the_next_plan() -> None:
-    _, plan = World(behind=identity("id", oid=2)).run()
+    _, plan = World(later_identity=identity("id", oid=2)).run()
     assert plan.is_incomplete
     assert not plan.cases
     assert not plan.memberships

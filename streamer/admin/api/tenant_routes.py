@@ -23,8 +23,8 @@ def add_tenants(router: APIRouter, service: AdminService) -> None:
     async def add_tenant(request: Request, values: api_models.NewTenantBody) -> dict[str, Any]:
         """Add a database to a group, with the tables of the group.
 
-        streamer applies the draft, unless the draft has other changes: `next_step` names what is
-        left.
+        streamer applies the draft, unless the draft contains other changes: `next_step` names what
+        is left.
         """
         return await service.tenants.add(values.database, values.url, values.sid, actor_of(request))
 

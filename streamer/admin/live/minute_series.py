@@ -108,7 +108,7 @@ class Ring(Generic[S]):
         """Return time and total of each slot, from the first known slot on.
 
         A total is the highest first value, and the sums of the second and third values.
-        The ring keeps the totals, so a call reads only the slots that have changed. A thread may
+        The ring keeps the totals, so a call reads only the slots that changed. A thread may
         call this while the event loop adds values, and while another thread calls this.
         """
         totals = self._totals

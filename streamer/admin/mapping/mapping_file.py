@@ -125,7 +125,7 @@ def _touch(path: Path) -> FileIdentity:
 
 
 def _find_other_file(path: Path, identity: FileIdentity) -> str | None:
-    """Return the fate of the file at *path*; None while the file there has *identity*."""
+    """Return what happened to the file at *path*; None while the file there has *identity*."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -165,7 +165,9 @@ def row_number(text: str, name: str) -> int:
 
 
 def own_path(text: str | None) -> str:
-    """Return *text* if it is a path of this server: a foreign link may carry a foreign address."""
+    """Return *text* if it is a path of this server, because a foreign site may put its own address
+    into a link.
+    """
     try:
         parts = urlsplit(text or "")
     except ValueError:

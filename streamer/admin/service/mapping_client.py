@@ -248,7 +248,7 @@ async def find_process(
 
 
 async def _is_ours(remote: RemoteClient, settings: Settings) -> bool:
-    """Return whether a process answers that has the mapping database of these settings."""
+    """Return whether a process answers with the mapping database of these settings."""
     try:
         draft = await remote.draft(PROBE_SECONDS)
     except (AdminConnectionError, NotFoundError):

@@ -157,7 +157,7 @@ class MappedRelation:
         self.end_lsn = end_lsn
         self.become(state or TableState(State.READY, through_lsn=end_lsn))
         self.decided: MassDelete | None = None
-        """The last mass delete that an operator has decided about."""
+        """The last mass delete that an operator decided about."""
         self.outlives = False
         """The target may contain rows whose deletes an operator has skipped."""
         self.obstacle: Callable[[], StreamerError] | None = None
@@ -412,7 +412,7 @@ class LaneOwner(Protocol):
         ...
 
     async def lane_waits(self, lane: "Lane", reason: str | None) -> None:
-        """The lane waits for the target because of *reason*; None if the wait has ended."""
+        """The lane waits for the target because of *reason*; None if the wait ended."""
         ...
 
     def has_delete_limit(self, lane: "Lane") -> bool:
@@ -481,7 +481,7 @@ class Lane:
     `EVERYTHING` before the snapshot.
     """
     is_at_point: bool = False
-    """All changes before `point` that have arrived are durable."""
+    """All changes before `point` that arrived are durable."""
     passed_lsn: Lsn = NOTHING
     """All changes of the lane that commit before this position are durable."""
     is_ending: bool = False

@@ -1,6 +1,6 @@
 """The limit on queued bytes of changes for the workers, source by source.
 
-The sources with queued changes share a budget equally. A source that has used up its part stops
+The sources with queued changes share a budget equally. A source that used up its part stops
 reading, so a full queue stops only the sources that filled the queue.
 """
 

@@ -125,7 +125,7 @@ class SpoolDirectory:
         return LaneSpool(self)
 
     def _make_again(self) -> None:
-        """Make the directory that a cleaner has removed. Open files stay usable."""
+        """Make the directory that a cleaner removed. Open files stay usable."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))
         prepare_parent(self.path.parent)
         try:
@@ -329,7 +329,7 @@ class LaneSpool:
     def read(self, size: int) -> list[LaneTransaction]:
         """Read finished transactions of about *size* bytes, or a piece of a larger transaction.
 
-        Empty if the reader has reached the end. Raises OpenTransactionDiscarded.
+        Empty if the reader reached the end. Raises OpenTransactionDiscarded.
         """
         if self._discarded:
             raise OpenTransactionDiscarded

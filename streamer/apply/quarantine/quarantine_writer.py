@@ -116,7 +116,7 @@ class QuarantineWriter:
         await self.transaction.rollback_to_savepoint()
 
     def _store_blocked_keys(self) -> None:
-        """Keep the blocked keys of the transaction, which has committed."""
+        """Keep the blocked keys of the transaction, which committed."""
         self._is_begun = False
         for mapped, blocked in self._blocked.items():
             was_empty = mapped.quarantine.count == 0
@@ -134,7 +134,7 @@ class QuarantineWriter:
         self._blocked.clear()
 
     def quarantine_changed(self, mapped: MappedRelation, count: int) -> None:
-        """Record that this transaction has added (or removed) *count* changes in the table."""
+        """Record that this transaction added (or removed) *count* changes in the table."""
         self._blocked.setdefault(mapped, BlockedKeys()).read_again(count)
 
     # ---- later changes of the same rows ---------------------------------------------------------

@@ -10,8 +10,8 @@ from streamer.target.connection import TargetConnection
 async def confirm_expressions(
     connection: TargetConnection, plan: ApplyPlan, source_types: dict[str, str]
 ) -> None:
-    """Raise MappingError for an expression of *plan* that the target rejects, or that has a
-    different type at the target than at the source.
+    """Raise MappingError for an expression of *plan* that the target rejects, or with a different
+    type at the target than at the source.
 
     *source_types*: the types at the source, by target column. The server only parses: planning
     might evaluate constants.

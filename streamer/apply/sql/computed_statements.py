@@ -4,8 +4,8 @@ staged rows.
 The staging table then has more columns. ``i_<n>`` are the source's columns that expressions use,
 with the source's types. ``p_<n>`` are old values of these columns, for rows without a key.
 Expressions see only these columns, by the source's names (`over_row`), as in the SELECT of a copy.
-The server evaluates an expression only for rows that have its inputs, because the expression may
-fail without them.
+The server evaluates an expression only for rows with its inputs, because the expression may fail
+without them.
 
 An update whose row passes the filter changes or inserts the row at the target. Any other update
 removes the row, or with `on_delete: mark` marks the row. A staged update carries the commit time in

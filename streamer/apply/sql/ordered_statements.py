@@ -292,7 +292,7 @@ end loop;"""
         delete = self.delete_rows(RowPlace(self.matches_new_key))
         if self.plan.key_is_indexed:
             return f"{delete};"
-        # No index refuses the new row if a session has inserted the old row again meanwhile.
+        # No index refuses the new row if a session inserted the old row again meanwhile.
         complain = self._raise_several(self.new)
         return f"""loop
     {delete};

@@ -2,7 +2,7 @@
 
 Every commit costs statements, a progress update and a flush of the target's WAL. So a worker
 commits at most once every ``interval_min``. Otherwise it commits as soon as the preceding commit
-has ended and changes are queued. Under load a commit takes longer, so the next window grows.
+ends and changes are queued. Under load a commit takes longer, so the next window grows.
 
 At the rate of a backlog, delay does not matter. A larger window is then cheaper if its relations
 have few rows, or if many changes concern the same rows. Such a window stays open for

@@ -361,7 +361,7 @@ class Planner:
     ) -> None:
         """Store the source's columns, and request columns that existing target rows lack.
 
-        *added*: columns that this process has just added to the target, with fill values.
+        *added*: columns that this process just added to the target, with fill values.
         """
         columns = columns_of(plan, stored, now)
         backfilled = columns_to_backfill(plan, stored, now, added)
@@ -380,8 +380,8 @@ class Planner:
     async def _check_actions(self, mapped: MappedRelation, plan: ApplyPlan) -> None:
         """Refuse a table whose deletes would change rows of another mapped table.
 
-        Workers write tables in parallel, so such an action may delete rows that the source has
-        inserted again meanwhile, without an error.
+        Workers write tables in parallel, so such an action may delete rows that the source inserted
+        again meanwhile, without an error.
         """
         if not plan.target.is_referenced or plan.type is TableType.HISTORY:
             return

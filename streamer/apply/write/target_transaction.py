@@ -6,8 +6,7 @@ that dies before the commit leaves the target unchanged. If the process dies lat
 the applied changes by the progress rows.
 
 A transaction compares progress rows before it updates these rows. A progress row that another
-process has moved means that the process has replaced this process, whose transaction must not
-commit.
+process has moved means that the process replaced this process, whose transaction must not commit.
 """
 
 import asyncio
@@ -235,7 +234,7 @@ class TargetTransaction:
     ) -> None:
         """Store *progress* and commit. Raises TargetFencedError after a rollback.
 
-        *skipped*: the number of TRUNCATEs that the transaction has ignored, by table. After a lost
+        *skipped*: the number of TRUNCATEs that the transaction ignored, by table. After a lost
         connection, `resolve_commit` determines the outcome.
         """
         moved = [(mapped, lsn) for mapped, lsn in progress.items() if lsn > mapped.end_lsn]

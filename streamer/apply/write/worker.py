@@ -1,4 +1,4 @@
-"""An apply worker: a queue, a window that fills, and a window in its COMMIT.
+"""An apply worker has a queue, a window that it fills, and a window that it commits.
 
 While the server writes a window, the worker decodes and folds the next window.
 `streamer.apply.write.commit_pace` decides when a window closes; a large window closes at once. A
@@ -285,7 +285,7 @@ class Worker:
         return True
 
     async def _commit_earlier(self, lane: Lane) -> None:
-        """Wait until the target has the changes of *lane* that have plans.
+        """Wait until the target contains the changes of *lane* that have plans.
 
         A new plan may add a column to the target. Only rows that the target has by then get the
         value that ADD COLUMN gave to existing rows of the source.

@@ -393,7 +393,7 @@ async def _read_occupied(
     mapping: RelationMapping,
     relation: SourceRelation,
 ) -> None:
-    """Read whether the target has rows that prevent a copy."""
+    """Read whether the target contains rows that prevent a copy."""
     table, record = facts.tables.get(mapping.target), facts.record(source, mapping)
     is_ours = record is not None and (record.target_created or record.owns_rows)
     rule = mapping.rule

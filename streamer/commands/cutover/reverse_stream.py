@@ -1,4 +1,4 @@
-"""The reverse stream from the target to the source, for programs that have moved to the target.
+"""The reverse stream from the target to the source, for programs that moved to the target.
 
 The configuration mirrors the configuration of the source. The slot exists before programs may write
 at the target. So the reverse stream misses no change, whenever its `run` starts. Both streams mark

@@ -153,7 +153,7 @@ class _Program:
         self._address = TargetAddress.parse(settings.target.url)
 
     async def status(self) -> StatusReport:
-        """Return what ``streamer status`` reads. Raises DemoError if the program has failed."""
+        """Return what ``streamer status`` reads. Raises DemoError if the program failed."""
         self._stage.check_streamer()
         report = await read_report(self._address, self._mapping)
         states = [(source.state, source.error) for source in report.sources]
@@ -204,7 +204,7 @@ async def _show_sync(
 async def _show_stream(
     stage: Stage, program: _Program, view: View, seconds: float, report: DemoReport
 ) -> None:
-    """Run the workload of the shops, then wait until the warehouse has all changes."""
+    """Run the workload of the shops, then wait until the warehouse contains all changes."""
     workload = Workload(
         {sid: server.url(shop_tables.DATABASE) for sid, server in stage.sources.items()}
     )

@@ -152,7 +152,7 @@ def _write(config: Path, text: str) -> bool:
 async def finish_removal(
     address: TargetAddress, settings: Settings, source: SourceMapping, actor: str, seconds: float
 ) -> Teardown | None:
-    """Wait until the process of *source* has dropped the slot; without a process, drop the slot.
+    """Wait until the process of *source* drops the slot; without a process, drop the slot.
 
     Returns None if a process still runs the source after *seconds*.
     """

@@ -20,7 +20,7 @@ from streamer.target.connection import TargetAddress
 REMOVED = "removed"
 """The state of a tenant without a mapping whose rows are still in the target."""
 PURGING = "purging"
-"""The state of such a tenant after a purge of the rows has begun."""
+"""The state of such a tenant after a purge of the rows begins."""
 
 
 @dataclass(slots=True)

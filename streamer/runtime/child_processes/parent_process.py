@@ -48,7 +48,7 @@ class Parent:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """Run until all processes have ended; return the exit code."""
+        """Run until all processes end; return the exit code."""
         parent = Path(tempfile.gettempdir())
         with OwnedDirectory(parent, f"streamer-processes-{os.getuid()}-") as directory:
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""Decisions of the parent about a process that has ended. Pure.
+"""Decisions of the parent about a process that ended. Pure.
 
 A process that was killed or ended unexpectedly starts again after a back-off. An exit with
 the code of a StreamerError is a *verdict*. A wrong configuration ends all processes at once. The

@@ -52,8 +52,8 @@ class MissedScripts:
         self._source_id = source_id
 
     async def find_forked(self, acknowledged_lsn: Lsn, branch: Branch) -> None:
-        """Record the scripts whose transactions a failover lost, once the target has all changes
-        from before the fork. *branch*: the history of the source.
+        """Record the scripts whose transactions a failover lost, once the target contains all
+        changes from before the fork. *branch*: the history of the source.
         """
         records = await read_scripts(self._bookkeeping, self._source_id)
         system_identifier = self._server.system_identifier

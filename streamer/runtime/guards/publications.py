@@ -135,7 +135,7 @@ class Publishing:
         self._source = source
 
     def bind(self, mapped: "MappedRelation") -> None:
-        """Bind *mapped*, whose changes are held for a copy, to the table that has its name now."""
+        """Bind *mapped*, whose changes are held for a copy, to the table with its name now."""
         mapped.relid = self._roots.get(mapped.relation_id, mapped.relid)
 
     def renew(self, mapped: "MappedRelation") -> None:
@@ -227,7 +227,8 @@ class Publishing:
     async def _read_bare(
         self, relations: "Mapping[RelationName, MappedRelation]", state: SourceState
     ) -> set[int]:
-        """Return the missing relations that a pattern named and of which the target has no row.
+        """Return the missing relations that a pattern named and of which the target contains no
+        row.
 
         No operator expects these relations.
         """

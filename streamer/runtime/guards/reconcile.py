@@ -1,4 +1,4 @@
-"""Decides the fate of each table, from facts of the source and of the bookkeeping. Pure.
+"""Decides what happens to each table, from facts of the source and of the bookkeeping. Pure.
 
 `run` executes the plan (`streamer.runtime.guards.publications`), and `check` prints the plan. The
 plan has a case for each table that does not continue as before:
@@ -18,8 +18,7 @@ plan has a case for each table that does not continue as before:
 - *renamed*: the source's table has a new name, and the source captures renames.
 - *dropped*: the source's table was dropped, and its relation need not stop.
 - *replaced*: the source's table was dropped, and a new table has the name. The relation stays
-unchanged
-  until the target has the last changes of the former table.
+unchanged until the target contains the last changes of the former table.
 """
 
 import enum
@@ -106,7 +105,7 @@ class MappedTable:
     has_returned: bool = False
     """The mapping has the table again: streamer itself removed the table from the publication."""
     is_bare: bool = False
-    """The target has no row of the table, and a pattern added the table."""
+    """The target contains no row of the table, and a pattern added the table."""
 
     @property
     def name(self) -> RelationName:
@@ -114,7 +113,7 @@ class MappedTable:
 
 
 class Fate(enum.StrEnum):
-    """The fate of a table, see the module."""
+    """What happens to a table, see the module."""
 
     COPY = "copy"
     COPY_AT_POINT = "copy at a point"
@@ -408,7 +407,7 @@ def _find_unlisted(
     publications: Iterable[Publication],
     lists: ColumnLists,
 ) -> frozenset[str] | None:
-    """Return the columns that a column list lacks; None if no list has to change at once.
+    """Return the columns that a column list lacks; None if no list must change at once.
 
     A list that lacks columns requires a new copy, even while a copy runs: the stream sent changes
     without the columns.
@@ -611,7 +610,7 @@ def _membership(
 def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) -> Case:
     """Return the case of a table that lacks changes because of *error*."""
     is_gone = isinstance(error, TableGoneError)
-    # A resync publishes the table, or names the SQL that an owner has to run first.
+    # A resync publishes the table, or names the SQL that an owner must run first.
     first = error.remedy or ("create and publish the table" if is_gone else None)
     then = "; changes may be missing, so then" if first else "changes may be missing, so"
     remedy = Remedy.of(first, f"{then} run: ", _resync_command(mapping, source))

@@ -141,7 +141,7 @@ class SlotCheck:
     async def _follow_fork(
         self, record: SourceRecord, synced: list[MappedRelation]
     ) -> SourceRecord:
-        """Follow the source's new timeline, if the target has no change from after the fork.
+        """Follow the source's new timeline, if the target contains no change from after the fork.
 
         The acknowledged position may lie past the fork although no change does, because it
         follows keepalives. The slot must be at the fork or before it: a later slot has not seen

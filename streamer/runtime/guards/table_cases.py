@@ -3,10 +3,10 @@ process.
 
 A case that a single check cannot finish stays open:
 
-- *renamed*: until a new attempt lets the relation follow, or the table regains its name.
-- *dropped*: until the target has the last changes of the table.
-- *replaced*: likewise. Then the relation copies the table that has the name now, or stops.
-- *block*: until streamer can publish the table. Its copy begins then.
+- *renamed*: until a new attempt lets the relation follow, or the table regains its name. -
+*dropped*: until the target contains the last changes of the table. - *replaced*: likewise. Then the
+relation copies the table with the name now, or stops. - *block*: until streamer can publish the
+table. Its copy begins then.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -144,7 +144,7 @@ class TableCases:
     # ---- tables that are gone ------------------------------------------------------------------
 
     async def copy_replaced(self, plain: Connection) -> None:
-        """Copy, or stop, relations of replaced tables once the target has all former changes."""
+        """Copy or stop relations of replaced tables once the target contains all former changes."""
         for mapped, waiting in self._open_cases(Fate.REPLACED).items():
             if mapped not in self._relations:
                 del self._open[mapped]
@@ -171,19 +171,19 @@ class TableCases:
         await demand_copy(self._bookkeeping, mapped.relation_id, Resync())
         self._log_copy(mapped, "its table was dropped, and another table has the name")
         await self._copy_again(mapped, may_begin=False)
-        mapped.relid = None  # the next check finds the table that has the name
+        mapped.relid = None  # the next check finds the table with the name
 
     def expect_missing(self) -> None:
-        """Request copies of missing tables as soon as the source has these tables."""
+        """Request copies of missing tables as soon as the source contains these tables."""
         while self._relations.missing:
             mapped = self._relations.missing.pop()
             if mapped.skip_through_lsn == EVERYTHING:
-                mapped.relid = None  # the next check finds the table that has the name
+                mapped.relid = None  # the next check finds the table with the name
             self._expect(mapped)
             self.is_incomplete = True
 
     async def delete_dropped(self, plain: Connection) -> None:
-        """Delete the relations of dropped tables as soon as the target has all their changes."""
+        """Delete relations of dropped tables as soon as the target contains all their changes."""
         for mapped, waiting in self._open_cases(Fate.DROPPED).items():
             if not await self._has_all(mapped, waiting, plain):
                 continue
@@ -212,7 +212,7 @@ class TableCases:
             )
 
     async def _has_all(self, mapped: MappedRelation, waiting: _Open, plain: Connection) -> bool:
-        """Whether the target has the last changes of *mapped*, or cannot get them."""
+        """Whether the target contains the last changes of *mapped*, or cannot get them."""
         if waiting.end_lsn is None:
             waiting.end_lsn = await flush_wal(plain)
         if mapped.skip_through_lsn == EVERYTHING:
@@ -246,7 +246,7 @@ class TableCases:
         return reconciled
 
     def _store_open(self, cases: Mapping[MappedRelation, Case]) -> list[MappedRelation]:
-        """Store the cases that wait; return the tables that have regained their names."""
+        """Store the cases that wait; return the tables that regained their names."""
         named = []
         for mapped, waiting in list(self._open.items()):
             fate = cases[mapped].fate if mapped in cases else None
@@ -267,7 +267,7 @@ class TableCases:
     async def _judge_renames(self, named: Iterable[MappedRelation]) -> dict[MappedRelation, Case]:
         """Stop the renamed tables that cannot follow, and request a new attempt for the rest.
 
-        *named*: tables that have regained their names. Return the cases of tables that cannot
+        *named*: tables that regained their names. Return the cases of tables that cannot
         follow and whose changes streamer does not hold.
         """
         source = self._tables.source

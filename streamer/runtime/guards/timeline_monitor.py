@@ -1,4 +1,4 @@
-"""Stores the timeline of a standby that is a source, before the target has changes of that
+"""Stores the timeline of a standby that is a source, before the target contains changes of that
 timeline.
 
 While a standby streams, it can follow a new primary or become a primary, and its timeline changes.

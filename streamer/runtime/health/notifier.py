@@ -60,12 +60,12 @@ class Notifier:
         self._checked = Event()
         self._latest: tuple[Sequence[Problem], NoticeDuty] = (), NoticeDuty()
         self._since: dict[Key, datetime] = {}
-        """When this process noticed each present problem first."""
+        """When this process first noticed each present problem."""
         self._notified: dict[Key, NotifiedProblem] = {}
         self._unstored: set[Key] = set()
         """Keys whose last notice the bookkeeping does not have yet."""
         self._absent: dict[Key, float] = {}
-        """The monotonic time since when the checks have not found a problem."""
+        """The monotonic time of the first check without the problem."""
         self._retry = Backoff()
         self._retry_at = 0.0
 

@@ -39,7 +39,7 @@ class Wait:
 
 
 class LongWaits:
-    """Stores since when each subject has waited. Pure."""
+    """Stores when the wait of each subject began. Pure."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}

@@ -110,7 +110,7 @@ class RunningSources:
     async def fail(self, error: StreamerError) -> None:
         """Restart all sources, because work for any of them was lost.
 
-        Returns when each current attempt has ended: later changes must not overtake the lost work.
+        Returns when each current attempt ends: later changes must not overtake the lost work.
         """
         self.services.metrics.count_error(error)
         attempts = [(runner, runner.pipeline) for runner in self.supervisors if runner.pipeline]
@@ -120,7 +120,7 @@ class RunningSources:
             await supervisor.until_ended(pipeline)
 
     async def until_done(self, stop: asyncio.Event) -> None:
-        """Wait for *stop*, or until every source has reached its stop position."""
+        """Wait for *stop*, or until every source reaches its stop position."""
         if self._stop_lsn is None:
             await stop.wait()
         else:

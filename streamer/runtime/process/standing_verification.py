@@ -47,7 +47,7 @@ RETRY_SECONDS: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class VerificationSettings:
-    """``interval``: seconds between verifications of a table without own interval; 0: none."""
+    """``interval``: seconds between verifications of a table, unless its rule differs; 0: none."""
 
     interval: float
     rows_per_second: float
@@ -161,7 +161,7 @@ class Verification:
         relations: Sequence[RelationRecord],
         records: dict[int, VerificationRecord],
     ) -> Iterator[DueTable]:
-        """Yield the tables of a source that have a verification interval."""
+        """Yield the tables of a source with a verification interval."""
         rules = find_rules(source, [parse_name(relation.source) for relation in relations])
         for relation in relations:
             rule = rules.get(parse_name(relation.source))
@@ -229,7 +229,7 @@ class Verification:
             _report(table.source, result)
 
     async def _show(self, table: DueTable) -> None:
-        """Show the result that the comparison has stored."""
+        """Show the result that the comparison stored."""
         relation_id = table.relation.relation_id
         with contextlib.suppress(StreamerError):  # the next check shows the result
             records = await read_verifications(self._bookkeeping, relation_id)

@@ -67,8 +67,8 @@ FOLLOW_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""How long a replica does not take a source that a peer has removed: the replica may be about to
-read the same configuration.
+"""How long a replica does not take a source that a peer removed: the replica may be about to read
+the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
 FOREIGN_OWNER: Final = -1
@@ -157,7 +157,9 @@ class Replica:
         self._members: list[Peer] = []
         self._beats: dict[int, _Beats] = {}
         self._behind: dict[int, float] = {}
-        """Replicas without the newest mapping, and since when."""
+        """Replicas without the newest mapping, each with the time at which this process first saw
+        that.
+        """
         self._changed_at = 0.0
         """When a replica last joined or ended."""
         self._free: dict[str, _Free] = {}
@@ -167,7 +169,7 @@ class Replica:
         self._probing: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         self._removed: dict[str, float] = {}
-        """Sources that a peer has removed from its mapping, and when."""
+        """Sources that a peer removed from its mapping, and when."""
         self._shown_at = float("-inf")
         self._is_stopping = False
         self._woken = asyncio.Event()
@@ -207,7 +209,7 @@ class Replica:
             await wait_for_event(self._woken, seconds)
 
     async def stop(self) -> None:
-        """Release all sources to the remaining replicas, each as soon as its pipeline has ended."""
+        """Release all sources to the remaining replicas, each as soon as its pipeline ends."""
         self._is_stopping = True
         try:
             await self._locks.use(self._report)
@@ -217,7 +219,7 @@ class Replica:
             _log_unreleased(exc)
 
     async def release(self, label: str) -> None:
-        """Release the lock of a source that this process has removed from its mapping."""
+        """Release the lock of a source that this process removed from its mapping."""
         try:
             await self._locks.use(self._report)  # first, so that no peer takes the source
             await self._locks.give_up(label)
@@ -225,7 +227,7 @@ class Replica:
             _log_unreleased(exc)
 
     async def sign_off(self) -> None:
-        """Report to the replicas that this process has ended in order."""
+        """Report to the replicas that this process ended in order."""
         if self._number:
             try:
                 async with asyncio.timeout(1.0):
@@ -454,7 +456,7 @@ class Replica:
         return sorted(take, key=lambda label: -sources[label].source.priority)
 
     def _record_free(self, takers: dict[str, int], now: float) -> None:
-        """Record since when each free source waits for the replica that is to take the source."""
+        """Record when each free source began to wait for the replica that is to take the source."""
         self._free = {
             label: entry
             if (entry := self._free.get(label)) is not None and entry.taker == taker
@@ -496,7 +498,7 @@ def may_return(replicas: Sequence[ReplicaRecord], name: str) -> bool:
 
 
 def is_known_dead(name: str) -> bool:
-    """Whether *name* names a process of this machine that has ended."""
+    """Whether *name* names a process of this machine that ended."""
     host, _, pid = name.rpartition(":")
     if host != socket.gethostname() or not pid.isdecimal():
         return False

@@ -54,7 +54,7 @@ class Lanes(Protocol):
     def __iter__(self) -> "Iterator[MappedRelation]": ...
     def lane(self, mapped: "MappedRelation") -> "Lane": ...
     def report_unmapped(self) -> None:
-        """Report that the source has defined a table that is not mapped."""
+        """Report that the source defined a table that is not mapped."""
         ...
 
 
@@ -77,9 +77,9 @@ class ScriptsReached:
     """The stream has reached a transaction with messages of ``streamer execute``.
 
     All earlier transactions are dispatched, and no part of this transaction. ``lsn``: the position
-    of the commit. ``is_made``: the target has the transaction's definitions and rows, because a
-    script for both sides has run. Lanes still apply the source's rows, as upserts: scripts may draw
-    different values on each side.
+    of the commit. ``is_made``: the target contains the transaction's definitions and rows, because
+    a script for both sides has run. Lanes still apply the source's rows, as upserts: scripts may
+    draw different values on each side.
     """
 
     xid: int
@@ -149,7 +149,7 @@ class Dispatcher:
         return self._assembler.is_between_transactions
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
-        """Record the position that the source has reached.
+        """Record the position that the source reached.
 
         Return False for a position in the middle of a transaction or after the stop position,
         which covers changes that were not dispatched. Raises HistoryMismatch.
@@ -372,7 +372,7 @@ class Dispatcher:
             return  # a new table took the name; its first change reports the replacement
         if not lane.is_held_for_copy:
             if piece.transaction.final_lsn < mapped.skip_through_lsn:
-                return  # the target has the change
+                return  # the target contains the change
             if is_other:
                 self._replaced(mapped)
                 return

@@ -128,7 +128,7 @@ class _Opening:
     ) -> TimelineMonitor | None:
         """Return the monitor, which then owns *replication*; at a primary, close *replication*.
 
-        Raises SourceConnectionError if the timeline has changed meanwhile. In that case the slot
+        Raises SourceConnectionError if the timeline changed meanwhile. In that case the slot
         may be past the fork, so no table may become in sync at its position.
         """
         if not server.in_recovery:

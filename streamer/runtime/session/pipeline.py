@@ -117,7 +117,7 @@ class Pipeline:
         if (fence := await self._wait_for_lock()) is None:
             return
         try:
-            # From here on every connection to the target has to reach the server of the lock.
+            # From here on every connection to the target must reach the server of the lock.
             services = self._services.under(fence)
             session = await finishes_before(self.stop, self._open(services, fence))
             if session is not None:
@@ -310,7 +310,7 @@ class Pipeline:
             except HistoryMismatch:
                 raise session.slot_check.history_mismatch() from None
             if session.feedback.answer(burst):
-                # The source may be shutting down, and waits until the target has all changes.
+                # The source may be shutting down, and waits until the target contains all changes.
                 session.position.store_soon()
                 tables.advanced.set()
             if not budget.has_room(tables):
@@ -474,7 +474,7 @@ class Pipeline:
 
 
 async def _store_progress(session: Session) -> None:
-    # A journal can be deleted as soon as the target has all of its changes.
+    # A journal can be deleted as soon as the target contains all of its changes.
     if session.tables.has_progress or not session.reads_slot:
         session.tables.has_progress = False
         session.position.is_requested = True
@@ -482,7 +482,7 @@ async def _store_progress(session: Session) -> None:
 
 
 def _held_by(holder: str) -> str:
-    """Name the process that has the lock of a source; *holder* is its host and pid."""
+    """Name the process with the lock of a source; *holder* is its host and pid."""
     host, _, pid = holder.rpartition(":")
     if not pid.isdecimal():
         return f"held by {holder}, which runs this source; this process waits to take over"

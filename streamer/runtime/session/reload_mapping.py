@@ -45,7 +45,7 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         if is_captured or any(mapped.mapping.source not in definitions for mapped in relations):
             await session.monitor.cases.reconcile(plain)
         if session.monitor.cases.has_renamed:
-            return False  # the next start lets the relations follow
+            return False  # the next start renames the relations
         by_name = {mapping.source: mapping for mapping in mappings}
         removed = [
             m for m in relations if not _stays(m, by_name.get(m.mapping.source), definitions)

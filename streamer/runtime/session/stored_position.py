@@ -20,14 +20,14 @@ from streamer.util.lsn import Lsn
 from streamer.util.waiting import wait_for_event
 
 STORE_SECONDS: Final = 15.0
-"""The interval for storing a position that moved a little, without changes of mapped tables.
+"""The interval for storing a position after a small move without changes of mapped tables.
 
 A shorter interval would cost an idle target a commit for each heartbeat.
 """
 SMALL_BYTES: Final = 64 * 1024
-"""A position that moved by less WAL than this moved a little."""
+"""A move by less WAL than this is small."""
 QUIET_SECONDS: Final = 1.0
-"""The interval for storing a position that moved more.
+"""The interval for storing a position after a larger move.
 
 Storing the position writes WAL, which moves the position again where source and target are the same
 server.

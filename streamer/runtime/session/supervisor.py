@@ -151,7 +151,7 @@ class Supervisor:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the last attempt still runs, although a peer replica has to run the source."""
+        """Whether the last attempt still runs, although a peer replica must run the source."""
         return not self.is_assigned and self.pipeline is not None
 
     @property

@@ -1,7 +1,7 @@
 """Writes the facts that only this process knows to the target, for `streamer status`.
 
-The facts: how many changes each table holds, since when it lags, which sessions it waits for, and
-whether a heartbeat is overdue. A round every two seconds writes only the values that have changed.
+The facts: how many changes each table holds, when its lag began, which sessions it waits for, and
+whether a heartbeat is overdue. A round every two seconds writes only the values that changed.
 The first round writes all values, because the rows of a process that died are stale.
 """
 
@@ -88,7 +88,7 @@ class _StatusReport:
         return self._was_quiet and self._is_quiet and self._was_overdue is is_overdue
 
     async def write(self) -> None:
-        """Write the values that have changed."""
+        """Write the values that changed."""
         overdue = self._heartbeat.overdue_seconds
         if self._was_overdue is not (overdue is not None):
             await set_heartbeat_overdue(self._bookkeeping, self._source_id, overdue)

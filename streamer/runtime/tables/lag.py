@@ -55,7 +55,7 @@ class Lag:
         return since is not None and now - since > STALLED_SECONDS
 
     def received(self, commit_time: int) -> None:
-        """Record that the stream has delivered a commit, and all earlier commits."""
+        """Record that the stream delivered a commit, and all earlier commits."""
         self._delivered(self._clock.moment_of(commit_time))
 
     def _delivered(self, moment: float | None) -> None:
@@ -87,6 +87,6 @@ class Lag:
 
 
 def lane_lag_seconds(lane: Lane, clock: SourceClock, now: float) -> float:
-    """Return the lag of the tables of a lane, from the changes that have arrived."""
+    """Return the lag of the tables of a lane, from the changes that arrived."""
     oldest = clock.moment_of(lane.pending.oldest_time or 0)
     return 0.0 if oldest is None else max(0.0, now - oldest)

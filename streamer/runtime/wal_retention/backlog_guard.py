@@ -73,11 +73,11 @@ class Runner(Protocol):
 
     @property
     def stored_lsn(self) -> Lsn:
-        """The target has all changes up to this LSN, and has stored the LSN."""
+        """The target contains all changes up to this LSN, and has stored the LSN."""
         ...
 
     def store_position(self) -> None:
-        """Store the LSN as soon as the target has more changes."""
+        """Store the LSN as soon as the target contains more changes."""
         ...
 
     def begin_anew(self) -> None:
@@ -310,7 +310,7 @@ class BacklogGuard:
 
     async def _finish_journal(self, unconfirmed_bytes: int, limit: int | None) -> None:
         """Stop filling the journal once the target has almost caught up; switch back to the slot
-        once the target has all of the journal.
+        once the target contains all of the journal.
         """
         journal, runner = self.journaling.journal, self.runner
         if self.journaling.is_beside and (runner is None or not runner.is_streaming):

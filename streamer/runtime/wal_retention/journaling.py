@@ -3,14 +3,14 @@
 A journal begins at the slot's position (`begin`). From then on a reader fills the journal from the
 slot, with or without a target. The pipeline reads from the journal while the journal exists. When
 the target has caught up, writing stops (`stop_writing`), and the pipeline reads to the end and
-restarts. `choose_journal` then sees that the target has the whole journal. The journal is deleted,
-and the pipeline reads the slot.
+restarts. `choose_journal` then sees that the target contains the whole journal. The journal is
+deleted, and the pipeline reads the slot.
 
 A restart would end the copies of the pipeline. So while a copy runs, the journal begins *beside*
 the pipeline, from a temporary copy of the slot. The pipeline reads the slot on, and acknowledges
-the changes that the journal has (`acknowledged_lsn`). When the target has all of these changes, the
-journal is deleted without a restart. If the pipeline ends before, the next pipeline reads the
-journal, which then continues from the slot.
+the changes that the journal has (`acknowledged_lsn`). When the target contains all of these
+changes, the journal is deleted without a restart. If the pipeline ends before, the next pipeline
+reads the journal, which then continues from the slot.
 
 After a crash, `judge` decides. streamer continues a journal only if it has all changes between the
 target's position and the position that the source may have discarded. Only this check proves the
@@ -78,7 +78,7 @@ class Verdict(enum.Enum):
 def judge(acknowledged_lsn: Lsn, start_lsn: Lsn, end_lsn: Lsn, confirmed_lsn: Lsn) -> Verdict:
     """Return the next step for a journal.
 
-    The target has all changes up to *acknowledged_lsn*, the journal all from *start_lsn* to
+    The target contains all changes up to *acknowledged_lsn*, the journal all from *start_lsn* to
     *end_lsn*, and the slot all from *confirmed_lsn* on. Pure.
     """
     if acknowledged_lsn == NOTHING:  # an empty target begins with the oldest change
@@ -283,7 +283,7 @@ class Journaling:
                 await stream.close()
 
     async def _until_free(self, plain: Connection) -> None:
-        """Wait briefly until the pipeline has released the slot."""
+        """Wait briefly until the pipeline releases the slot."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_SECONDS):
                 # The server sends no event when a slot becomes free.
@@ -360,7 +360,7 @@ class Journaling:
     def acknowledged_lsn(self, stored_lsn: Lsn, received_lsn: Lsn) -> Lsn:
         """Return the position that a pipeline may acknowledge to the source.
 
-        The target has all changes up to *stored_lsn*, and the pipeline has received all up to
+        The target contains all changes up to *stored_lsn*, and the pipeline has received all up to
         *received_lsn*.
         """
         if not self.is_beside or self.journal is None:
@@ -392,7 +392,7 @@ class Journaling:
         if slot is None or slot.confirmed_flush_lsn is None:
             return None
         if self._is_damaged and slot.confirmed_flush_lsn <= acknowledged_lsn:
-            await self.discard()  # the target or the source has all of its changes
+            await self.discard()  # the target or the source contains all of its changes
         if journal is None or journal.identity.system_identifier != server.system_identifier:
             return None
         verdict = judge(

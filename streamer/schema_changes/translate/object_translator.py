@@ -49,7 +49,7 @@ KINDS: Final = {
 
 
 def is_created(create: Create, kind: str) -> bool:
-    """Whether the target has objects of *kind*: `INDEX`, or pg_constraint.contype."""
+    """Whether the target contains objects of *kind*: `INDEX`, or pg_constraint.contype."""
     if kind == "p":
         return True
     if kind in "cf":

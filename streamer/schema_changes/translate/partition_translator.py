@@ -144,7 +144,7 @@ class PartitionTranslator:
 
     @property
     def _is_alone(self) -> bool:
-        """Whether the target has only the partitions of this source."""
+        """Whether the target contains only the partitions of this source."""
         return self._sid is None and self._mapping.type is TableType.CLONE
 
     def _detach(self, change: PartitionChange, *, brings_rows: bool) -> list[str]:

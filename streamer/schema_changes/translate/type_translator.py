@@ -160,7 +160,7 @@ class TypeTranslator:
         return True
 
     def _drop(self, old: DefinedType, result: TypeTranslation) -> None:
-        """Drop a type of the target that the source has dropped and no other table uses.
+        """Drop a type of the target that the source dropped and no other table uses.
 
         An enum may have further labels, for ended versions of a history.
         """
@@ -222,7 +222,7 @@ class TypeTranslator:
         self._names[present.oid] = name
 
     def _of_peers(self, type_: DefinedType) -> list[DefinedType]:
-        """Return the types of peer sources that have the name of *type_*."""
+        """Return the types of peer sources with the name of *type_*."""
         return [e for types in self._peers for e in types if e.full_name == type_.full_name]
 
     def _refuse_others(self, type_: DefinedType, word: str) -> None:

@@ -1,12 +1,12 @@
 """Captures changes of definitions at a source.
 
 An event trigger runs after each command that changes a definition. Its function writes the state of
-every affected table into the WAL, between the changes before and after the command. The state
-names the parts that the transaction has changed. A second function writes the objects that a
-command dropped. These are transactional logical messages, which roll back with the transaction
-(PostgreSQL documentation, "pg_logical_emit_message"). PostgreSQL 12 and 13 do not send such
-messages; there the functions insert rows into a published table (`streamer.decode.table_messages`).
-A function turns errors into warnings, so no command of the application fails.
+every affected table into the WAL, between the changes before and after the command. The state names
+the parts that the transaction changed. A second function writes the objects that a command dropped.
+These are transactional logical messages, which roll back with the transaction (PostgreSQL
+documentation, "pg_logical_emit_message"). PostgreSQL 12 and 13 do not send such messages; there the
+functions insert rows into a published table (`streamer.decode.table_messages`). A function turns
+errors into warnings, so no command of the application fails.
 
 All objects are in one schema with the name of the slot. Every role may write logical messages. So
 each message of the capture begins with a token, which only the functions and streamer's role can

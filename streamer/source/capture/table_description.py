@@ -197,8 +197,8 @@ $function$
 
 # The texts that contain the command, and so its columns; null if this is not certain for any text.
 # A name may be written with escapes, and the context may be in any language. The context names
-# functions of language SQL without their text. A function that the transaction has replaced may
-# still be running.
+# functions of language SQL without their text. A function that the transaction replaced may still
+# be running.
 _WORDS_SQL: Final = r"""
 (select case when pg_catalog.length(query) <= {query_max} and t.words ~ '\yalter\y'
                   and t.words !~ 'u&"'

@@ -181,7 +181,7 @@ class Journal:
             self._lock = -1
 
     def remove(self) -> None:
-        """Delete the journal: the target has all changes, or gets a new copy."""
+        """Delete the journal: the target contains all changes, or gets a new copy."""
         with _saying(self.path):
             remove_journal(self.path)
         self.close()
@@ -206,8 +206,8 @@ class Journal:
 
     @property
     def changes_end_lsn(self) -> Lsn:
-        """The end of the changes. After this end the journal has only positions that the source has
-        reached.
+        """The end of the changes. After this end the journal contains only positions that the
+        source reached.
         """
         last_lsn = NOTHING if self.last is None else self.last.end_lsn
         return max(last_lsn, self._segments[-1].start_lsn)

@@ -36,7 +36,7 @@ class GuardFacts:
     """The result of a guard's check.
 
     ``digest`` changes with the identities of the tables and with streamer's publications.
-    ``flush_lsn``: the end of the WAL that the source has flushed. ``clock_seconds``: the source's
+    ``flush_lsn``: the end of the WAL that the source flushed. ``clock_seconds``: the source's
     clock.
     """
 

@@ -257,7 +257,7 @@ where a.pid = %s and a.usename = current_user
 
 
 def ahead_of_target(name: str, confirmed_lsn: Lsn, acknowledged_lsn: Lsn) -> str | None:
-    """Return the problem of a slot that has discarded changes before the target had them, or None.
+    """Return the problem of a slot that discarded changes before the target had them, or None.
 
     The target stores each position before the source receives the position. For a slot created
     beforehand, the target has no position yet. Pure.
@@ -402,12 +402,12 @@ async def create_slot(
 ) -> ExportedSnapshot:
     """Create a logical slot and export the snapshot of its consistent point.
 
-    PostgreSQL waits until every running transaction at the source has ended. So the snapshot has
-    all changes before the consistent point, and the slot all later changes. A standby waits for
-    records of running transactions, which only the primary writes. *report* receives the sessions
-    or the record that the slot waits for, after each change. While sessions delay the slot,
-    *passed* receives positions that the consistent point will follow. Raises SlotWaitError after
-    `WAIT_SECONDS`, and leaves no slot behind.
+    PostgreSQL waits until every running transaction at the source has ended. So the snapshot
+    contains all changes before the consistent point, and the slot all later changes. A standby
+    waits for records of running transactions, which only the primary writes. *report* receives the
+    sessions or the record that the slot waits for, after each change. While sessions delay the
+    slot, *passed* receives positions that the consistent point will follow. Raises SlotWaitError
+    after `WAIT_SECONDS`, and leaves no slot behind.
     """
     connection = await connect(source, replication=True)
     creating = asyncio.ensure_future(_create(connection, source, name, server, temporary))
@@ -503,8 +503,8 @@ async def _watched(
 def _wait_hint(source: SourceMapping, server: SourceServer) -> Remedy:
     if not server.in_recovery:
         return Remedy.of("end that transaction, or wait until it ends")
-    # The creation ends at a snapshot record that follows the start of the slot, so the primary has
-    # to write the record during the wait.
+    # The creation ends at a snapshot record that follows the start of the slot, so the primary must
+    # write the record during the wait.
     log_snapshot = primary_hint(source, LOG_SNAPSHOT_SQL)
     return Remedy.of("while the creation waits, ", log_snapshot)
 

@@ -23,7 +23,7 @@ STATUS_SECONDS_MAX: Final = 3.0
 SILENT_SECONDS: Final = 6.0
 SILENCE_SECONDS_MIN: Final = 60.0
 FAR_BYTES: Final = 16 * 1024 * 1024
-"""Report a position at once that has moved this far, because the source retains the WAL before the
+"""Report a position at once that moved this far, because the source retains the WAL before the
 position.
 """
 

@@ -254,10 +254,9 @@ class ReplicationStream:
         self.last_message_at = time.monotonic()
 
     def read(self) -> Burst:
-        """Read the data that has arrived, without waiting; the burst is empty if there is none.
+        """Read the data that arrived, without waiting; the burst is empty if there is none.
 
-        Raises SourceConnectionError when the stream has ended, and ProtocolError for an unknown
-        frame.
+        Raises SourceConnectionError when the stream ends, and ProtocolError for an unknown frame.
         """
         burst = Burst()
         try:
