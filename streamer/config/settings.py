@@ -270,10 +270,12 @@ def _nothing_is_defaults(value: Any) -> Any:
 class PartitionSettings(Strict):
     """``sources[].tables.*.partition_by``"""
 
-    column: str = Field(
+    column: str | None = Field(
+        default=None,
         min_length=1,
         description="Column of the target, of type `date`, `timestamp` or `timestamptz`. The "
-        "source's value is written unchanged.",
+        "source's value is written unchanged. Required for `type: append`. The partitions of a "
+        "history are always by the end of the version, `kvsz_end`.",
         examples=["created_at"],
     )
     interval: Interval = Field(
@@ -395,7 +397,8 @@ class TableSettings(Strict):
         default=None,
         title="Time partitions",
         description="Time partitions of a target that streamer creates. streamer also creates the "
-        "partitions of later intervals, and removes old partitions. Only for `type: append`.",
+        "partitions of later intervals, and removes old partitions. Only for `type: append` and "
+        "`type: history`.",
     )
     on_column_added: OnColumnAdded = Field(
         default=OnColumnAdded.STOP,

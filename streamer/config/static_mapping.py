@@ -361,6 +361,7 @@ class MappingBuilder:
         named = self._metadata(table, place)
         expressions = self._set(table, place)
         hashes = self._hashes(table, place)
+        history = self._names_of_versions(table, place)
         return TableRule(
             pattern=pattern,
             target=target,
@@ -383,12 +384,12 @@ class MappingBuilder:
             skip_truncate=table.skip_truncate,
             max_deleted_rows=table.max_deleted_rows,
             metadata=tuple((kind, named[kind]) for kind in MetadataKind if kind in named),
-            history=self._names_of_versions(table, place),
+            history=history,
             on_delete=table.on_delete,
             priority=table.priority,
             create=table.create or create,
             partitioned=table.partitioned,
-            partition_by=self._partition_by(table, place),
+            partition_by=self._partition_by(table, history, place),
         )
 
     def _metadata(self, table: TableSettings, place: Location) -> dict[MetadataKind, str]:
@@ -466,16 +467,18 @@ class MappingBuilder:
                 )
         return condition
 
-    def _partition_by(self, table: TableSettings, place: Location) -> PartitionBy | None:
+    def _partition_by(
+        self, table: TableSettings, history: HistoryColumns, place: Location
+    ) -> PartitionBy | None:
         """Return the rule's time partitions, checked by the rules alone."""
         stated, at = table.partition_by, (*place, "partition_by")
         if stated is None:
             return None
-        if table.type is not TableType.APPEND:
+        if table.type is TableType.CLONE:
             raise self._error(
                 at,
-                "only tables of `type: append` can have time partitions",
-                hint="choose `type: append`, or partition the target table yourself",
+                "only tables of `type: append` or `type: history` can have time partitions",
+                hint="choose one of these types, or partition the target table yourself",
             )
         if table.partitioned:
             raise self._error(
@@ -485,17 +488,41 @@ class MappingBuilder:
             raise self._error(
                 at, "`keys: disjoint` needs a unique key, which time partitions may exclude"
             )
-        listed = table.columns or {}
-        renamed = listed.get(stated.column, stated.column) != stated.column
-        source = next((s for s, name in listed.items() if name == stated.column), stated.column)
-        is_lost = renamed and stated.column not in listed.values()
-        if is_lost or source in table.exclude or stated.column in table.set:
+        is_history = table.type is TableType.HISTORY
+        at = (*at, "column")
+        column = (
+            self._end_of_versions(stated.column, history, at)
+            if is_history
+            else self._time_of_rows(stated.column, table, at)
+        )
+        return PartitionBy(column, stated.interval, stated.keep, stated.on_expired, is_history)
+
+    def _end_of_versions(self, column: str | None, history: HistoryColumns, at: Location) -> str:
+        """Return the column of a history's partitions. An open version must never expire."""
+        if column not in (None, history.end):
             raise self._error(
-                (*at, "column"),
-                f'the target does not have column "{stated.column}" unchanged',
+                at,
+                f'a history has partitions by the end of its versions, column "{history.end}", '
+                "because a version without an end stays",
+                hint="remove `column`",
+            )
+        return history.end
+
+    def _time_of_rows(self, column: str | None, table: TableSettings, at: Location) -> str:
+        """Return the column of an append table's partitions, whose values the source sends."""
+        if column is None:
+            raise self._error(at, "the partitions of an append table need a column")
+        listed = table.columns or {}
+        renamed = listed.get(column, column) != column
+        source = next((s for s, name in listed.items() if name == column), column)
+        is_lost = renamed and column not in listed.values()
+        if is_lost or source in table.exclude or column in table.set:
+            raise self._error(
+                at,
+                f'the target does not have column "{column}" unchanged',
                 hint="use a column, by the target's name, that is neither excluded nor in `set`",
             )
-        return PartitionBy(stated.column, stated.interval, stated.keep, stated.on_expired)
+        return column
 
     def _set(self, table: TableSettings, place: Location) -> tuple[tuple[str, Expression], ...]:
         renamed = table.columns or {}

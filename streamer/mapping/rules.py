@@ -139,9 +139,18 @@ class TableRule:
         options = {
             "filter": self.filter,
             "copy_where": self.copy_where,
-            "partition_by": self.partition_by,
+            "partition_by": self.expiry,
         }
         return [name for name, value in options.items() if value is not None]
+
+    @property
+    def expiry(self) -> PartitionBy | None:
+        """The time partitions that expire while the source may keep their rows.
+
+        A version of a history expires only after its end.
+        """
+        rule = self.partition_by
+        return None if rule is None or rule.is_of_versions else rule
 
     @property
     def keeps_history(self) -> bool:
@@ -242,12 +251,11 @@ class RelationMapping:
         """Return the condition over the source's columns for the rows that `partition_by` keeps
         at *now*; None for all rows.
         """
-        rule = self.rule
-        if rule.partition_by is None:
+        expiry = self.rule.expiry
+        if expiry is None:
             return None
-        sources = {target: source for source, target in rule.columns or ()}
-        column = rule.partition_by.column
-        return rule.partition_by.keeps(sources.get(column, column), now)
+        sources = {target: source for source, target in self.rule.columns or ()}
+        return expiry.keeps(sources.get(expiry.column, expiry.column), now)
 
     def columns_from(self, names: frozenset[str]) -> list[str] | None:
         """Return the target's columns that need the source's columns *names*.

@@ -2,7 +2,10 @@
 
 Intervals are numbered, and begin and end at midnight in UTC; a week begins on Monday. PostgreSQL
 compares a bound with a date, a timestamp without time zone, which counts as UTC, or a timestamp
-with time zone. A row that no interval partition takes goes to the default partition. Pure.
+with time zone. A row that no interval partition takes goes to the default partition.
+
+A history has partitions by the ends of its versions. So versions expire with their ends, and open
+versions share a partition that stays. Pure.
 """
 
 import hashlib
@@ -18,6 +21,8 @@ from streamer.postgres.quoting import quote_identifier
 
 INTERVALS_AHEAD: Final = 3
 """The number of partitions that exist for the intervals after the present interval."""
+OPEN_VERSIONS: Final = datetime(9999, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+"""The bounds of the partition that contains the open versions of a history, see `HISTORY_OPEN`."""
 _TYPES: Final = re.compile(r"date|timestamp(\(\d\))? with(out)? time zone")
 _SUFFIX: Final = "_p{:%Y%m%d}"
 _SUFFIX_BYTES: Final = len("_p20240101")
@@ -28,13 +33,15 @@ _MONTHS: Final = 12
 @dataclass(frozen=True, slots=True)
 class PartitionBy:
     """The rule's `partition_by`. ``column``: a column of the target. ``keep``: the number of
-    intervals before the present interval whose rows stay.
+    intervals before the present interval whose rows stay. ``is_of_versions``: whether the column is
+    the end of a history's versions.
     """
 
     column: str
     interval: Interval
     keep: int
     on_expired: OnExpired = OnExpired.DROP
+    is_of_versions: bool = False
 
     @property
     def key(self) -> str:
@@ -72,10 +79,11 @@ class PartitionBy:
         return self.start_of(self.number_at(now) - self.keep)
 
     def bounds(self, now: datetime) -> list[tuple[datetime, datetime]]:
-        """Return the intervals that have partitions at *now*, the oldest first."""
+        """Return the bounds of the partitions at *now*, except the default, the oldest first."""
         present = self.number_at(now)
         numbers = range(present - self.keep, present + INTERVALS_AHEAD + 1)
-        return [(self.start_of(number), self.start_of(number + 1)) for number in numbers]
+        bounds = [(self.start_of(number), self.start_of(number + 1)) for number in numbers]
+        return [*bounds, OPEN_VERSIONS] if self.is_of_versions else bounds
 
     def keeps(self, column: str, now: datetime) -> Expression:
         """Return the condition for the rows that stay at *now*, over a source's *column*.

@@ -14,7 +14,7 @@ from typing import Final
 
 from streamer.errors.error_classes import TargetSchemaError
 from streamer.mapping.rule_options import METADATA_TYPES, TableType
-from streamer.mapping.rules import RelationMapping
+from streamer.mapping.rules import RelationMapping, TableRule
 from streamer.mapping.sid_and_history_columns import (
     HISTORY_BEGIN,
     HISTORY_OPEN,
@@ -208,15 +208,20 @@ def type_clause(column: DefinedColumn) -> str:
     return column.type + (f" collate {column.collation}" if column.collation else "")
 
 
-def history_keys(key: Sequence[str], history: HistoryColumns, timing: str = "") -> tuple[str, str]:
+def history_keys(key: Sequence[str], rule: TableRule, timing: str = "") -> tuple[str, str | None]:
     """Return the columns of a history's primary key, and the SQL for one open version of a key.
 
-    The SQL is the columns of a unique index or, with *timing*, a deferrable constraint.
+    The SQL is the columns of a unique index or, with *timing*, a deferrable constraint; None if no
+    constraint can be deferrable. Time partitions need the end of the version in both keys.
     """
-    primary = f"({quote_columns([*key, history.id])})"
+    history = rule.history
+    end = [] if rule.partition_by is None else [history.end]
+    primary = f"({quote_columns([*key, history.id, *end])})"
     is_open = f"{quote_identifier(history.end)} = {HISTORY_OPEN}"
     if not timing:
-        return primary, f"({quote_columns(key)}) where {is_open}"
+        return primary, f"({quote_columns([*key, *end])}) where {is_open}"
+    if end:  # before PostgreSQL 17, a partitioned table has no exclusion constraints
+        return primary, None
     equal = ", ".join(f"{quote_identifier(name)} with =" for name in key)
     # Only exclusion constraints can be both deferrable and partial.
     return primary, f"exclude using btree ({equal}) where ({is_open}){timing}"

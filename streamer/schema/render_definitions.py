@@ -394,7 +394,7 @@ class Renderer:
         """Render the primary key of a history, and the index of open versions."""
         table, name, timing = self._place.quoted, self.free(key.name), key.timing
         add, whole = self._add(name), quote_identifier(name)
-        listed, versions = history_keys(columns, self._place.mapping.rule.history, timing)
+        listed, versions = history_keys(columns, self._place.mapping.rule, timing)
         primary = Planned(
             ObjectKind.UNIQUE,
             name,
@@ -405,13 +405,17 @@ class Renderer:
             ),
             index=name,
         )
+        if versions is None:
+            return [for_partitions(primary, self._place)]
         of_open = versions_name(key.name, self._place.mapping.target)
         if timing:
             made = (f"{self._add(of_open)} {versions}",)
-            return [primary, Planned(ObjectKind.EXCLUSION, of_open, made, made)]
+            exclusion = Planned(ObjectKind.EXCLUSION, of_open, made, made)
+            return [for_partitions(plan, self._place) for plan in (primary, exclusion)]
         body = f"{quote_identifier(of_open)} on {table} {versions}"
         ways = (f"create unique index {body}",), (f"create unique index concurrently {body}",)
-        return [primary, Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)]
+        unique = Planned(ObjectKind.INDEX, of_open, *ways, index=of_open)
+        return [for_partitions(plan, self._place) for plan in (primary, unique)]
 
     def _plain_key(self, constraint: ConstraintDefinition) -> Planned:
         """Return the reason why a temporal key becomes a plain key at the target."""

@@ -282,8 +282,9 @@ def _is_of_open_versions(
         return False
     keys = [c.columns for c in source.constraints if c.kind in "pu"]
     keys += [tuple(k.column or "" for k in i.keys) for i in source.indexes if i.is_unique]
-    columns = {key.column for key in index.keys} - {SID}
-    return is_of_open_versions(index, place.mapping.rule.history) and columns in [
+    history = place.mapping.rule.history
+    columns = {key.column for key in index.keys} - {SID, history.end}
+    return is_of_open_versions(index, history) and columns in [
         {place.column(column) for column in key} for key in keys
     ]
 

@@ -9,7 +9,8 @@ time partitions. Its key gets a plain index, unless the column of the partitions
 
 A history table also gets the columns of `HistoryColumns`: validity, and the order of versions that
 begin at the same time. Key and order form its primary key. A unique index lets each key have one
-open version. A deferrable key of the source is deferrable at the target, too.
+open version. A deferrable key of the source is deferrable at the target, too. Time partitions of a
+history need the end of the version in both keys, and have no deferrable key.
 
 Building statements is pure; `create_tables` runs them.
 """
@@ -123,11 +124,11 @@ class NewTable:
         """The statements that create the table, CREATE TABLE first. Raises TargetSchemaError."""
         parts, key, after = [column_clause(column) for column in self.columns], self.key, []
         if self.mapping.type is TableType.HISTORY:
-            primary, versions = history_keys(key, self.mapping.rule.history, self.timing)
+            primary, versions = history_keys(key, self.mapping.rule, self.timing)
             parts.append(f"primary key {primary}")
-            if key and self.timing:
+            if key and self.timing and versions is not None:
                 parts.append(versions)
-            elif key:
+            elif key and not self.timing:
                 after = [f"create unique index on {self.quoted} {versions}"]
         elif key and self.has_unique_key:
             parts.append(f"primary key ({quote_columns(key)}){self.timing}")

@@ -18,7 +18,7 @@ from tests.support.streamer import MakeStreamer, Streamer
 pytestmark = [pytest.mark.usefixtures("without_spark"), pytest.mark.usefixtures("short_backoffs")]
 
 RULES = """
-"{}.h": {{type: history, column_list: true, exclude: [secret], on_column_added: add{}}}
+"{}.h": {{type: history, column_list: true, exclude: [secret], on_column_added: add{}{}}}
 "{}.a": {{type: append, copy_where: "id > 0"{}}}
 "{}.m": {{on_delete: mark, metadata: {{deleted_at: gone}}{}}}
 """
@@ -131,7 +131,9 @@ async def test_the_past_is_that_of_the_source(
     has_tenants = len(schemas) > 1
     rule = ("tenant_*", ', sid: "{schema:tenant_(.*)}"') if has_tenants else ("public", "")
     scope = "sid = 'a'" if has_tenants else "true"
-    async with stream(RULES.format(*rule * 3), settings=f"consistency: {consistency}") as streamer:
+    partitions = ", partition_by: {keep: 3}" if has_tenants else ""
+    rules = RULES.format(*rule, partitions, *rule * 2)
+    async with stream(rules, settings=f"consistency: {consistency}") as streamer:
         await streamer.caught_up()
         model = Model(source, target, streamer, random.Random(seed), schemas[0], scope)
         acts = [

@@ -262,8 +262,9 @@ PARTITIONED = "partition_by: {column: at, interval: week, keep: 3}"
 @pytest.mark.parametrize(
     ("table", "problem"),
     [
-        (PARTITIONED, "only tables of `type: append`"),
-        (f"type: history, {PARTITIONED}", "only tables of `type: append`"),
+        (PARTITIONED, "only tables of `type: append` or `type: history`"),
+        (f"type: history, {PARTITIONED}", 'by the end of its versions, column "kvsz_end"'),
+        ("type: append, partition_by: {keep: 3}", "an append table need a column"),
         (f"type: append, partitioned: true, {PARTITIONED}", "source's partitions instead"),
         (f"type: append, keys: disjoint, {PARTITIONED}", "needs a unique key"),
         (f"type: append, exclude: [at], {PARTITIONED}", 'column "at" unchanged'),
@@ -292,6 +293,21 @@ def test_time_partitions_are_read(tmp_path: Path) -> None:
     orders = RelationName("public", "orders")
     kept = RelationMapping(orders, orders, rule).kept_rows(datetime(2024, 3, 6, tzinfo=UTC))
     assert str(kept) == "(\"made\" < '2024-02-12 00:00:00+00') is not true"
+
+
+@pytest.mark.parametrize("column", ["", "column: until, "])
+def test_a_history_has_partitions_by_the_end_of_its_versions(tmp_path: Path, column: str) -> None:
+    file = tmp_path / "config.yaml"
+    partitions = f"partition_by: {{{column}keep: 3}}"
+    table = f"{{type: history, history: {{end: until}}, {partitions}}}"
+    file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {table}"))
+    _, mapping = static_mapping.load(file)
+    rule = next(r for r in mapping.sources[1].rules if r.pattern.name == "orders")
+    assert rule.partition_by == PartitionBy("until", Interval.MONTH, 3, is_of_versions=True)
+    # No row of the source is too old for an open version.
+    orders = RelationName("public", "orders")
+    assert RelationMapping(orders, orders, rule).kept_rows(datetime(2024, 3, 6, tzinfo=UTC)) is None
+    assert not rule.may_lack_rows
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from streamer.mapping.relation_names import NAME_BYTES_MAX, RelationName
 from streamer.mapping.rule_options import Interval
+from streamer.mapping.sid_and_history_columns import HISTORY_OPEN
 from streamer.mapping.time_partitions import (
     INTERVALS_AHEAD,
     PartitionBy,
     default_partition,
+    format_bound,
     interval_partition,
     is_time,
     named_beginning,
@@ -35,6 +37,13 @@ def test_the_bounds_follow_one_another_and_include_the_present(
     assert start <= now < end
     assert bounds[0][0] == rule.kept_since(now)
     assert start.astimezone(UTC).hour == 0
+
+
+def test_open_versions_have_a_partition_that_stays() -> None:
+    rule = PartitionBy("kvsz_end", Interval.YEAR, 1, is_of_versions=True)
+    start, stop = rule.bounds(datetime(2024, 2, 29, tzinfo=UTC))[-1]
+    assert format_bound(start) in HISTORY_OPEN
+    assert format_bound(start) < format_bound(stop)
 
 
 @pytest.mark.parametrize(

@@ -468,7 +468,7 @@ end loop;"""
                 f"from {rows} t where {self._matches_version_key()} into streamer_since; end if;"
             )
         close = (
-            f"{self.end_versions(deleted, FOUND)} "
+            f"{self.end_versions(deleted, self._found_version)} "
             f"returning {self.plan.history.quoted('t')[1]}, t.tableoid, t.ctid "
             "into streamer_since, streamer_relid, streamer_ctid;"
         )
@@ -476,12 +476,18 @@ end loop;"""
         reopen = self.insert(version, f"from {rows} t where {FOUND.condition}")
         return f"{close}{later}\n{reopen};"
 
+    @property
+    def _found_version(self) -> RowPlace:
+        """The version that the search returned. The end selects the partition."""
+        return RowPlace(f"{FOUND.condition} and {self._is_current}")
+
     def _ordered_delete(self) -> str:
         if self.plan.identity is Identity.NONE:
             return self._missing_identity()
         if self.plan.type is TableType.APPEND:
             return "null;"
-        remove = self.remove_rows(FOUND)
+        is_history = self.plan.type is TableType.HISTORY
+        remove = self.remove_rows(self._found_version if is_history else FOUND)
         return (
             f"{self._search()}\n{self._refuse_partial_old()}"
             f"if streamer_ctid is not null then {remove};{self._record_delete} end if;"

@@ -111,7 +111,7 @@ def _conflict(
             yield resync
         case "update_missing":
             rule = plan.mapping.rule
-            if rule.copy_where is not None or rule.partition_by is not None:
+            if rule.copy_where is not None or rule.expiry is not None:
                 relation = mapped.mapping.source
                 table = quote_qualified(relation.namespace, relation.name)
                 whole = at_source(f"alter table {table} replica identity full")

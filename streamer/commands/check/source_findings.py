@@ -435,7 +435,7 @@ def check_expressions(
             ),
         )
     rule = mapping.rule
-    is_plain = not rule.checked_expressions and rule.partition_by is None
+    is_plain = not rule.checked_expressions and rule.expiry is None
     if is_plain or not relation.has_usable_identity:
         return
     if relation.replica_identity == "f":

@@ -225,7 +225,8 @@ class ObjectTranslator:
     def _keys_of_versions(self) -> list[DefinedObject]:
         """Return the objects that limit a history to one open version of a key."""
         key, history = self._primary_key, self._place.mapping.rule.history
-        return self._row_keys + ([key] if key and key.columns != (history.id,) else [])
+        has_key = key is not None and {*key.columns} - {history.id, history.end}
+        return self._row_keys + ([key] if key is not None and has_key else [])
 
     @property
     def _is_history(self) -> bool:
