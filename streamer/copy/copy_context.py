@@ -14,7 +14,7 @@ from streamer.control.table_state import TableState
 from streamer.copy.parts.part_copier import CopyEnds
 from streamer.copy.source_turns import CopyTurns
 from streamer.copy.spark.launcher import SparkLauncher
-from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_classes import StreamerError, TargetContentionError
 from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping
@@ -203,16 +203,21 @@ class CopyContext:
 
 async def end_tasks(bookkeeping: Bookkeeping, source_id: int, running: Iterable[int] = ()) -> None:
     """End the backends of a source's tasks at the target, and wait for the end. *running*: the
-    numbers of the rounds that continue. Raises TimeoutError.
+    numbers of the rounds that continue. Raises TargetContentionError.
     """
     spared = [task_name(source_id, number) for number in running]
     prefix = task_name(source_id, None)
-    async with asyncio.timeout(TERMINATE_SECONDS):
-        while True:
-            async with bookkeeping.connection() as target:
-                if not await target.fetch_value(_END_TASKS_SQL, prefix, spared):
-                    return
-            await asyncio.sleep(0.1)
+    try:
+        async with asyncio.timeout(TERMINATE_SECONDS):
+            while True:
+                async with bookkeeping.connection() as target:
+                    if not await target.fetch_value(_END_TASKS_SQL, prefix, spared):
+                        return
+                await asyncio.sleep(0.1)
+    except TimeoutError as exc:
+        raise TargetContentionError(
+            f"the target has not ended the sessions of a former copy within {TERMINATE_SECONDS:g} s"
+        ) from exc
 
 
 def task_name(source_id: int, round_number: int | None) -> str:

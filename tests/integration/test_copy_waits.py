@@ -7,12 +7,17 @@ import re
 import psycopg
 import pytest
 
+from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.copy import copy_context
+from streamer.errors.error_classes import Retry, TargetContentionError
 from streamer.postgres.blocking_sessions import (
     BACKENDS,
     blockers_of,
     blockers_sql,
     session_sql,
 )
+from streamer.postgres.secret import Secret
+from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same
 from tests.support.runbooks import run_block
 from tests.support.streamer import MakeStreamer
@@ -134,3 +139,15 @@ async def test_a_session_of_streamer_is_no_session_to_end(target: Database) -> N
         assert name in wait.text
         assert wait.is_turn is (steps == 0)
         assert len(wait.remedy.steps if wait.remedy else ()) == steps
+
+
+async def test_a_task_that_outlives_its_end_is_tried_again_later(
+    target: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy target is no defect of streamer, which the code `internal` would say."""
+    monkeypatch.setattr(copy_context, "TERMINATE_SECONDS", 0)
+    bookkeeping = Bookkeeping(TargetAddress.parse(Secret(target.url)))
+    with pytest.raises(TargetContentionError, match="sessions of a former copy") as raised:
+        await copy_context.end_tasks(bookkeeping, 1)
+    assert raised.value.retry is Retry.TIMED
+    await bookkeeping.close()

@@ -15,7 +15,7 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.replicas import Fleet
 from streamer.bookkeeping.sources import SourceRecord, forget_source, read_source_records
 from streamer.copy.copy_context import end_tasks
-from streamer.errors.error_classes import StreamerError
+from streamer.errors.error_classes import StreamerError, TargetContentionError
 from streamer.mapping.rules import SourceMapping, find_source
 from streamer.runtime.replicas.replica import Replica
 from streamer.runtime.services import Services
@@ -185,5 +185,5 @@ async def _remove_objects(
 async def _end_copies(record: SourceRecord, bookkeeping: Bookkeeping) -> None:
     try:
         await end_tasks(bookkeeping, record.source_id)
-    except TimeoutError:
+    except TargetContentionError:
         log.error("a copy of a removed source still runs at the target", source=record.label)
