@@ -28,7 +28,7 @@ def main() -> int:
         "--databases", type=int, default=1, help="databases with tenants in schemas"
     )
     parser.add_argument("--schemas", type=int, default=3, help="tenants of each such database")
-    parser.add_argument("--shards", type=int, default=2, help="databases that are one tenant each")
+    parser.add_argument("--shards", type=int, default=2, help="databases with disjoint keys")
     parser.add_argument("--patience", type=float, default=180, help="seconds to come to rest")
     parser.add_argument(
         "--fault", action="append", choices=NAMES, default=[], help="repeatable; all if not given"

@@ -27,7 +27,6 @@ def check_acknowledged(source: Source, target: Database) -> int:
         return 0
     acknowledged = Lsn.parse(str(found[0][0]))
     expected = source.ledger.through(acknowledged)
-    condition = "where sid = '{source.sid}'" if source.sid else ""
     for table in source.ledger.tables:
         in_step = target.execute(
             "select 1 from streamer.relation r join streamer.source s on s.id = r.source_id"
@@ -35,8 +34,8 @@ def check_acknowledged(source: Source, target: Database) -> int:
         )
         if not in_step:
             continue  # still to be copied
-        condition = f"where sid = '{source.sid}'" if source.sid else ""
-        rows = [number for (number,) in target.execute(f"select id from {table} {condition}")]
+        own = source.kind(table).owned(source.sid)
+        rows = [number for (number,) in target.execute(f"select id from {table} where {own}")]
         if missing := sorted(expected.difference(rows)):
             raise Violation(
                 f"{source.slot}: acknowledged to {acknowledged}, but {len(missing)} transactions"
@@ -54,12 +53,11 @@ def check_table(source: Source, target: Database, kind: Kind) -> None:
         return
     columns = _columns(source, kind)
     listed = ", ".join(columns)
-    sid = kind.sid or source.sid
-    own = f"sid = '{sid}'" if sid else "true"
+    own = kind.owned(source.sid)
     if kind.compare is Compare.HISTORY:
-        _check_versions(source, target, kind, sid)
+        _check_versions(source, target, kind, kind.sid or source.sid)
         own += " and kvsz_end = '9999-01-01' and not kvsz_deleted"
-    here = f"select ({listed})::text from {kind.name}"
+    here = f"select ({listed})::text from {kind.name} where {kind.kept or 'true'}"
     there = f"select ({listed})::text from {kind.target} where {own}"
     wanted = sorted(str(row) for (row,) in source.execute(here))
     found = sorted(str(row) for (row,) in target.execute(there))
@@ -67,7 +65,7 @@ def check_table(source: Source, target: Database, kind: Kind) -> None:
         keep = set(wanted)
         found = [row for row in found if row in keep]
     if kind.compare is Compare.PARTIAL:
-        copied = source.execute(f"{here} where {kind.copy_where}")
+        copied = source.execute(f"{here} and {kind.copy_where}")
         keep = {*found, *(str(row) for (row,) in copied)}
         wanted = [row for row in wanted if row in keep]
     if wanted != found:

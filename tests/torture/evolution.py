@@ -102,7 +102,7 @@ def operated(sources: list[Source]) -> list[tuple[Source, Kind]]:
 
 def evolve(world: World) -> None:
     """All tenants make the next steps of the migrations."""
-    tenants = [source for source in world.sources if source.sid and not source.hosts_schemas]
+    tenants = [source for source in world.sources if source.database == "shop"]
     for _ in range(world.random.randrange(1, 4)):
         if world.options.captures_schemas:
             _evolve_schemas(world)

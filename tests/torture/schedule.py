@@ -10,9 +10,17 @@ from random import Random
 
 from tests.support.postgres import Database, running, versions
 from tests.support.proxy import Proxy
-from tests.torture import definitions, evolution, faults, installations, schemas, tenants
-from tests.torture.tables import HOSTED_KINDS, KINDS, TENANT_KINDS, Kind
-from tests.torture.workload import Session, Source
+from tests.torture import (
+    definitions,
+    evolution,
+    faults,
+    installations,
+    schemas,
+    shards,
+    tenants,
+)
+from tests.torture.tables import HOSTED_KINDS, KINDS, TENANT_KINDS, Kind, kinds_of_shard
+from tests.torture.workload import HOSTED, SPLIT, Session, Source
 from tests.torture.world import COMING, SOURCE_SETTINGS, TARGET_SETTINGS, Options, World
 
 Fault = Callable[[World], None]
@@ -37,6 +45,7 @@ FREQUENT: tuple[tuple[Fault, int], ...] = (
     (faults.write_elsewhere, 1),
     (faults.leave_alone, 3),
     (schemas.move_schema, 4),
+    (shards.move_table, 3),
 )
 """Faults with weights."""
 RARE: tuple[Fault, ...] = (
@@ -157,7 +166,8 @@ def _made(options: Options, directory: Path) -> Iterator[World]:
         world = World(
             options, directory, source_server, target_server, source_proxy, target_proxy,
             standby_proxy, servers, target, sources, random, directory / "config.yaml",
-            [*random.sample(candidates, 4), *evolution.operated(sources)],
+            [*random.sample(candidates, 4), *evolution.operated(sources),
+             *shards.operated(sources)],
         )  # fmt: skip
         try:
             yield world
@@ -170,14 +180,17 @@ def _made(options: Options, directory: Path) -> Iterator[World]:
 def databases(options: Options) -> Iterator[tuple[str, str | None, tuple[Kind, ...]]]:
     """Yield database, sid and tables of each source."""
     yield "lone", None, KINDS
-    for sid in ("eu", "us", *(f"s{number}" for number in range(3, options.shards + 1))):
+    for sid in ("eu", "us"):
         yield "shop", sid, TENANT_KINDS
     if options.has("move_tenant"):
         yield "shop", COMING, TENANT_KINDS
     if options.has("move_schema", "rename_schema"):
         for number in range(options.databases):
             kinds = schemas.first_kinds(f"h{number}", options.schemas)
-            yield "hosted", f"h{number}", HOSTED_KINDS + kinds
+            yield HOSTED, f"h{number}", HOSTED_KINDS + kinds
+    if options.has("move_table"):
+        for number in range(options.shards):
+            yield SPLIT, f"p{number}", kinds_of_shard(number)
 
 
 def torture(options: Options, directory: Path) -> World:

@@ -12,6 +12,9 @@ from random import Random
 KEYS = 120
 """Sessions share few keys, so that they meet."""
 
+SPAN = 10_000_000
+"""Tables with disjoint keys have a range of so many keys each."""
+
 Operation = Callable[[Random], list[str]]
 
 
@@ -45,18 +48,37 @@ class Kind:
     copy_where: str = ""
     """The condition of the first copy."""
     sid: str | None = None
-    """The sid of the rows, if the table's schema is a tenant."""
+    """The sid of the rows, if the table's schema or name is a tenant."""
+    pattern: str = ""
+    """The pattern of the rule, if several tables have one rule."""
+    into: str = ""
+    """The table of the target, if its name differs."""
+    keys: int | None = None
+    """The first key of the table, if the keys tell the rows of several tables apart."""
+    kept: str = ""
+    """The condition of the rows that the target keeps. Empty: all."""
 
     @property
     def target(self) -> str:
         """The table of the target, which the schemas of tenants share."""
-        return self.name.rpartition(".")[2]
+        return self.into or self.name.rpartition(".")[2]
 
     @property
-    def settings(self) -> str:
-        """The rule of the table."""
+    def line(self) -> str:
+        """The line of the configuration for the table."""
         condition = f'copy_where: "{self.copy_where}"' if self.copy_where else ""
-        return ", ".join(filter(None, (f"type: {self.type}", self.rule, condition)))
+        target = f"target: {self.into}" if self.into else ""
+        keys = "" if self.keys is None else "keys: disjoint"
+        settings = filter(None, (f"type: {self.type}", target, keys, self.rule, condition))
+        name = f'"{self.pattern}"' if self.pattern else self.name
+        return f"{name}: {{{', '.join(settings)}}}"
+
+    def owned(self, source_sid: str | None) -> str:
+        """Return the condition of the rows of the target that come from this table."""
+        if self.keys is not None:
+            return f"id / {SPAN} = {self.keys // SPAN}"
+        sid = self.sid or source_sid
+        return f"sid = '{sid}'" if sid else "true"
 
 
 def text(random: Random) -> str:
@@ -65,28 +87,30 @@ def text(random: Random) -> str:
     return f"{random.choice(words)}{random.randrange(10_000)}"
 
 
-def _upsert(table: str, key: str = "id") -> Operation:
+def _upsert(table: str, first: int = 0) -> Operation:
     def make(random: Random) -> list[str]:
-        values = f"({random.randrange(KEYS)}, '{text(random)}')"
-        update = f"on conflict ({key}) do update set v = excluded.v"
-        return [f"insert into {table} ({key}, v) values {values} {update}"]
+        values = f"({first + random.randrange(KEYS)}, '{text(random)}')"
+        update = "on conflict (id) do update set v = excluded.v"
+        return [f"insert into {table} (id, v) values {values} {update}"]
 
     return make
 
 
-def _insert(table: str) -> Operation:
+def _insert(table: str, first: int = 0) -> Operation:
     """A plain insert: deleted keys are inserted again, used keys make the transaction fail now and
     then.
     """
-    return lambda r: [f"insert into {table} (id, v) values ({r.randrange(KEYS)}, '{text(r)}')"]
+    return lambda r: [
+        f"insert into {table} (id, v) values ({first + r.randrange(KEYS)}, '{text(r)}')"
+    ]
 
 
 def _update(table: str) -> Operation:
     return lambda r: [f"update {table} set v = '{text(r)}' where id % 40 = {r.randrange(40)}"]
 
 
-def _delete(table: str) -> Operation:
-    return lambda r: [f"delete from {table} where id = {r.randrange(KEYS)}"]
+def _delete(table: str, first: int = 0) -> Operation:
+    return lambda r: [f"delete from {table} where id = {first + r.randrange(KEYS)}"]
 
 
 def _truncate(*tables: str) -> Operation:
@@ -94,11 +118,11 @@ def _truncate(*tables: str) -> Operation:
     return lambda r: [f"truncate {', '.join(tables)}"] if r.random() < 0.1 else []
 
 
-def _move(table: str) -> Operation:
+def _move(table: str, first: int = 0) -> Operation:
     """A key changes, to a key that may be in use."""
 
     def make(random: Random) -> list[str]:
-        old, new = random.sample(range(KEYS), 2)
+        old, new = random.sample(range(first, first + KEYS), 2)
         return [f"delete from {table} where id = {new}"] * random.randrange(2) + [
             f"update {table} set id = {new} where id = {old}"
         ]
@@ -106,12 +130,12 @@ def _move(table: str) -> Operation:
     return make
 
 
-def _swap(table: str) -> Operation:
+def _swap(table: str, first: int = 0) -> Operation:
     """Two rows change keys, by way of a third."""
 
     def make(random: Random) -> list[str]:
-        one, other = random.sample(range(KEYS), 2)
-        away = -random.randrange(1, 1000)
+        one, other = random.sample(range(first, first + KEYS), 2)
+        away = first - random.randrange(1, 1000)
         return [
             f"update {table} set id = {new} where id = {old}"
             for old, new in ((one, away), (other, one), (away, other))
@@ -120,11 +144,11 @@ def _swap(table: str) -> Operation:
     return make
 
 
-def _life(table: str) -> Operation:
+def _life(table: str, first: int = 0) -> Operation:
     """Born, changed, moved, changed, gone, born again."""
 
     def make(random: Random) -> list[str]:
-        one, other = random.sample(range(KEYS), 2)
+        one, other = random.sample(range(first, first + KEYS), 2)
         return [
             f"delete from {table} where id in ({one}, {other})",
             f"insert into {table} (id, v) values ({one}, 'born')",
@@ -142,6 +166,14 @@ def _keyed(table: str) -> tuple[Operation, ...]:
     return (
         *(_upsert(table), _insert(table), _update(table), _delete(table)),
         *(_move(table), _swap(table), _life(table), _truncate(table)),
+    )
+
+
+def _disjoint(table: str, first: int) -> tuple[Operation, ...]:
+    """Operations without TRUNCATE, which would stop a table with `keys: disjoint`."""
+    return (
+        *(_upsert(table, first), _insert(table, first), _update(table), _delete(table, first)),
+        *(_move(table, first), _swap(table, first), _life(table, first)),
     )
 
 
@@ -245,6 +277,15 @@ def _shift(table: str) -> Operation:
         return random.choice((up, down, exchange, replaced, given_up))
 
     return make
+
+
+def _log(random: Random) -> list[str]:
+    """Rows of these days, of a time whose partition is gone, of the future, and without a time."""
+    times = ("now()", "now() - interval '1 day'", "now() - interval '90 days'")
+    time = random.choice((*times, "now() + interval '400 days'", "null"))
+    return [
+        f"insert into logged (at, v) select {time}, '{text(random)}' from generate_series(1, 3)"
+    ]
 
 
 _KEYED_COLUMNS = "(id int primary key, v text)"
@@ -505,6 +546,33 @@ KINDS = (
         compare=Compare.PARTIAL,
         copy_where=f"id % {KEYS} > {KEYS // 2}",
     ),
+    Kind(
+        "logged",
+        "create table logged (id bigint generated always as identity primary key,"
+        " at timestamptz, v text)",
+        (
+            _log,
+            lambda r: [f"update logged set v = '{text(r)}' where id % 50 = {r.randrange(50)}"],
+            lambda r: [f"delete from logged where id % 50 = {r.randrange(50)}"],
+            _truncate("logged"),
+        ),
+        type="append",
+        compare=Compare.SUPERSET,
+        rule="partition_by: {column: at, interval: day, keep: 3}",
+        kept="at is null or at > now() - interval '2 days'",
+    ),
+    *(
+        Kind(
+            f"metric_{sid}",
+            f"create table metric_{sid} {_KEYED_COLUMNS}",
+            _keyed(f"metric_{sid}"),
+            sid=sid,
+            pattern="metric_*",
+            into="metrics",
+            rule='sid: "{table:metric_(.*)}"',
+        )
+        for sid in ("cpu", "disk")
+    ),
     Kind("bulk", "create table bulk (tx int, v text)", (), faults=("resync_in_large",)),
     Kind(
         "ledger",
@@ -551,6 +619,30 @@ TENANT_KINDS = (
     Kind("tenant_ledger", "create table tenant_ledger (id bigint primary key)", ()),
     Kind("tenant_ledger_keyless", "create table tenant_ledger_keyless (id bigint)", ()),
 )
+
+
+def kinds_of_shard(number: int) -> tuple[Kind, ...]:
+    """Return the tables of a shard, whose rows have no sid."""
+    first = number * SPAN
+    return (
+        Kind("shard_ledger", "create table shard_ledger (id bigint primary key)", (), keys=first),
+        Kind("shard_ledger_keyless", "create table shard_ledger_keyless (id bigint)", ()),
+        Kind(
+            "pieces", f"create table pieces {_KEYED_COLUMNS}", _disjoint("pieces", first),
+            keys=first,
+        ),
+        *(reading(2 * number + half) for half in range(2)),
+    )  # fmt: skip
+
+
+def reading(number: int) -> Kind:
+    """Return one of the like-named tables of all shards, which share a table of the target."""
+    name, first = f"reading_{number}", number * SPAN
+    return Kind(
+        name, f"create table {name} (id bigint primary key, v text)", _disjoint(name, first),
+        pattern="reading_*", into="readings", keys=first, rule="on_table_dropped: keep",
+    )  # fmt: skip
+
 
 HOSTED_KINDS = (
     Kind("hosted_ledger", "create table hosted_ledger (id bigint primary key)", ()),

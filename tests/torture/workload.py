@@ -23,6 +23,10 @@ Without the limit, a machine on which the program applies less than the sessions
 to rest.
 """
 SLOW_SECONDS = 0.5
+HOSTED = "hosted"
+"""The databases with a schema for each tenant."""
+SPLIT = "split"
+"""The databases that are shards without a sid."""
 
 Connection = psycopg.Connection[tuple[object, ...]]
 
@@ -38,10 +42,10 @@ _APPLICATION_ERRORS = (
 class Ledger:
     """The commits of a source: number → a position after the commit."""
 
-    def __init__(self, tables: tuple[str, str]) -> None:
+    def __init__(self, tables: tuple[str, str], first: int = 0) -> None:
         self.tables = tables
         self._lock = threading.Lock()
-        self._last = 0
+        self._last = first
         self._committed: dict[int, Lsn] = {}
 
     def next(self) -> int:
@@ -71,10 +75,12 @@ class Source:
         self.sid = sid
         self.kinds = kinds
         self.url = url
-        self.hosts_schemas = any(kind.sid for kind in kinds)
+        self.hosts_schemas = database == HOSTED
         """Whether schemas of the database are tenants, which come and go."""
-        prefix = "hosted_" if self.hosts_schemas else "tenant_" if sid else ""
-        self.ledger = Ledger((f"{prefix}ledger", f"{prefix}ledger_keyless"))
+        self.is_shard = database == SPLIT
+        """Whether the rows have no sid, and like-named tables come and go."""
+        ledger, keyless = (kind for kind in kinds if "ledger" in kind.name)
+        self.ledger = Ledger((ledger.name, keyless.name), ledger.keys or 0)
         self.transactions = 0
         self._tolerant_until = 0.0
 
@@ -85,7 +91,11 @@ class Source:
     @property
     def schemas(self) -> list[str]:
         """The schemas that are tenants now."""
-        return sorted({kind.name.partition(".")[0] for kind in self.kinds if kind.sid})
+        return sorted({kind.name.partition(".")[0] for kind in self.kinds if "." in kind.name})
+
+    def kind(self, table: str) -> Kind:
+        """Return the table with this name."""
+        return next(kind for kind in self.kinds if kind.name == table)
 
     def tolerate_missing_identity(self, seconds: float) -> None:
         """Let PostgreSQL refuse updates for that long because a table has no replica identity."""
@@ -182,7 +192,7 @@ class Session(threading.Thread):
             connection.execute("rollback")
             return
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            if not self._source.hosts_schemas:
+            if not (self._source.hosts_schemas or self._source.is_shard):
                 raise
             connection.execute("rollback")
             return

@@ -66,7 +66,7 @@ class Options:
     schemas: int = 3
     """Tenants of each of these databases, at the start."""
     shards: int = 2
-    """Databases that are one tenant each, and stay."""
+    """Databases that share tables by disjoint keys, without a sid."""
 
     patience: float = 180.0
     """Seconds until all changes must be visible."""
@@ -85,19 +85,28 @@ class Options:
         return not self.faults or bool(set(faults) & set(self.faults))
 
 
-def group_lines(urls: dict[Source, str], options: Options) -> list[str]:
+def mapping_lines(urls: dict[Source, str], options: Options) -> list[str]:
+    """Return the lines of the configuration for all sources, whose databases come in turn."""
+    groups = itertools.groupby(urls, lambda source: source.database)
+    lines = ["sources:"]
+    for _, sources in groups:
+        lines += _group_lines({source: urls[source] for source in sources}, options)
+    return lines
+
+
+def _group_lines(urls: dict[Source, str], options: Options) -> list[str]:
     """Return the lines of the configuration for the sources of a database."""
     first = next(iter(urls))
     listed = ", ".join(
         f'{{url: "{url}"' + (f", sid: {source.sid}}}" if source.sid else "}")
         for source, url in urls.items()
     )
-    rules = [f"{kind.name}: {{{kind.settings}}}" for kind in first.kinds]
+    rules = list(dict.fromkeys(kind.line for kind in first.kinds))
     lines = [f"- database: {first.database}", f"  urls: [{listed}]"]
     if not options.streaming:
         lines.append("  streaming: false")
     captures = options.captures_schemas if first.hosts_schemas else options.has("evolve")
-    if captures and first.sid:
+    if captures and first.sid and not first.is_shard:
         lines.append("  ddl: capture")
         lines.append("  on_ddl: {drop_column: apply, detach_partition: apply}")
     if first.hosts_schemas:
@@ -196,11 +205,10 @@ class World:
             'http: {listen: ""}',
             f"spool: {{directory: {self.directory / 'spool'}}}",
             f"workers: {workers}\nconsistency: {consistency}",
-            f"sync: {{resumable_above: {chunked}}}\ndiscovery_interval: 1\nsources:",
+            f"sync: {{resumable_above: {chunked}}}\ndiscovery_interval: 1",
         ]
-        for _, sources in itertools.groupby(self.mapped, lambda source: source.database):
-            lines += group_lines({source: self.url(source) for source in sources}, self.options)
-        self.config.write_text("\n".join(lines))
+        urls = {source: self.url(source) for source in self.mapped}
+        self.config.write_text("\n".join([*lines, *mapping_lines(urls, self.options)]))
 
     def _assert_alive(self) -> Process:
         assert self.process is not None
