@@ -154,7 +154,7 @@ def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
         former = next((old for old, new in pending.items() if new not in pending), None)
         if former is None:
             former, new = next(iter(pending.items()))
-            aside = _temporary_name(former, {*pending, *renames.values()})
+            aside = free_name(former, "_moves", {*pending, *renames.values()})
             steps.append((former, aside))
             del pending[former]
             pending[aside] = new
@@ -163,8 +163,8 @@ def ordered_renames(renames: Mapping[str, str]) -> list[tuple[str, str]]:
     return steps
 
 
-def _temporary_name(name: str, used_names: Collection[str]) -> str:
-    """Return a temporary name for the object *name*."""
-    marks = (f"_moves{number}" for number in itertools.count(1))
+def free_name(name: str, mark: str, used_names: Collection[str]) -> str:
+    """Return another name for the object *name*: with *mark* and a number at the end."""
+    marks = (f"{mark}{number}" for number in itertools.count(1))
     names = (name.encode()[: NAME_BYTES_MAX - len(m)].decode(errors="ignore") + m for m in marks)
     return next(candidate for candidate in names if candidate not in used_names)

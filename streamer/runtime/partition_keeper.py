@@ -27,7 +27,11 @@ from streamer.target.connection import (
     may_replace_role,
     target_connection,
 )
-from streamer.target.target_partitions import create_partitions, remove_expired
+from streamer.target.target_partitions import (
+    create_partitions,
+    refuse_taken_names,
+    remove_expired,
+)
 from streamer.util.backoff import Backoff
 
 log = structlog.get_logger()
@@ -107,7 +111,8 @@ async def keep_partitions(
 ) -> None:
     """Create and remove partitions of a target table, as its rule says for *now*.
 
-    Raises TargetSchemaError for a table that is not partitioned as the rule says.
+    Raises TargetSchemaError for a table that is not partitioned as the rule says. Taken names of
+    partitions are an error, too, after all other work.
     """
     rule = mapping.rule.partition_by
     relation = await read_relation(target, name)
@@ -123,3 +128,4 @@ async def keep_partitions(
             partition=str(partition),
             on_expired=rule.on_expired.value,
         )
+    await refuse_taken_names(target, name, rule, now)

@@ -40,7 +40,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
 from streamer.target.missing_types import refuse_missing
-from streamer.target.target_partitions import create_partitions
+from streamer.target.target_partitions import create_partitions, refuse_taken_names
 
 _DDL_LOCK: Final = 0x7461626C6573  # "tables"
 
@@ -212,6 +212,9 @@ async def create_tables(
             statements = [*first, *(sql for table in new.values() for sql in table.statements)]
             for statement in first:
                 await connection.execute(statement)
+            for name, table in new.items():
+                if (rule := table.mapping.rule.partition_by) is not None:
+                    await refuse_taken_names(connection, name, rule, datetime.now(UTC))
             names = [kind.full_name for kind in missing]
             _refuse(await read_calls(connection, [], names) if names else [], first)
             await connection.execute("; ".join(statements[len(first) :]))

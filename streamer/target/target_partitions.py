@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from streamer.mapping.relation_names import RelationName
+from streamer.errors.error_classes import TargetSchemaError
+from streamer.errors.remedies import Remedy, at_target
+from streamer.mapping.relation_names import RelationName, free_name
 from streamer.mapping.rule_options import OnExpired
 from streamer.mapping.time_partitions import (
     PartitionBy,
@@ -44,6 +46,10 @@ from (select n.nspname::text as namespace, c.relname::text as name, c.oid::int8 
              pg_catalog.pg_get_expr(c.relpartbound, c.oid) as b (bound)
        where i.inhparent = pg_catalog.to_regclass($1)) p
 order by 5, 2
+"""
+_NAMES_SQL: Final = """
+select c.relname::text as name from pg_catalog.pg_class c
+join pg_catalog.pg_namespace n on n.oid = c.relnamespace where n.nspname = $1
 """
 _COLUMNS_SQL: Final = """
 select attname::text as name from pg_catalog.pg_attribute
@@ -77,30 +83,60 @@ class TimePartition:
 async def create_partitions(
     connection: TargetConnection, table: RelationName, rule: PartitionBy, now: datetime
 ) -> list[RelationName]:
-    """Create the partitions that the rule needs at *now*; return their names.
+    """Create the partitions that the rule needs at *now* and whose names are free; return their
+    names.
 
     Rows of the default partition move to the new partitions. Raises TargetContentionError if a
     session holds a lock.
     """
     created = []
     partitions = await _read_partitions(connection, table)
+    used_names = await _read_names(connection, table.namespace)
     if _default(partitions) is None:
+        if default_partition(table).name in used_names:
+            return []
         async with _locked(connection, table, "share update exclusive") as partitions:
             if _default(partitions) is None:
                 name = _quoted(default_partition(table))
                 await connection.execute(
                     f"create table {name} partition of {_quoted(table)} default"
                 )
-    for bounds in _missing(partitions, rule, now):
+    for partition, bounds in _missing(partitions, table, rule, now).items():
+        if partition.name in used_names:
+            continue
         # Another process may create the same partition.
         async with _locked(connection, table, "share update exclusive") as partitions:
-            if bounds in _missing(partitions, rule, now):
-                partition = interval_partition(table, bounds[0])
+            if partition in _missing(partitions, table, rule, now):
                 default = _default(partitions)
                 assert default is not None
                 await _create(connection, table, partition, default, rule.column, bounds)
                 created.append(partition)
     return created
+
+
+async def refuse_taken_names(
+    connection: TargetConnection, table: RelationName, rule: PartitionBy, now: datetime
+) -> None:
+    """Refuse a relation that has the name of a partition which the table lacks at *now*.
+
+    A detached partition keeps its name. Raises TargetSchemaError.
+    """
+    partitions = await _read_partitions(connection, table)
+    lacking = list(_missing(partitions, table, rule, now))
+    if _default(partitions) is None:
+        lacking.append(default_partition(table))
+    used_names = await _read_names(connection, table.namespace) if lacking else set()
+    statements = []
+    for name in [name for name in lacking if name.name in used_names]:
+        other = free_name(name.name, "_old", used_names)
+        used_names.add(other)
+        statements.append(f"alter table {_quoted(name)} rename to {quote_identifier(other)}")
+    if statements:
+        names = ", ".join(f'"{name}"' for name in lacking if name.name in used_names)
+        raise TargetSchemaError(
+            f'target table "{table}" needs partitions with the names of other relations: {names}',
+            hint=Remedy.of("give them other names: ", at_target(*statements)),
+        )
 
 
 async def remove_expired(
@@ -128,15 +164,15 @@ async def remove_expired(
 
 
 def _missing(
-    partitions: Sequence[TimePartition], rule: PartitionBy, now: datetime
-) -> list[tuple[datetime, datetime]]:
-    """Return the intervals that need a partition and overlap no partition."""
+    partitions: Sequence[TimePartition], table: RelationName, rule: PartitionBy, now: datetime
+) -> dict[RelationName, tuple[datetime, datetime]]:
+    """Return the intervals that need a partition and overlap no partition, by its name."""
     ranges = [(p.start, p.stop) for p in partitions if not p.is_default]
-    return [
-        (start, stop)
+    return {
+        interval_partition(table, start): (start, stop)
         for start, stop in rule.bounds(now)
         if not any(a < stop.timestamp() and start.timestamp() < b for a, b in ranges)
-    ]
+    }
 
 
 def _expired(partitions: Sequence[TimePartition], since: datetime) -> list[TimePartition]:
@@ -148,6 +184,10 @@ async def _read_partitions(
 ) -> list[TimePartition]:
     rows = await connection.fetch(_PARTITIONS_SQL, _quoted(table))
     return [TimePartition(**row) for row in rows]
+
+
+async def _read_names(connection: TargetConnection, namespace: str) -> set[str]:
+    return {row["name"] for row in await connection.fetch(_NAMES_SQL, namespace)}
 
 
 async def _create(

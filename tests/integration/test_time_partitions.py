@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from streamer.compare.comparison import ComparisonScope, TableResult
-from streamer.errors.error_classes import TargetContentionError
+from streamer.errors.error_classes import TargetContentionError, TargetSchemaError
 from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rule_options import Interval, OnExpired, TableType
 from streamer.mapping.rules import RelationMapping, TableRule
@@ -319,6 +319,33 @@ async def test_detached_partitions_stay_as_tables(
     assert names(target) == sorted(["t_default", *days(9, 14)])
     assert target.execute("select id from t_p20240108") == [(1,)]
     assert target.value("select id from t_default") == 2
+
+
+@pytest.mark.follows("target.target_partitions:refuse_taken_names")
+async def test_a_taken_name_delays_no_other_partition(
+    target: Database, session: TargetConnection
+) -> None:
+    """Seen failing: the first taken name ended all work of the keeper for the table."""
+    rule = PartitionBy("at", Interval.DAY, 2, OnExpired.DETACH)
+    await keep_partitions(session, TABLE, ruled(rule), JANUARY)
+    await keep_partitions(session, TABLE, ruled(rule), JANUARY + timedelta(days=2))
+    assert names(target) == sorted(["t_default", *days(10, 15)])
+    # WHEN `keep` grows, and tables have the names of partitions to create
+    target.execute("create table t_p20240109_old1 (); alter table t detach partition t_default")
+    mapping, later = ruled(PartitionBy("at", Interval.DAY, 5)), JANUARY + timedelta(days=3)
+    with pytest.raises(TargetSchemaError, match=r"t_default"):
+        await keep_partitions(session, TABLE, mapping, later)
+    target.execute("alter table t attach partition t_default default")
+    with pytest.raises(TargetSchemaError, match=r"t_p20240108.*t_p20240109") as caught:
+        await keep_partitions(session, TABLE, mapping, later)
+    assert names(target) == sorted(["t_default", *days(10, 16)])
+    # THEN the remedy makes way
+    assert caught.value.remedy is not None
+    for step in caught.value.remedy.sql:
+        target.execute(";".join(step.statements))
+    await keep_partitions(session, TABLE, mapping, later)
+    assert names(target) == sorted(["t_default", *days(8, 16)])
+    assert target.value("select to_regclass('t_p20240109_old2') is not null")
 
 
 async def test_a_reader_delays_a_removal_and_blocks_nobody_for_long(
