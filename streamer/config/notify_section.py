@@ -62,7 +62,8 @@ class NotifySection(Strict):
         if self.webhook is not None:
             try:
                 url = urlsplit(self.webhook.reveal())
-                is_valid = url.scheme in ("http", "https") and bool(url.hostname)
+                # A password with "/" or "?" looks like a port, and errors name host and port.
+                is_valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
             except ValueError:
                 is_valid = False
             if not is_valid:
