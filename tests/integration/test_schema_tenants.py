@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from streamer.bookkeeping.purges import PurgeRecord
 from streamer.commands.command_scope import Scope
 from streamer.commands.tenants.purge_rows import purge
 from streamer.commands.tenants.tenant_drift import read_drift
@@ -94,11 +95,22 @@ async def test_each_schema_is_a_tenant_with_its_own_rows(
         assert kinds == 4
 
 
+EVENTS = """
+"tenant_b.events":
+    {sid: "{schema:tenant_(.*)}", on_table_dropped: keep, type: append,
+     partition_by: {column: at, keep: 3}}
+"""
+
+
 async def test_a_dropped_schema_leaves_rows_that_a_purge_deletes(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     add_tenants(source, "ab")
-    async with stream(RULES, settings=SETTINGS) as streamer:
+    source.execute(
+        "create table tenant_b.events (id int primary key, at timestamptz);"
+        "insert into tenant_b.events values (1, now() - interval '2 months'), (2, now())"
+    )
+    async with stream(RULES + EVENTS, settings=SETTINGS) as streamer:
         await streamer.caught_up()
         address = TargetAddress.parse(streamer.settings.target.url)
 
@@ -109,9 +121,9 @@ async def test_a_dropped_schema_leaves_rows_that_a_purge_deletes(
             }
 
         assert await listed() == {
-            "shop": ("streaming", 4, None),
+            "shop": ("streaming", 5, None),
             "shop:a": ("streaming", 2, "shop"),
-            "shop:b": ("streaming", 2, "shop"),
+            "shop:b": ("streaming", 3, "shop"),
         }
         with pytest.raises(MappingError, match="is in the mapping and has rows with sid"):
             await purge(address, streamer.mapping, "shop", "b", actor="test")
@@ -122,11 +134,21 @@ async def test_a_dropped_schema_leaves_rows_that_a_purge_deletes(
 
         await streamer.eventually(is_gone)
         assert target.value("select count(*) from orders where sid = 'b'") == 5
-        done = await purge(address, streamer.mapping, "shop", "b", actor="test")
+        leaves = "select tableoid::regclass::text from events where id = 2"
+
+        def expire(records: list[PurgeRecord]) -> None:
+            """Drop a partition after the purge has read the partitions of the table."""
+            deleted = {record.target: record.rows_deleted for record in records}
+            for (partition,) in target.execute(leaves) if deleted["public.events"] else []:
+                target.execute(f"drop table {partition}")
+
+        done = await purge(address, streamer.mapping, "shop", "b", actor="test", report=expire)
         assert {record.target: record.rows_deleted for record in done} == {
             "public.orders": 5,
             "public.items": 5,
+            "public.events": 1,
         }
+        assert target.execute("select id from events") == []
         assert "shop:b" not in await listed()
         # A schema of that name is a new tenant.
         add_tenants(source, "b")

@@ -63,8 +63,8 @@ with recursive leaf (oid) as (
     select i.inhrelid from leaf l join pg_catalog.pg_inherits i on i.inhparent = l.oid
 )
 select n.nspname as namespace, c.relname as name,
-       (pg_catalog.pg_relation_size(c.oid)
-          / pg_catalog.current_setting('block_size')::int8) as blocks
+       coalesce(pg_catalog.pg_relation_size(c.oid)
+                  / pg_catalog.current_setting('block_size')::int8, 0) as blocks
 from leaf l join pg_catalog.pg_class c on c.oid = l.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where c.relkind = 'r' order by c.oid
@@ -90,6 +90,7 @@ class PurgedLeaf:
 class Chunk:
     """A chunk: the number of blocks of the whole table before its end, and its DELETE."""
 
+    leaf: PurgedLeaf
     sql: str
     next_block: int
     repeats: bool = False
@@ -238,15 +239,12 @@ async def _purge_table(
     is_whole = first == 0
     while True:
         count = 0
-        leaves = [
-            PurgedLeaf(RelationName(row["namespace"], row["name"]), row["blocks"])
-            for row in await target.fetch(_LEAVES_SQL, relation.oid)
-        ]
+        leaves = await _read_leaves(target, relation)
         blocks = sum(leaf.blocks for leaf in leaves)
         for step in steps(leaves, relation, record.sid, first):
             while True:
                 async with _under(fence, target):
-                    deleted = await target.execute(step.sql)
+                    deleted = await _delete(target, relation, step)
                     failpoint("purge.deleted")
                     is_last = not step.repeats or not deleted
                     position = step.next_block if is_last else first
@@ -272,6 +270,24 @@ async def _purge_table(
     report(await _read_purges(bookkeeping, record.database, record.sid))
 
 
+async def _read_leaves(target: TargetConnection, relation: TargetRelation) -> list[PurgedLeaf]:
+    return [
+        PurgedLeaf(RelationName(row["namespace"], row["name"]), row["blocks"])
+        for row in await target.fetch(_LEAVES_SQL, relation.oid)
+    ]
+
+
+async def _delete(target: TargetConnection, relation: TargetRelation, step: Chunk) -> int:
+    """Delete the rows of a chunk, unless its partition has left the table.
+
+    A partition that leaves needs a lock on the table, so the partition stays for the transaction.
+    """
+    table = quote_qualified(relation.name.namespace, relation.name.name)
+    await target.execute(f"lock table only {table} in row exclusive mode")
+    names = {leaf.name for leaf in await _read_leaves(target, relation)}
+    return await target.execute(step.sql) if step.leaf.name in names else 0
+
+
 def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: int) -> list[Chunk]:
     """Return the chunks of a table from block *first* on, counted over all partitions. Pure."""
     column = quote_identifier(SID)
@@ -286,7 +302,7 @@ def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: i
                     f"where ctid = any (array(select ctid from {leaf.sql} "
                     f"where {column} = {value} limit {CHUNK_ROWS}))"
                 )
-                chunks.append(Chunk(sql, offset + leaf.blocks, repeats=True))
+                chunks.append(Chunk(leaf, sql, offset + leaf.blocks, repeats=True))
         else:
             begin = max(0, first - offset)
             for block in range(begin, leaf.blocks, CHUNK_BLOCKS):
@@ -296,6 +312,6 @@ def steps(leaves: list[PurgedLeaf], relation: TargetRelation, sid: str, first: i
                     f"where ctid >= '({block},0)'::tid "
                     f"and ctid < '({stop},0)'::tid and {column} = {value}"
                 )
-                chunks.append(Chunk(sql, offset + stop))
+                chunks.append(Chunk(leaf, sql, offset + stop))
         offset += leaf.blocks
     return chunks
