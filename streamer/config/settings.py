@@ -11,6 +11,7 @@ import enum
 import os
 import tempfile
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -281,12 +282,20 @@ class PartitionSettings(Strict):
     interval: Interval = Field(
         default=Interval.MONTH, description="Length of a partition; bounds are in UTC."
     )
-    keep: int = Field(
+    keep: int | None = Field(
+        default=None,
         ge=1,
         le=1000,
         description="Number of intervals before the present interval whose rows stay. streamer "
-        "removes older partitions, and copies no older rows.",
+        "removes older partitions, and copies no older rows. Without `keep`, all rows stay for "
+        "ever.",
         examples=[24],
+    )
+    since: date | None = Field(
+        default=None,
+        description="Date of the oldest partition, if all rows stay. Older rows go to the default "
+        "partition. Required for `type: append` without `keep`.",
+        examples=["2020-01-01"],
     )
     on_expired: OnExpired = Field(
         default=OnExpired.DROP, description="Action on partitions older than `keep`."

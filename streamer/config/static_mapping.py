@@ -489,13 +489,22 @@ class MappingBuilder:
                 at, "`keys: disjoint` needs a unique key, which time partitions may exclude"
             )
         is_history = table.type is TableType.HISTORY
-        at = (*at, "column")
         column = (
-            self._end_of_versions(stated.column, history, at)
+            self._end_of_versions(stated.column, history, (*at, "column"))
             if is_history
-            else self._time_of_rows(stated.column, table, at)
+            else self._time_of_rows(stated.column, table, (*at, "column"))
         )
-        return PartitionBy(column, stated.interval, stated.keep, stated.on_expired, is_history)
+        if stated.keep is not None and stated.since is not None:
+            raise self._error(at, "`keep` and `since` exclude each other", hint="remove `since`")
+        if stated.keep is None and stated.since is None and not is_history:
+            raise self._error(
+                at,
+                "an append table needs `keep`, or `since` if all rows stay",
+                hint="state as `since` the date of the oldest rows",
+            )
+        return PartitionBy(
+            column, stated.interval, stated.keep, stated.on_expired, is_history, stated.since
+        )
 
     def _end_of_versions(self, column: str | None, history: HistoryColumns, at: Location) -> str:
         """Return the column of a history's partitions. An open version must never expire."""

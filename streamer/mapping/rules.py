@@ -150,7 +150,9 @@ class TableRule:
         A version of a history expires only after its end.
         """
         rule = self.partition_by
-        return None if rule is None or rule.is_of_versions else rule
+        if rule is None or rule.is_of_versions or rule.keep is None:
+            return None
+        return rule
 
     @property
     def keeps_history(self) -> bool:

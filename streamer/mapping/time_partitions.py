@@ -33,15 +33,17 @@ _MONTHS: Final = 12
 @dataclass(frozen=True, slots=True)
 class PartitionBy:
     """The rule's `partition_by`. ``column``: a column of the target. ``keep``: the number of
-    intervals before the present interval whose rows stay. ``is_of_versions``: whether the column is
-    the end of a history's versions.
+    intervals before the present interval whose rows stay; None if all rows stay.
+    ``is_of_versions``: whether the column is the end of a history's versions. ``since``: a date in
+    the oldest interval that needs a partition, if all rows stay.
     """
 
     column: str
     interval: Interval
-    keep: int
+    keep: int | None
     on_expired: OnExpired = OnExpired.DROP
     is_of_versions: bool = False
+    since: date | None = None
 
     @property
     def key(self) -> str:
@@ -50,7 +52,9 @@ class PartitionBy:
 
     def number_at(self, moment: datetime) -> int:
         """Return the number of the interval that contains *moment*."""
-        day = moment.astimezone(UTC).date()
+        return self._number_of(moment.astimezone(UTC).date())
+
+    def _number_of(self, day: date) -> int:
         match self.interval:
             case Interval.DAY:
                 return day.toordinal()
@@ -74,24 +78,32 @@ class PartitionBy:
                 day = date(number, 1, 1)
         return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
-    def kept_since(self, now: datetime) -> datetime:
-        """Return the beginning of the oldest interval whose rows stay at *now*."""
-        return self.start_of(self.number_at(now) - self.keep)
+    def kept_since(self, now: datetime) -> datetime | None:
+        """Return the beginning of the oldest interval whose rows stay at *now*; None if all rows
+        stay.
+        """
+        return None if self.keep is None else self.start_of(self.number_at(now) - self.keep)
 
     def bounds(self, now: datetime) -> list[tuple[datetime, datetime]]:
         """Return the bounds of the partitions at *now*, except the default, the oldest first."""
         present = self.number_at(now)
-        numbers = range(present - self.keep, present + INTERVALS_AHEAD + 1)
+        first = present if self.since is None else min(present, self._number_of(self.since))
+        first = first if self.keep is None else present - self.keep
+        numbers = range(first, present + INTERVALS_AHEAD + 1)
         bounds = [(self.start_of(number), self.start_of(number + 1)) for number in numbers]
         return [*bounds, OPEN_VERSIONS] if self.is_of_versions else bounds
 
-    def keeps(self, column: str, now: datetime) -> Expression:
-        """Return the condition for the rows that stay at *now*, over a source's *column*.
+    def keeps(self, column: str, now: datetime) -> Expression | None:
+        """Return the condition for the rows that stay at *now*, over a source's *column*; None if
+        all rows stay.
 
         A row without a time stays.
         """
-        since = format_bound(self.kept_since(now))
-        return parse_expression(f"({quote_identifier(column)} < {since}) is not true")
+        since = self.kept_since(now)
+        if since is None:
+            return None
+        older = f"{quote_identifier(column)} < {format_bound(since)}"
+        return parse_expression(f"({older}) is not true")
 
 
 def format_bound(moment: datetime) -> str:

@@ -31,7 +31,7 @@ from streamer.target.connection import TargetConnection, transaction
 
 LOCK_SECONDS: Final = 2
 ROWS_MAX: Final = 10_000
-"""The number of rows of the default partition that a statement deletes."""
+"""The number of rows of the default partition that a statement deletes, or that are normal."""
 
 # Bounds have dates and times in ISO format, because sessions pin datestyle and timezone.
 _PARTITIONS_SQL: Final = r"""
@@ -146,8 +146,9 @@ async def remove_expired(
 
     Raises TargetContentionError if a session holds a lock.
     """
-    since = rule.kept_since(now)
-    removed = []
+    removed: list[RelationName] = []
+    if (since := rule.kept_since(now)) is None:
+        return removed
     for partition in _expired(await _read_partitions(connection, table), since):
         async with _locked(connection, table, "access exclusive") as partitions:
             if partition in _expired(partitions, since):
@@ -161,6 +162,18 @@ async def remove_expired(
     if rule.on_expired is OnExpired.DROP:
         await _delete_expired(connection, table, rule.column, since)
     return removed
+
+
+async def find_crowded_default(
+    connection: TargetConnection, table: RelationName
+) -> RelationName | None:
+    """Return the default partition of a table, if the partition has more than `ROWS_MAX` rows."""
+    default = _default(await _read_partitions(connection, table))
+    if default is None:
+        return None
+    rows = f"select from only {_quoted(default)} limit {ROWS_MAX + 1}"
+    count = await connection.fetch_value(f"select count(*) from ({rows}) r")
+    return default if count > ROWS_MAX else None
 
 
 def _missing(

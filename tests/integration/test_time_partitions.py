@@ -1,7 +1,7 @@
 """`partition_by`: time partitions of a target come before their rows, and leave with their rows."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 import pytest_asyncio
@@ -15,6 +15,7 @@ from streamer.mapping.time_partitions import PartitionBy, interval_partition
 from streamer.postgres.secret import Secret
 from streamer.runtime import partition_keeper
 from streamer.runtime.partition_keeper import keep_partitions
+from streamer.target import target_partitions
 from streamer.target.connection import TargetAddress, TargetConnection, target_connection
 from tests.support.checking import ERROR, WARNING, Checker
 from tests.support.comparing import Compare
@@ -79,6 +80,25 @@ async def test_rows_are_in_the_partitions_of_their_times(
     assert not (await result(shared, compare)).is_different
     expected = "select id, v, at::text from t where at >= now() - interval '23 months'"
     assert set(source.execute(expected)) <= set(target.execute(expected))
+
+
+@streams(
+    "t: {type: append, partition_by: {column: at, interval: month, since: 2024-01-31}}",
+    source=f"{FILLED.replace('<kind>', 'timestamptz').replace('<nullable>', '')};"
+    "insert into t values (101, 'v', '2023-12-31 23:00+00'), (102, 'v', '2024-01-01');"
+    "alter table t add primary key (id)",
+)
+async def test_without_keep_all_rows_stay(shared: Shared, compare: Compare) -> None:
+    await shared.caught_up()
+    wanted = "select id from t order by id"
+    assert shared.target.execute(wanted) == shared.source.execute(wanted)
+    assert shared.target.execute(OF_ROWS.format("101, 102")) == [
+        (101, "t_default"),
+        (102, "t_p20240101"),
+    ]
+    shared.source.execute("update t set v = 'x' where id in (30, 101)")
+    await shared.caught_up()
+    assert not (await result(shared, compare)).is_different
 
 
 @streams(RULE, source=f"{FILLED.replace('<kind>', 'timestamptz').replace('<nullable>', '')}")
@@ -234,6 +254,28 @@ async def test_check_knows_time_partitions(checker: Checker) -> None:
     assert await checker.findings() == []
 
 
+async def test_check_names_what_keeps_streamer_from_keeping_partitions(
+    role: str, checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_partitions, "ROWS_MAX", 3)
+    table = "create table t (id int primary key, at date{}){}"
+    checker.source.execute(table.format("", ""))
+    checker.target.execute(
+        table.format(" not null", " partition by range (at)").replace(" primary key", "")
+        + ";create index on t (id); create table t_default partition of t default;"
+        f"insert into t select g, '2001-02-03' from generate_series(1, 3) g; grant all on t to {role}"
+    )
+    checker.target.url_user = role
+    checker.configure(RULE)
+    await checker.mends(ERROR, "does not own its target table public.t", "owner to")
+    checker.target.execute(f"revoke create on schema public from {role}, public")
+    await checker.mends(ERROR, "may not create the partitions", "grant create on schema")
+    checker.target.execute(f"alter table t_default owner to {role}")
+    await checker.is_gone(WARNING, "default partition")
+    checker.target.execute("insert into t values (4, '2001-02-03')")
+    await checker.finds(WARNING, "public.t_default has more than", "`keep`")
+
+
 async def test_check_knows_partitions_of_versions(checker: Checker) -> None:
     checker.source.execute("create table t (id int primary key, v int)")
     checker.configure(VERSIONS)
@@ -379,3 +421,19 @@ async def test_versions_leave_with_their_ends_and_open_versions_stay(
     await keep_partitions(session, TABLE, ruled(rule), JANUARY + timedelta(days=3))
     assert names(target) == sorted(["t_default", "t_p99990101", *days(11, 16)])
     assert target.value("select array_agg(id order by id) from t") == [1, 4]
+
+
+async def test_without_keep_no_partition_leaves(
+    target: Database, session: TargetConnection
+) -> None:
+    rule = PartitionBy("at", Interval.DAY, None)
+    await keep_partitions(session, TABLE, ruled(rule), JANUARY)
+    target.execute("insert into t values (1, '2024-01-10', 'v'), (2, '2024-01-07', 'v')")
+    later = JANUARY + timedelta(days=4)
+    await keep_partitions(session, TABLE, ruled(rule), later)
+    assert names(target) == sorted(["t_default", *days(10, 17)])
+    # WHEN the operator wants partitions for older rows
+    since = PartitionBy("at", Interval.DAY, None, since=date(2024, 1, 7))
+    await keep_partitions(session, TABLE, ruled(since), later)
+    assert names(target) == sorted(["t_default", *days(7, 17)])
+    assert target.execute(OF_ROWS.format("1, 2")) == [(1, "t_p20240110"), (2, "t_p20240107")]

@@ -270,7 +270,8 @@ PARTITIONED = "partition_by: {column: at, interval: week, keep: 3}"
         (f"type: append, exclude: [at], {PARTITIONED}", 'column "at" unchanged'),
         (f"type: append, set: {{at: v}}, {PARTITIONED}", 'column "at" unchanged'),
         (f"type: append, columns: {{id: id, at: day}}, {PARTITIONED}", 'column "at" unchanged'),
-        ("type: append, partition_by: {column: at}", "keep"),
+        ("type: append, partition_by: {column: at}", "needs `keep`, or `since`"),
+        ("type: append, partition_by: {column: at, keep: 1, since: 2024-01-01}", "exclude each"),
         ("type: append, partition_by: {column: at, keep: 0}", "keep"),
     ],
 )

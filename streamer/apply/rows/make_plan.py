@@ -160,8 +160,10 @@ def check_partitioning(mapping: RelationMapping, target: TargetRelation) -> None
 
 def _check_sent(mapping: RelationMapping, columns: Sequence[PlanColumn]) -> None:
     """Refuse partitions by a column without a value of the source. Raises TargetSchemaError."""
-    rule = mapping.rule.expiry
-    if rule is not None and all(column.name != rule.column for column in columns):
+    rule = mapping.rule.partition_by
+    if rule is None or rule.is_of_versions:
+        return
+    if all(column.name != rule.column for column in columns):
         raise TargetSchemaError(
             f'`partition_by` names column "{rule.column}" of target table "{mapping.target}", '
             "which gets no value of the source",

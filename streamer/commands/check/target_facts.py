@@ -32,6 +32,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.target.catalog import holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
+from streamer.target.target_partitions import find_crowded_default
 from streamer.target.target_sequences import TargetSequence, find_sequences
 
 OUR_TABLES: Final = frozenset(["source", "relation", "sync_partition", "deferred_index", "request"])
@@ -95,6 +96,7 @@ class TargetTable:
     kind: str
     missing_privileges: tuple[str, ...]
     row_security: bool
+    is_owned: bool
     has_foreign_keys: bool
     triggers: tuple[str, ...]
     primary_key_constraint: str | None
@@ -136,6 +138,8 @@ class TargetFacts:
     """Targets whose indexes a copy deferred."""
     unfollowed: dict[tuple[str, str], StreamerError] = field(default_factory=dict)
     """Why relations cannot follow their renamed tables, by source and former name of the table."""
+    crowded: dict[RelationName, RelationName] = field(default_factory=dict)
+    """Default partitions with many rows, by the table with time partitions."""
     occupied: dict[tuple[str, RelationName], bool | str] = field(default_factory=dict)
     """Whether the target holds rows of a table, or why that is unknown; by source and table."""
     sequences: dict[tuple[str, RelationName], TargetSequence] = field(default_factory=dict)
@@ -331,6 +335,9 @@ async def read_tables(
             followers = await find_sequences(connection, source.sequence_places)
             facts.sequences |= {(source.label, name): s for name, s in followers.items()}
     await connection.execute(f"set statement_timeout = '{STATEMENT_SECONDS}s'")
+    rules = [mapping for source in sources for mapping in source.mappings]
+    for name in sorted({m.target for m in rules if m.rule.partition_by is not None}):
+        await _read_crowded(connection, facts, name)
     if not facts.are_records_readable:
         return
     for source in sources:
@@ -354,6 +361,7 @@ select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
               where not has_table_privilege(c.oid, p)) as missing_privileges,
        c.relrowsecurity and (c.relforcerowsecurity or not pg_has_role(c.relowner, 'usage'))
          and not r.rolsuper and not r.rolbypassrls as row_security,
+       pg_has_role(c.relowner, 'usage') as is_owned,
        exists (select from pg_constraint k
                 where k.contype = 'f' and c.oid in (k.conrelid, k.confrelid)) as has_foreign_keys,
        array(select t.tgname::text from pg_trigger t
@@ -384,6 +392,21 @@ select name, (select n.nspname from pg_extension e join pg_namespace n on n.oid 
                where e.extname = a.name) as namespace
 from pg_available_extensions a
 """
+
+
+async def _read_crowded(
+    connection: TargetConnection, facts: TargetFacts, name: RelationName
+) -> None:
+    """Read whether the default partition of a table has many rows. `check` tells lacking rights."""
+    table = facts.tables.get(name)
+    if table is None or table.relation is None or not table.is_owned:
+        return
+    try:
+        if (default := await find_crowded_default(connection, name)) is not None:
+            facts.crowded[name] = default
+    except StreamerError:
+        if connection.is_closed:
+            raise
 
 
 async def _read_occupied(

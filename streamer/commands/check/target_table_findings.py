@@ -64,6 +64,7 @@ from streamer.schema.target_relation import TargetColumn, TargetRelation
 from streamer.schema_changes.create_tables import published_relation, schemas_and_types_sql
 from streamer.schema_changes.translate.type_translator import TypeTranslator
 from streamer.target.missing_types import extension_sql, missing_type
+from streamer.target.target_partitions import ROWS_MAX
 
 
 def check_target_tables(
@@ -206,6 +207,7 @@ def check_table(
         yield from check_condition(pair, relation)
     if not is_widened:
         yield from check_columns(pair, relation)
+    yield from check_partitions(pair, table)
     yield from check_triggers(pair, table)
     yield from check_remaining_rows(pair)
     yield from check_occupied(pair, relation)
@@ -364,6 +366,38 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
             "changes are slow"
         )
         yield warning(pair.place, problem, at_target(sql))
+
+
+def check_partitions(pair: Pair, table: TargetTable) -> Iterable[Finding]:
+    """Whether streamer can create and remove time partitions, and the default partition is small.
+
+    A new partition reads the default partition under a lock.
+    """
+    rule, role = pair.mapping.rule.partition_by, pair.target.server.role
+    if rule is None or table.relation is None or not table.relation.is_partitioned:
+        return
+    if not table.is_owned:
+        problem = (
+            f'role "{role}" does not own its target table {pair.name}, so streamer can neither '
+            "create nor remove partitions"
+        )
+        sql = f"alter table {pair.quoted} owner to {quote_identifier(role)}"
+        yield error(pair.place, problem, at_target(sql))
+    namespace = pair.name.namespace
+    if not pair.target.namespaces[namespace].may_create:
+        problem = f'role "{role}" may not create the partitions of target table {pair.name}'
+        sql = f"grant create on schema {quote_identifier(namespace)} to {quote_identifier(role)}"
+        yield error(pair.place, problem, at_target(sql))
+    if (default := pair.target.crowded.get(pair.name)) is not None:
+        yield warning(
+            pair.place,
+            f"default partition {default} has more than {ROWS_MAX:,} rows, which every new "
+            "partition reads under a lock",
+            in_words(
+                f'count the rows of each time in column "{rule.column}" of {default}; a larger '
+                "`keep`, or an earlier `since`, gives older rows their partitions"
+            ),
+        )
 
 
 def check_index(pair: Pair, plan: ApplyPlan, key: list[str]) -> Iterable[Finding]:
