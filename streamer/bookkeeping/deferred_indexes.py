@@ -4,7 +4,7 @@ The transaction that drops an index stores its definition, and the transaction t
 index deletes the definition. So a crash at any moment loses no index. streamer defers only indexes
 without dependents: plain indexes, and the primary key unless a foreign key, a view or a publication
 needs it. Indexes of constraints, of the replica identity, in a non-default tablespace, or with
-settings outside their definition stay. So do all indexes of tables that a different role owns.
+settings outside their definition stay. Indexes of tables that a different role owns stay, too.
 Several sources can fill a table at the same time: the last source to finish restores the indexes.
 
 During a copy in chunks the stream also writes to the table. Then the primary key, unique indexes

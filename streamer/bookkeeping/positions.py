@@ -2,7 +2,7 @@
 position, and streamer acknowledges the position of a source.
 
 The transaction that writes changes of a table moves the position of the table. The session that
-holds the lock of a source stores the acknowledged position. Both fail without the lock.
+holds the lock of a source stores the acknowledged position. Both updates fail without the lock.
 """
 
 import asyncio

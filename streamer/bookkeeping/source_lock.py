@@ -289,5 +289,5 @@ class LockSession:
     async def _unlock_source(self, source_id: int) -> None:
         if self._session is not None and source_id in self._locked:
             self._locked.discard(source_id)
-            with contextlib.suppress(StreamerError):  # lost, and the lock with it
+            with contextlib.suppress(StreamerError):  # a lost session held the lock
                 await self._session.fetch_value(_UNLOCK_SQL, signed(LOCK_CLASS), source_id)

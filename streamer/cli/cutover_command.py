@@ -51,10 +51,10 @@ def cutover(
     """Switch programs over from a source to the target, step by step.
 
     The steps are: check, stop writes at the source, drain, compare, set sequences, prepare the
-    reverse stream if requested, finish. Without --yes the command only shows them. If the command
-    is killed, run it again: it continues with the interrupted step. If a step exceeds its time
-    limit, the command restores the state before the cut-over. --undo restores that state at any
-    step before the last.
+    reverse stream if requested, finish. Without --yes the command only shows the steps. If the
+    command is killed, run it again: it continues with the interrupted step. If a step exceeds its
+    time limit, the command restores the state before the cut-over. --undo restores that state at
+    any step before the last.
     """
     from streamer.commands.command_scope import Scope
     from streamer.commands.cutover.cutover import Cutover

@@ -279,7 +279,7 @@ def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show the effect of applying the draft, or of reading the configuration file.
 
     The plan names slots, publications, tables to copy with their size and duration, and problems.
-    The exit code is 1 if it has errors.
+    The exit code is 1 if the plan has errors.
     """
     from streamer.admin.service import edit_draft
 

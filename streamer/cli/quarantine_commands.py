@@ -91,7 +91,7 @@ def drop_quarantine(
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete changes from quarantine. The target never receives them.
+    """Delete changes from quarantine. The target never receives dropped changes.
 
     streamer applies later changes of the same rows again.
     """

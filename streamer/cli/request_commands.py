@@ -49,7 +49,7 @@ def follow_requests(
     as_json: bool,
     expects_process: bool = False,
 ) -> None:
-    """Print requests, wait for the outcomes and print these.
+    """Print requests, wait for the outcomes and print the outcomes.
 
     *asked*: labels by the ids of requests. *answer*: what JSON contains beside the outcomes.
     *expects_process*: without a process for the source, wait for its next start. The exit code is

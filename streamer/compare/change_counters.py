@@ -99,7 +99,7 @@ class Extent(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
     """A server at a moment. ``horizon``: all transactions below this xid had ended.
-    ``counts_since``: the last reset of the statistics; None if statistics are no proof.
+    ``counts_since``: the last reset of the statistics; None if statistics prove nothing.
     """
 
     started: str

@@ -200,7 +200,7 @@ class _ScopedTable:
     result: TableResult
     table: ComparedTable | None = None
     is_unread: bool = False
-    """The source cannot be read, which says nothing about the table."""
+    """Whether the source cannot be read. The table may still be equal."""
     rows: int = 0
     size_bytes: int = 0
     storage: tuple[str, ...] = ()

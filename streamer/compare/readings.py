@@ -574,8 +574,8 @@ class KeyJudging:
 
     def _read_source(self, batch: Judged) -> None:
         connection = self._servers.source(batch.table.source_id)
-        # Read the transactions before the rows: a transaction that the rows do not show still runs
-        # now.
+        # Read the transactions before the rows, so that the list contains each transaction whose
+        # changes the rows do not show.
         row = connection.execute(_COMMITTING_SQL).fetchone()
         assert row is not None
         rows = self._read(batch.table, SOURCE, batch.wanted)

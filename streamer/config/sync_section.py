@@ -95,7 +95,7 @@ class SyncSection(Strict):
         ge=1,
         le=1000,
         description="Sources of a PostgreSQL server that copy at the same time, first copies and "
-        "later copies together. Sources of other servers go ahead meanwhile. Not set: only "
+        "later copies together. Sources of other servers do not wait for them. Not set: only "
         "`sync.sources_at_once` counts.",
     )
     resumable_above: Size = Field(

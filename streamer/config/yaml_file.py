@@ -143,7 +143,7 @@ def _parse(path: Path, text: str, replace: bool, list_key: str | None) -> Docume
 
 
 class _Builder:
-    """Builds values from nodes. A node costs as much at each alias."""
+    """Builds values from nodes. Each alias of a node costs as much as the node."""
 
     def __init__(self, document: Document, replace: bool, text: str) -> None:
         self._left = len(text) + _ALIAS_VALUES_MAX

@@ -54,7 +54,7 @@ class State(enum.StrEnum):
 
 
 class Need(enum.Enum):
-    """The copy or request that a table lacks to be in sync."""
+    """The copy or request that a table needs before it is in sync."""
 
     NOTHING = enum.auto()
     """streamer applies the table's changes."""

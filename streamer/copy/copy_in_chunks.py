@@ -5,16 +5,17 @@ copy of the rows between two keys, under the snapshot of a round:
 
 1. the round holds the lane of the table to a point, and takes a snapshot with the consistent point
    P (`streamer.apply.lanes.lane`). The first chunk needs no hold, because the target contains no
-   row yet; 2. the drainer applies the changes before P, of rows up to the border of the last chunk.
-   It omits changes of later rows (`streamer.apply.lanes.copied_range`), which this or a later chunk
+   row yet;
+2. the drainer applies the changes before P, of rows up to the border of the last chunk. It omits
+   changes of later rows (`streamer.apply.lanes.copied_range`), which this or a later chunk
    contains;
 3. COPY copies the rows of the chunk. The drainer applies no change of the table meanwhile, so
    neither a TRUNCATE nor a change of a key can affect half a chunk;
 4. one statement stores the new border and P as the position. Then the drainer continues.
 
 A process that dies before step 4 leaves rows beyond the border. The next process removes these rows
-and repeats the chunk. Stream and slot are as for any table in sync. So streamer can continue at the
-next chunk whenever it can continue a table in sync, also after a fail-over.
+and repeats the chunk. The stream and the slot treat such a table as a table in sync. So streamer
+can continue at the next chunk whenever it can continue a table in sync, also after a fail-over.
 
 Between two chunks the table must stay the same table. After a rewrite or a change of the
 definition, or if a new table replaces the target, the copy begins again. Partitions may be attached

@@ -54,7 +54,9 @@ class CopyOrder:
 
 
 class _Selection:
-    """The columns of the query, in order. The query is binary as long as each column can be."""
+    """The columns of the query, in order. The query uses the binary format as long as each column
+    qualifies for binary.
+    """
 
     def __init__(self, types: frozenset[int]) -> None:
         self._types = types

@@ -1,8 +1,8 @@
 """Plans the copies of a round under the round's snapshot.
 
-1. the planner reads the definitions under that snapshot. A table that changed by then waits for the
-next round; 2. the planner defers indexes, cuts the tables into parts or chunks, and stores the
-parts.
+1. the planner reads the definitions under that snapshot. A table that changed by then waits for
+   the next round;
+2. the planner defers indexes, cuts the tables into parts or chunks, and stores the parts.
 """
 
 from collections.abc import Iterable, Sequence

@@ -48,7 +48,9 @@ def pieces(data: bytes) -> Iterator[bytes]:
 
 
 class LargeValue:
-    """A large item of a row. It equals bytes with the same content, and has their hash."""
+    """A large item of a row. A `LargeValue` equals bytes with the same content, and has the same
+    hash.
+    """
 
     __slots__ = ("view",)
 

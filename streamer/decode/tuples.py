@@ -44,8 +44,8 @@ NULL: Final[Value] = _Sentinel("B", b"\\N")  # type: ignore[assignment]
 NULL_BINARY: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xff")  # type: ignore[assignment]
 UNCHANGED: Final[Value] = _Sentinel("B", b"\\U")  # type: ignore[assignment]
 AS_TEXT: Final[Value] = _Sentinel("B", b"\xff\xff\xff\xfe")  # type: ignore[assignment]
-"""Stands for a text in binary transport. Only columns that the target does not get may contain it:
-in COPY data it is a length of -2, which the target refuses.
+"""Stands for a value that comes as text in binary transport. Only columns that the target does not
+get may contain it: in COPY data it is a length of -2, which the target refuses.
 """
 
 Row = list[Value]

@@ -19,7 +19,7 @@ class ExactOrder:
 
     async def write(self, window: LaneWindow) -> tuple[int, StreamerError | None]:
         """Write the transactions before the refused transaction; return their number and the
-        error. The caller commits them.
+        error. The caller commits these transactions.
         """
         writer = self._writer
         count, error = len(window.transactions), None
@@ -93,7 +93,7 @@ class ExactOrder:
         the keys.
 
         The order of changes across tables is not known here. As sets, rows are written and removed
-        by the keys. In exact order, table follows table.
+        by the keys. In exact order, one table is written after the other.
         """
         writer = self._writer
         single = window.single_transaction(number)

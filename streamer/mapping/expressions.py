@@ -166,7 +166,7 @@ def _check_balance(tokens: Sequence[Token]) -> None:
                 f"{token.value!r} has no opening counterpart at character {token.start}"
             )
         elif token.value == ":" and open_ones[-1:] != ["["]:
-            raise ExpressionError("a colon stands between the bounds of a slice only")
+            raise ExpressionError("a colon is allowed only between the bounds of a slice")
     if open_ones:
         raise ExpressionError(f"{open_ones[-1]!r} is not closed")
 

@@ -199,7 +199,8 @@ async def renew_password(url: Secret) -> bool:
     former = state.renewed
     forget_password(url)
     now = await current_password(url)
-    # A recent connection may have read the new password already; older connections have the former.
+    # A recent connection may have read the new password already; older connections have the former
+    # password.
     if former is None or former == now:
         return False
     state.renewed = now

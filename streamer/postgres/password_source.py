@@ -26,7 +26,7 @@ from streamer.postgres.secret_command import (
 from streamer.util.owned_directory import OwnedDirectory, read_private
 
 COMMAND_VARIABLE: Final = "STREAMER_PASSWORD_COMMAND"
-"""Names the password command of a worker in a cluster, in the environment of its executor."""
+"""The variable, in the environment of an executor, that names the password command of a worker."""
 _VARIABLES: Final = {
     "host": "PGHOST",
     "port": "PGPORT",

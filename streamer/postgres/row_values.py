@@ -47,7 +47,7 @@ _KNOWN: Final = tuple(
         ),
         r"value out of range: (?:over|under)flow",
         (r"numeric field overflow|division by zero"),
-        # The statements of this program raise these.
+        # Statements of this program raise these messages.
         r"an update or delete came for a table without replica identity",
         r"an open version of this key is already there",
         r"several rows of the target table have the key of one change",

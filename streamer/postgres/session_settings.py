@@ -24,7 +24,7 @@ TEXT_FORMAT: Final[dict[str, str]] = {
     # Expressions of rules may depend on these settings.
     "lc_numeric": "C",
     "lc_time": "C",
-    # Masking reads messages in English. Only a superuser may set this.
+    # Masking reads messages in English. Only a superuser may set this parameter.
     "lc_messages": "C",
     "timezone_abbreviations": "Default",
     "quote_all_identifiers": "off",
@@ -56,7 +56,7 @@ KEEPALIVES: Final = {
 """TCP settings of streamer's side of connections, by libpq's names: in seconds, except
 ``tcp_user_timeout``.
 
-The settings detect a peer that vanished within about a minute. Connection strings have priority.
+The settings detect a peer that vanished within about a minute. A connection string overrides them.
 """
 
 # The settings of the server's side. By default a server keeps the session of a vanished client,
@@ -122,8 +122,9 @@ def pin_sql(
     """Return statements without parameters that pin *settings*: the first statements of every
     connection.
 
-    The statements are a single simple query, of which PostgreSQL analyses each statement after it
-    has run the former. A walsender accepts them, too. The values are constants of this module.
+    The statements are a single simple query. PostgreSQL analyses each statement only after it has
+    run the statement before. A walsender accepts them, too. The values are constants of this
+    module.
 
     *version*: server_version_num. *is_superuser*: the parameter that the server reports at the
     start of a session; a pooler may leave it out. Without these arguments the server checks the

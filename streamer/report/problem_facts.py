@@ -54,7 +54,7 @@ class ReportedSequence:
 
 @dataclass(frozen=True, slots=True)
 class ReportedTable:
-    """A table of a source. ``is_over_delete_limit``: `max_deleted_rows` paused it."""
+    """A table of a source. ``is_over_delete_limit``: `max_deleted_rows` paused the table."""
 
     name: str
     state: str

@@ -670,7 +670,7 @@ async def _log_in(address: TargetAddress, server_settings: dict[str, str]) -> as
     except asyncpg.InvalidAuthorizationSpecificationError as exc:
         if not has_password_source(address.url):
             raise
-        # The stored output of the command may have been revoked before its time.
+        # The server may have revoked the cached password before its lifetime ended.
         if forget_password(address.url):
             with contextlib.suppress(asyncpg.InvalidAuthorizationSpecificationError):
                 return await connect()

@@ -155,6 +155,6 @@ def _from_yaml(field: Field, text: str) -> Any:
 
 
 def faulty_field(message: str, names: Iterable[str]) -> str | None:
-    """Return the field with the name at the beginning of an error's message."""
+    """Return the field whose name begins the message of an error."""
     matches = [name for name in names if message.startswith((f"{name}:", f"{name}.", f"{name}["))]
     return matches[0] if matches else None

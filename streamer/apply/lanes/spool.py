@@ -278,7 +278,9 @@ class LaneSpool:
         number = self._relation_numbers.get(key)
         if number is None:
             number = self._relation_numbers[key] = len(self._relations)
-            self._relations.append((mapped, relation))  # keeps both alive, so the ids stay valid
+            self._relations.append(
+                (mapped, relation)
+            )  # keeps both objects, so their ids stay valid
         return number
 
     def _last_segment(self) -> _Segment:

@@ -2,7 +2,8 @@
 
 A request stays in the bookkeeping until the transaction that fulfils it, so a crash loses no
 request. The drainer fulfils a request between two windows of the lane. Later changes of the same
-rows come after the request, or follow the rows into quarantine. They never overtake the request.
+rows come after the request, or follow the rows into quarantine. Later changes never overtake the
+request.
 """
 
 from dataclasses import dataclass, field

@@ -98,8 +98,8 @@ VERSION_MIN: Final = 14_00_00
 def binary_types(source_version: int, target_version: int) -> frozenset[int]:
     """Return the OIDs of types whose values may travel in binary between two servers.
 
-    From 17 on an interval may be infinite. An older server refuses the text of such an interval,
-    but receives the binary form as a very long interval.
+    From PostgreSQL 17 on, an interval may be infinite. An older server refuses the text of such an
+    interval, but receives the binary form as a very long interval.
     """
     if source_version >= 17_00_00 > target_version:
         return BINARY_OIDS - INTERVALS

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CHUNK_ROWS: Final = 2000
 COMPILED_COLUMNS_MAX: Final = 1664
-"""MaxTupleAttributeNumber of PostgreSQL. A staged row never has more."""
+"""MaxTupleAttributeNumber of PostgreSQL. A staged row never has more columns."""
 ROW_BYTES_MAX: Final = 0x3FFFFFFF
 """PostgreSQL's MaxAllocSize, the limit of a line of COPY, or of a value in binary."""
 

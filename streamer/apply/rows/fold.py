@@ -50,7 +50,7 @@ _MALFORMED: Final = (IndexError, ValueError, struct.error)
 
 
 class NotFoldable(Exception):  # no error: the window needs exact order
-    """These changes need exact order."""
+    """The changes of a window need exact order."""
 
 
 @dataclass(slots=True)

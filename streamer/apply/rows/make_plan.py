@@ -182,7 +182,7 @@ def check_time(mapping: RelationMapping, column: str, type_name: str) -> None:
 
 
 def missing_sid(mapping: RelationMapping) -> TargetSchemaError:
-    """Return the error for a table whose rule has a sid, and whose target has no column. Pure."""
+    """Return the error for a rule with a sid, and a target table without its column. Pure."""
     return TargetSchemaError(
         f'`sid` distinguishes rows of target table "{mapping.target}", which has no column sid',
         hint=Remedy.of("`", run("check"), "` prints the statements to run there"),

@@ -434,7 +434,7 @@ class Worker:
     def _fits_message(self, window: Window) -> bool:
         """Whether to send *window* with its COMMIT in one message.
 
-        A window in parts shows which lane takes long.
+        If the worker writes a window in parts, the slow lane shows.
         """
         return (
             not self._parts_left

@@ -195,7 +195,7 @@ def check_heartbeat(facts: SourceFacts, interval: float) -> Iterable[Finding]:
 
 
 def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> Iterable[Finding]:
-    """Find a WAL limit that the server's lower limit defeats. A journal begins before both."""
+    """Find a WAL limit above the server's own limit. A journal begins before either limit."""
     limit = source.max_retained_wal_bytes
     size = int(server.settings.get("max_slot_wal_keep_size", -1))
     if source.on_max_retained_wal is OnMaxRetainedWal.SPOOL:
@@ -210,7 +210,7 @@ def check_backlog(place: Place, server: SourceServer, source: SourceMapping) -> 
 
 
 def check_encoding(place: Place, source: str, target: str) -> Iterable[Finding]:
-    """Whether the target's encoding has every character of the source."""
+    """Find an encoding of the target that lacks characters of the source."""
     words = "create the target database with: encoding 'UTF8' template template0"
     if source == "SQL_ASCII":
         problem = (

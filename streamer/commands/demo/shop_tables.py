@@ -36,7 +36,7 @@ TABLES: Final = (
     Table("audit.events", "audit.events", TableType.APPEND),
 )
 
-# Equal to TABLES, as a person would write YAML.
+# The content of TABLES, in YAML as a person would write it.
 TABLES_YAML: Final = """\
       customers: {exclude: [password_hash]}
       products:

@@ -6,7 +6,7 @@ the commit. The tracker can therefore never report a position as durable that a 
 reach. A keepalive moves the position only between transactions.
 
 A block goes to the lanes as a whole if all its transactions are plain. Otherwise the dispatcher
-handles its transactions one by one, which is the reference.
+handles its transactions one by one. Tests compare blocks with this simpler way.
 
 A transaction may carry a message of ``streamer execute``. The dispatcher then yields
 `ScriptsReached` before it records or dispatches any part of that transaction.

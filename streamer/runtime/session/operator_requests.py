@@ -54,7 +54,9 @@ class Requests:
     async def follow(self, arrived: asyncio.Event) -> None:
         """Fulfil requests as soon as they arrive, and store the outcomes of tables."""
         self._relations.requested = arrived
-        await end_restarts(self._bookkeeping, self._source_id)  # an earlier attempt took them
+        await end_restarts(
+            self._bookkeeping, self._source_id
+        )  # an earlier attempt took these requests
         while True:
             await wait_for_event(arrived, OUTCOME_SECONDS if self._relations.awaited_ids else None)
             arrived.clear()

@@ -45,7 +45,7 @@ from streamer.util.lsn import EVERYTHING, Lsn
 
 
 def worker_number(source_label: str, lane_name: str, worker_count: int) -> int:
-    """Return the worker of a lane, the same in every process: the seed of `hash` differs."""
+    """Return the worker of a lane, by a checksum that is equal in every process, unlike `hash`."""
     return zlib.crc32(f"{source_label}\0{lane_name}".encode()) % worker_count
 
 

@@ -7,7 +7,7 @@ at the limit: warn; spool, which reads the slot into a journal
 tables need a resync.
 
 The reason of the backlog does not matter: an outage of the target, or a table that waits.
-`limit_of` of `streamer.runtime.wal_retention.backlog_level` decides for all.
+`limit_of` of `streamer.runtime.wal_retention.backlog_level` decides in all cases.
 """
 
 import asyncio

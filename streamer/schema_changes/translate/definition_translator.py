@@ -456,7 +456,7 @@ class DefinitionTranslator:
             result.fill(name, reason)
         was_alike = change.before is not None and change.before.type == present.type
         if present.type != column.type and not was_alike and widens(column.type, present.type):
-            column = replace(column, type=present.type)  # the target's is wider
+            column = replace(column, type=present.type)  # the target's type is wider
         is_sorted_anew = _is_sorted_anew(change) and self._sorts_alike(name, column, result)
         if present.type == column.type and not is_sorted_anew:
             return []
@@ -542,7 +542,7 @@ class DefinitionTranslator:
         self, change: ColumnChange, name: str, column: DefinedColumn, result: Translation
     ) -> list[str]:
         if not self._columns[name].is_generated:
-            return []  # changes have not contained values of the column
+            return []  # until now, changes contain no values of the column
         facts = self._generated
         text = expression_of(column, self._mapping, self._columns, facts)
         statements, doubt = set_expression(self._alter, name, column, text, facts)

@@ -3,7 +3,8 @@ deletes from the front.
 
 When `Journal.write` returns, its records are on disk, so ``end_lsn`` may be acknowledged to the
 source. `Journal.rewind` cuts off all data after ``end_lsn`` before the next write: an unfinished
-transaction, a record torn by a crash, records whose flush failed. The source still has these.
+transaction, a record torn by a crash, records whose flush failed. The source can send these changes
+again.
 
 A file gets its name when the first records are on disk. So a segment without a sound header is
 damage, never the result of a crash. Damage after the last sound record of the last segment looks
@@ -429,7 +430,7 @@ def _write(descriptor: int, records: list[Record], offset: int) -> int:
     begin = offset
     small: list[bytes] = []
     for part in chain.from_iterable(record.encode() for record in records):
-        if len(part) > LARGE_BYTES:  # to join would copy the part
+        if len(part) > LARGE_BYTES:  # joining would copy the part
             offset += _write_bytes(descriptor, b"".join(small), offset)
             offset += _write_bytes(descriptor, part, offset)
             small.clear()

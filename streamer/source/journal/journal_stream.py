@@ -40,7 +40,7 @@ class JournalStream:
 
     @property
     def last_message_at(self) -> float:
-        """The present time, because a file cannot fall silent."""
+        """Return the present time, because a file always answers."""
         return time.monotonic()
 
     async def wait_readable(self) -> None:
