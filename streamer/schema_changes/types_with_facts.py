@@ -8,16 +8,25 @@ from typing import Final
 from streamer.bookkeeping.relation_definitions import (
     read_known_types,
     read_other_users,
+    read_others,
     read_own_targets,
     read_users,
 )
 from streamer.errors.error_classes import TargetContentionError, TargetSchemaError
 from streamer.mapping.rule_options import DdlKind
+from streamer.mapping.rules import RelationMapping
 from streamer.postgres.describing import NAMED_TYPES_SQL
-from streamer.schema.indexes_constraints_types import DefinedType, TypeChange, base_type
+from streamer.schema.indexes_constraints_types import (
+    DefinedType,
+    TypeChange,
+    base_type,
+    quoted_type,
+)
+from streamer.schema.source_definition import SourceDefinition
 from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.changed_table import ChangedTable, SourceCommand
 from streamer.schema_changes.read_definitions import read_target_types
+from streamer.schema_changes.translate.joining_source import own_enums, under_name, under_own_names
 from streamer.schema_changes.translate.type_translator import TypeTranslation, TypeTranslator
 from streamer.target.connection import TargetConnection
 from streamer.target.former_types import read_uses
@@ -84,13 +93,17 @@ async def _translate(
     labels: Mapping[str, Sequence[str]],
 ) -> TypeTranslation:
     session, mapped = table.session, table.mapped
+    of_target = await read_target_types(session, target)
+    own_labels = own_enums(command.definition, mapped.mapping, target, of_target)
+    changes = under_own_names(changes, own_labels)
+    sharers = await read_others(session, mapped.relation_id) if own_labels else []
     named = {type_ for change in changes for type_ in (change.before, change.after) if type_}
     text = await session.fetch_value(
         NAMED_TYPES_SQL, [t.namespace for t in named], [t.name for t in named]
     )
     types = [
         *map(DefinedType.of, json.loads(text or "[]")),
-        *await read_target_types(session, target),
+        *of_target,
     ]
     by_name = {t.quoted: t for t in types}
     of_columns = {}
@@ -107,14 +120,32 @@ async def _translate(
     # Tables of peer sources share types with this table, even if their target tables differ.
     words = [str(change) for change in changes]
     peers = await read_other_users(session, command.place, names, words)
-    return TypeTranslator(
+    translation = TypeTranslator(
         {t.full_name: t for t in types},
-        [peer.used_types for peer in peers],
+        [
+            *(peer.used_types for peer in peers),
+            *(_enums_of(peer, mapped.mapping, target, of_target) for peer in sharers),
+        ],
         uses=await read_uses(session, types, await read_own_targets(session, mapped.relation_id)),
         own=own_types,
         known=await read_known_types(session, mapped.relation_id, names),
         kept=labels,
     ).translate(changes)
+    for own_name, enum in own_labels.items():
+        if (reason := translation.rewritten.pop(enum.quoted, None)) is not None:
+            translation.rewritten[quoted_type(own_name)] = reason
+    return translation
+
+
+def _enums_of(
+    peer: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Sequence[DefinedType],
+) -> list[DefinedType]:
+    """Return the enums of a tenant's schema under the names of the target's enums."""
+    enums = own_enums(peer, mapping, target, types)
+    return [under_name(type_, enums) for type_ in peer.types or () if type_.full_name in enums]
 
 
 async def _wait_for_users(

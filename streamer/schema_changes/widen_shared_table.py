@@ -1,8 +1,9 @@
 """The target table of several tenants, which fits the definitions of all tenants.
 
 The first tenant creates the table. Before the first copy of each later tenant, streamer adds
-missing columns, widens narrower types, and drops NOT NULL from columns that the tenant lacks. The
-values of earlier tenants do not change, so the order of the tenants does not matter.
+missing columns, widens narrower types, and drops NOT NULL from columns that the tenant lacks. If
+each schema has an enum of its own, the target's enum gets missing labels. The values of earlier
+tenants do not change, so the order of the tenants does not matter.
 
 streamer widens only tables that it created, of sources that do not capture definitions. With the
 capture, `streamer.schema_changes.changes_during_copy` makes these changes, and `on_ddl` decides.
@@ -21,6 +22,7 @@ from streamer.errors.remedies import Remedy, at_target
 from streamer.mapping.rules import RelationMapping
 from streamer.postgres.quoting import quote_qualified
 from streamer.schema.target_relation import TargetRelation
+from streamer.schema_changes.read_definitions import read_target_types
 from streamer.schema_changes.translate.joining_source import widening_statements
 from streamer.source.catalog import SourceRelation
 from streamer.target.add_columns import LOCK_SECONDS
@@ -49,7 +51,9 @@ async def widen_shared_table(
     Raises TargetContentionError if the table stays locked, TargetSchemaError with the statements if
     the role lacks the privilege.
     """
-    statements = widening_statements(relation.definition, mapping, table)
+    definition = relation.definition
+    types = await read_target_types(target, table) if definition.types else []
+    statements = widening_statements(definition, mapping, table, types)
     if not statements:
         return table
     if table.name not in await read_created(target, [table.name]):
@@ -65,7 +69,8 @@ async def widen_shared_table(
             quoted = quote_qualified(table.name.namespace, table.name.name)
             await connection.execute(f"lock table {quoted} in access exclusive mode")
             present = await read_relation(connection, table.name) or table
-            statements = widening_statements(relation.definition, mapping, present)
+            types = await read_target_types(connection, present) if definition.types else []
+            statements = widening_statements(definition, mapping, present, types)
             calls = await ForeignCalls.before(connection, [quoted])
             for statement in statements:
                 await connection.execute(statement)

@@ -45,27 +45,40 @@ def move_schema(world: World) -> None:
 
 
 def _create(world: World, source: Source, namespace: str) -> None:
-    """Create a schema with the definitions of a present schema, and a few rows."""
     world.note(f"  {source.slot} gets {namespace}")
+    kinds, statements = create_schema(source, namespace)
+    for kind in kinds:
+        # A former table of this name may still be in the mapping.
+        world.excuse(source, kind.name)
+    _run(world, source, statements)
+    source.kinds += kinds
+
+
+def create_schema(source: Source, namespace: str) -> tuple[tuple[Kind, ...], str]:
+    """Return the tables of a new schema, with the definitions of a present schema, and the
+    statements that create the schema with a few rows.
+    """
     model = source.schemas[0]
     kinds = _kinds(source.sid, namespace)
     statements = [f"create schema {namespace}"]
     for kind in kinds:
-        # A former table of this name may still be in the mapping.
-        world.excuse(source, kind.name)
         statements.append(f"create table {kind.name} (like {model}.{kind.target} including all)")
         if kind.target != "entries":
             rows = "select g, 'first' from generate_series(1, 20) g"
             statements.append(f"insert into {kind.name} (id, v) {rows}")
-    _run(world, source, "; ".join(statements))
-    source.kinds += kinds
+    return kinds, "; ".join(statements)
 
 
 def _drop(world: World, source: Source, namespace: str) -> None:
     world.note(f"  {source.slot} loses {namespace}")
+    _run(world, source, drop_schema(source, namespace))
+
+
+def drop_schema(source: Source, namespace: str) -> str:
+    """Remove a schema from the tables of *source*; return the statement that drops the schema."""
     kept = [kind for kind in source.kinds if not kind.name.startswith(f"{namespace}.")]
     source.kinds = tuple(kept)
-    _run(world, source, f"drop schema {namespace} cascade")
+    return f"drop schema {namespace} cascade"
 
 
 def rename_schema(world: World) -> None:

@@ -32,14 +32,25 @@ def move_table(world: World) -> None:
     if leaving and (is_full or world.random.random() < 0.4):
         kind = world.random.choice(leaving)
         world.note(f"  {source.slot} loses {kind.name}")
-        source.kinds = tuple(other for other in source.kinds if other is not kind)
-        _run(world, source, f"drop table {kind.name}")
+        _run(world, source, drop_table(source, kind))
         return
-    kind = reading(2 * world.options.shards + len(world.schedule))
+    kind, statements = create_table(2 * world.options.shards + len(world.schedule))
     world.note(f"  {source.slot} gets {kind.name}")
-    rows = f"select {kind.keys} + g, 'first' from generate_series(1, 20) g"
-    _run(world, source, f"{kind.ddl}; insert into {kind.name} {rows}")
+    _run(world, source, statements)
     source.kinds += (kind,)
+
+
+def create_table(number: int) -> tuple[Kind, str]:
+    """Return a like-named table, and the statements that create the table with a few rows."""
+    kind = reading(number)
+    rows = f"select {kind.keys} + g, 'first' from generate_series(1, 20) g"
+    return kind, f"{kind.ddl}; insert into {kind.name} {rows}"
+
+
+def drop_table(source: Source, kind: Kind) -> str:
+    """Remove a table from the tables of *source*; return the statement that drops the table."""
+    source.kinds = tuple(other for other in source.kinds if other is not kind)
+    return f"drop table {kind.name}"
 
 
 def _run(world: World, source: Source, statements: str) -> None:

@@ -5,14 +5,16 @@ streamer treats the rest of the definition as a change of the source. So the mec
 decides by kind, stops with the SQL, and keeps the peers' values.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
-from streamer.mapping.rule_options import OnColumnAdded
+from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import DdlKind, OnColumnAdded
 from streamer.mapping.rules import RelationMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier, quote_qualified
-from streamer.schema.indexes_constraints_types import DefinedType, TypeChange
+from streamer.schema.indexes_constraints_types import DefinedType, TypeChange, base_type
 from streamer.schema.partitions import ROOT, Partition
 from streamer.schema.source_definition import (
     ColumnChange,
@@ -26,6 +28,8 @@ from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.translate.definition_translator import DefinitionTranslator
 from streamer.schema_changes.translate.generated_columns import GeneratedFacts
 from streamer.schema_changes.translate.type_translator import TypeTranslator
+
+_OF_LABELS: Final = frozenset({DdlKind.ADD_ENUM_VALUE, DdlKind.RENAME_ENUM_VALUE})
 
 
 def part_of_target(
@@ -42,6 +46,7 @@ def part_of_target(
     any. *lacking*: the missing columns of the target, by the source's names.
     """
     target_types = {type_.full_name: type_ for type_ in types}
+    target_types |= own_enums(definition, mapping, target, types)
     columns = tuple(
         _column(column, mapping, target)
         for column in definition.columns
@@ -112,6 +117,58 @@ def _type(type_: DefinedType, target: DefinedType) -> DefinedType:
             return type_
 
 
+def own_enums(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Iterable[DefinedType],
+) -> dict[RelationName, DefinedType]:
+    """Return the enums of the target's columns, by the names of the enums of a tenant's schema.
+
+    Each schema may have an enum of that name, and the target's column has the enum of one schema.
+    *types*: see `part_of_target`.
+    """
+    if mapping.rule.sid is None:
+        return {}
+    present = {type_.quoted: type_ for type_ in types if type_.kind == "e"}
+    enums = {type_.quoted: type_ for type_ in definition.types or () if type_.kind == "e"}
+    by_name = {}
+    for column in definition.columns:
+        name = mapping.target_column(column.name)
+        if name is None or name not in target.columns or mapping.is_computed(name):
+            continue
+        enum = enums.get(base_type(column.type))
+        in_target = present.get(base_type(target.columns[name].type))
+        if enum is not None and in_target is not None and enum.name == in_target.name:
+            by_name[enum.full_name] = in_target
+    return by_name
+
+
+def under_own_names(
+    changes: Iterable[TypeChange], own: Mapping[RelationName, DefinedType]
+) -> list[TypeChange]:
+    """Return *changes* with changes of labels under the names of the target's enums.
+
+    *own*: see `own_enums`.
+    """
+    return [
+        replace(
+            change,
+            before=change.before and under_name(change.before, own),
+            after=under_name(change.after, own),
+        )
+        if change.kind in _OF_LABELS
+        else change
+        for change in changes
+    ]
+
+
+def under_name(type_: DefinedType, own: Mapping[RelationName, DefinedType]) -> DefinedType:
+    """Return *type_* with the name of the target's enum, if *own* has an enum for it."""
+    target = own.get(type_.full_name)
+    return type_ if target is None else replace(type_, namespace=target.namespace, name=target.name)
+
+
 def widening(
     definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
 ) -> tuple[list[ColumnChange], list[str]]:
@@ -135,15 +192,40 @@ def widening(
 
 
 def widening_statements(
-    definition: SourceDefinition, mapping: RelationMapping, target: TargetRelation
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Sequence[DefinedType] = (),
 ) -> list[str]:
-    """Return the statements that make the `widening` of *target*."""
+    """Return the statements that make the `widening` of *target*.
+
+    *types*: see `part_of_target`. Enums of *types* get the labels of the enums that a tenant's
+    schema has.
+    """
     changes, unfilled = widening(definition, mapping, target)
     alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"
     return [
+        *_label_statements(definition, mapping, target, types),
         *_translator(definition, mapping, target).translate(changes).statements,
         *(f"{alter} alter column {quote_identifier(name)} drop not null" for name in unfilled),
     ]
+
+
+def _label_statements(
+    definition: SourceDefinition,
+    mapping: RelationMapping,
+    target: TargetRelation,
+    types: Sequence[DefinedType],
+) -> list[str]:
+    target_enums = own_enums(definition, mapping, target, types)
+    changes = [
+        TypeChange(DdlKind.ADD_ENUM_VALUE, type_, type_, (None, label))
+        for type_ in definition.types or ()
+        if type_.full_name in target_enums
+        for _, label in type_.labels
+    ]
+    translator = TypeTranslator({type_.full_name: type_ for type_ in target_enums.values()})
+    return translator.translate(under_own_names(changes, target_enums)).statements
 
 
 def _translator(
@@ -173,7 +255,9 @@ def joining_statements(
     target_types = {type_.full_name: type_ for type_ in types}
     translator = TypeTranslator(target_types, [peer.types or () for peer in peers])
     columns = _translator(definition, mapping, target, peers)
+    type_changes = [change for change in changes if isinstance(change, TypeChange)]
+    target_enums = own_enums(definition, mapping, target, types)
     return [
-        *translator.translate([c for c in changes if isinstance(c, TypeChange)]).statements,
+        *translator.translate(under_own_names(type_changes, target_enums)).statements,
         *columns.translate([c for c in changes if isinstance(c, ColumnChange)]).statements,
     ]
