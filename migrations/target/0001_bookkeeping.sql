@@ -375,6 +375,8 @@ create table streamer.sync_partition (
     error text,
     -- The kind of an error that ends the copy of the table: 'changed' or 'refused'.
     failure text,
+    -- The constraint or unique index of the target that refuses a row of the part.
+    failed_constraint text,
     -- The size of the part in the source's table.
     size_bytes bigint not null default 0,
     primary key (relation_id, part)

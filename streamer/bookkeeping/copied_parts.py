@@ -14,7 +14,10 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """A part that a task copied, or that failed with ``kind`` and ``error``."""
+    """A part that a task copied, or that failed with ``kind`` and ``error``.
+
+    ``constraint``: the constraint or unique index of the target that refuses a row.
+    """
 
     relation_id: int
     part: int
@@ -22,6 +25,7 @@ class PartRecord:
     bytes_copied: int | None
     kind: Annotated[str | None, Codec("p.failure")]
     error: str | None
+    constraint: Annotated[str | None, Codec("p.failed_constraint")] = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
 

@@ -16,6 +16,8 @@ from collections.abc import Collection
 from typing import Final
 
 from streamer.bookkeeping.bookkeeping_table import Executor
+from streamer.errors.error_classes import ConflictError
+from streamer.errors.remedies import Remedy, at_target
 from streamer.mapping.relation_names import RelationName
 from streamer.postgres.quoting import quote_qualified
 from streamer.postgres.session_settings import INDEX_MEMORY_MB, memory_sql
@@ -166,15 +168,28 @@ async def restore_indexes(
                 return count
             rows = await connection.fetch(
                 "delete from streamer.deferred_index where id = (select min(id) from"
-                " streamer.deferred_index where target = $1) returning definition",
+                " streamer.deferred_index where target = $1) returning id, definition",
                 str(target),
             )
             if not rows:
                 return count
             await connection.execute(_ENOUGH_MEMORY_SQL)
-            await connection.execute(rows[0]["definition"])
+            try:
+                await connection.execute(rows[0]["definition"])
+            except ConflictError as exc:
+                exc.remedy = _give_up(rows[0]["id"])
+                raise
             count += 1
         failpoint("sync.index_restored")
+
+
+def _give_up(index_id: int) -> Remedy:
+    """Return the remedy for an index that the copied rows do not allow. Pure."""
+    return Remedy.of(
+        "remove the duplicates at the source; or, if only the target has that index, give the "
+        "index up: run at the target: ",
+        at_target(f"delete from streamer.deferred_index where id = {index_id}"),
+    )
 
 
 _HAS_KEY_SQL: Final = """

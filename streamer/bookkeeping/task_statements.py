@@ -27,7 +27,7 @@ update streamer.sync_partition set rows_copied = %s, bytes_copied = %s,
 where relation_id = %s and part = %s and attempt = %s
 """
 FAIL_PART_SQL: Final = """
-update streamer.sync_partition set error = %s, failure = %s
+update streamer.sync_partition set error = %s, failure = %s, failed_constraint = %s
 where relation_id = %s and part = %s and attempt = %s
   and exists (select from streamer.source where id = %s and lock_token = %s)
 """

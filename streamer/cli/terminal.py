@@ -118,7 +118,7 @@ def print_remaining(results: "Sequence[Teardown]", *, on_stderr: bool) -> None:
 
     for result in results:
         if result.error is not None:
-            introduction = "; run there:" if result.left_sql else ""
+            introduction = "; run at the source:" if result.left_sql else ""
             typer.echo(f"streamer: {redact(result.error)}{introduction}", err=True)
             for statement in result.left_sql:
                 typer.echo(f"{statement};", err=on_stderr)

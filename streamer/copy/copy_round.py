@@ -38,7 +38,7 @@ from streamer.copy.parallel_finish import Finishing
 from streamer.copy.parts.ctid_ranges import CopyPart, group
 from streamer.copy.plan_copies import CopyPlanner, find_unfinished, read_ends
 from streamer.copy.prepare_copy import TOGETHER, Pair, Preparation, TableCopy
-from streamer.copy.refused_values import remedy_for_values
+from streamer.copy.refused_values import remedy_for_constraint, remedy_for_values
 from streamer.copy.stalled_copies import CopyReports
 from streamer.errors.error_classes import (
     Retry,
@@ -391,7 +391,9 @@ class Round:
                     copy.is_done = True
                     refused = SyncError(f'copying "{copy.name}": {error}')
                     async with self._context.bookkeeping.connection() as target:
-                        refused.remedy = await remedy_for_values(
+                        refused.remedy = remedy_for_constraint(
+                            copy.target, failure["constraint"]
+                        ) or await remedy_for_values(
                             target, copy.mapped, copy.relation, copy.target
                         )
                     fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))

@@ -143,8 +143,9 @@ class Finisher:
                 error=str(exc),
                 copy_error=error.text,
             )
-            text = f"{error.text}; streamer cannot clean up its target table: {exc.message}"
-            return replace(error, text=text)
+            if exc.message not in error.text:
+                text = f"{error.text}; streamer cannot clean up its target table: {exc.message}"
+                return replace(error, text=text)
         return error
 
     async def _store_failure(self, mapped: MappedRelation, error: ErrorReport) -> None:

@@ -1,4 +1,4 @@
-"""The remedy for a copy that the target refuses because its types do not accept all values.
+"""The remedy for a copy that the target refuses because of its types or its constraints.
 
 With `ddl: capture`, streamer widens the types when a source joins a shared table
 (`streamer.schema_changes.changes_during_copy`). Otherwise an operator runs the statements.
@@ -13,6 +13,16 @@ from streamer.schema_changes.read_definitions import read_target_types
 from streamer.schema_changes.translate.joining_source import joining_statements
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection
+
+
+def remedy_for_constraint(table: TargetRelation, name: str | None) -> Remedy | None:
+    """Return a remedy for a copy that constraint or unique index *name* of the target refuses; None
+    without a name. Pure.
+    """
+    if name is None:
+        return None
+    words = "unless the source has that constraint as well, run at the target: "
+    return Remedy.of(words, at_target(table.drop_sql(name)))
 
 
 async def remedy_for_values(

@@ -387,7 +387,7 @@ async def _build_once(target: TargetConnection, missing: MissingIndex) -> None:
                 await _drop_leftovers(target, tables)
         if exc.retry is not Retry.TIMED:
             sqls = at_target(*(sql for _, sql in remaining))
-            exc.remedy = Remedy.of("run there as the table's owner: ", sqls)
+            exc.remedy = Remedy.of("run at the target as the table's owner: ", sqls)
         raise
 
 

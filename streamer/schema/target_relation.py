@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
-from streamer.postgres.quoting import quote_qualified
+from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.schema.indexes_constraints_types import DefinedObject, IndexDefinition
 
 _BYTEWISE_TYPES: Final = frozenset({16, 20, 21, 23, 25, 26, 1043, 1082, 1114, 1184, 2950})
@@ -110,6 +110,16 @@ class TargetRelation:
     @property
     def has_sid(self) -> bool:
         return "sid" in self.columns
+
+    def drop_sql(self, name: str) -> str:
+        """Return the statement that drops constraint *name*, or a unique index without a
+        constraint.
+        """
+        quoted, namespace = quote_identifier(name), quote_identifier(self.name.namespace)
+        if any(part.is_index and part.name == name for part in self.objects):
+            return f"drop index {namespace}.{quoted}"
+        table = quote_qualified(self.name.namespace, self.name.name)
+        return f"alter table {table} drop constraint {quoted}"
 
     def is_unique(self, columns: frozenset[str]) -> bool:
         """Whether *columns* are unique, and an index finds a row by them."""

@@ -233,7 +233,7 @@ async def create_tables(
         sql = [*statements, look_up, write] if statements else [look_up]
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",
-            hint=Remedy.of("have an administrator run there: ", at_target(*sql)),
+            hint=Remedy.of("have an administrator run at the target: ", at_target(*sql)),
         ) from exc
     except StreamerError as exc:
         exc.add_note(f"while creating target table {named}")
@@ -283,7 +283,7 @@ def new_type_sql(kind: DefinedType) -> list[str]:
 def _refuse(calls: Sequence[ForeignCall], statements: Sequence[str]) -> None:
     """Raise the error about *calls*, with *statements*, which an operator must review and run."""
     if calls:
-        hint = Remedy.of("to allow this, run there: ", at_target(*statements))
+        hint = Remedy.of("to allow this, run at the target: ", at_target(*statements))
         raise TargetSchemaError(foreign_error(calls).message, hint=hint)
 
 

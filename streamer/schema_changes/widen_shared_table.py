@@ -80,7 +80,7 @@ async def widen_shared_table(
             raise
         # An operator's role may run the statements; the message names all causes.
         is_forbidden = isinstance(exc, TargetRejectedError)
-        by_hand = Remedy.of("have its owner run there: ", at_target(*statements))
+        by_hand = Remedy.of("have its owner run at the target: ", at_target(*statements))
         raise TargetSchemaError(
             f'target table "{table.name}" cannot take the rows of this source: {exc.message}',
             hint=by_hand if is_forbidden else exc.remedy,

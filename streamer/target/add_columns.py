@@ -99,7 +99,9 @@ async def add_columns(
             raise (TargetRejectedError if is_right else TargetSchemaError)(
                 f'column {listed} cannot be added to target table "{target}": {exc.message}',
                 hint=Remedy.of(
-                    "run there: ", at_target(*statements), "; or exclude the column in the mapping"
+                    "run at the target: ",
+                    at_target(*statements),
+                    "; or exclude the column in the mapping",
                 ),
             ) from exc
     log.info("columns added", table=str(target), sql="; ".join(statements))

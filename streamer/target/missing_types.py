@@ -52,7 +52,7 @@ async def refuse_missing(target: TargetConnection, kind: DefinedType) -> None:
         installed = await target.fetch("select extname as name from pg_catalog.pg_extension")
         role = quote_identifier(await target.fetch_value("select current_user::text"))
         hint = Remedy.of(
-            "run there: ",
+            "run at the target: ",
             at_target(
                 *extension_sql(
                     kind, {row["name"] for row in namespaces}, {row["name"] for row in installed}

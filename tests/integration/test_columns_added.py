@@ -65,7 +65,7 @@ async def test_stop_names_the_exact_statement(shared: Shared, kind: str) -> None
     await shared.table_state("t", "error")
     error = (await shared.table("t"))["error"]
     alter = ALTER.replace("public", target.schema)
-    assert f"run there: {alter} or exclude" in error
+    assert f"run at the target: {alter} or exclude" in error
     assert rows(target, "id") == [("1",), ("2",)]
 
     target.execute(alter)
@@ -172,7 +172,7 @@ async def test_a_type_that_the_target_lacks_stops_the_table(shared: Shared, sett
 
     target.execute(make_type)
     if setting == "stop":
-        (statement,) = re.findall(r"run there: ([^;]*);", error)
+        (statement,) = re.findall(r"run at the target: ([^;]*);", error)
         target.execute(statement)
     await shared.caught_up()
     assert source.execute(TYPES) == target.execute(TYPES)
@@ -209,7 +209,10 @@ async def test_a_role_that_may_not_add_it_stops_the_table(
             await streamer.table_state("public.t", "error")
             error = (await streamer.table("public.t"))["error"]
             assert "must be owner of table t" in error
-            assert 'run there: alter table "public"."t" add column if not exists "amount"' in error
+            assert (
+                'run at the target: alter table "public"."t" add column if not exists "amount"'
+                in error
+            )
             target.execute(ALTER)
             await streamer.caught_up()
             assert rows(source, ADDED) == rows(target, ADDED)

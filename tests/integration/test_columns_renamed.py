@@ -62,16 +62,18 @@ async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_erro
         # THEN a rename is offered, and no column is added
         for name in ("renamed", "renamed_add"):
             error = await error_of(streamer, name)
-            (statement,) = re.findall(r"run there: ([^;]*);", error)
+            (statement,) = re.findall(r"run at the target: ([^;]*);", error)
             assert statement.endswith('rename column "v" to "w"')
             target.execute(statement)
         # AND a value that all rows got is added with the column
-        (statement,) = re.findall(r"run there: ([^;]*);", await error_of(streamer, "filled"))
+        (statement,) = re.findall(
+            r"run at the target: ([^;]*);", await error_of(streamer, "filled")
+        )
         target.execute(statement)
         # AND values that differ by row come without a request, once the target has the column
         error = await error_of(streamer, "computed")
         assert "copies the values of the existing rows" in error
-        target.execute(re.findall(r"run there: ([^;]*);", error)[0])
+        target.execute(re.findall(r"run at the target: ([^;]*);", error)[0])
         # AND a column of the same name is noticed
         error = await error_of(streamer, "again")
         assert "dropped and added again, or renamed" in error

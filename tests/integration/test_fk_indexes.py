@@ -269,7 +269,10 @@ async def test_a_table_of_somebody_else_is_reported_with_the_sql_to_run(
             result = command(streamer.path, "indexes", "--missing-fk", "--apply")
             target.url_user = "postgres"
         assert result.returncode == 1
-        assert "failed, target: must be owner of table orders; run there as the" in result.stdout
+        assert (
+            "failed, target: must be owner of table orders; run at the target as the"
+            in result.stdout
+        )
         printed = result.stdout.partition("table's owner: ")[2].splitlines()[0]
         assert 'on "public"."orders" ("person_id")' in printed
         target.execute(printed)

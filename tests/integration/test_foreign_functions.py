@@ -71,7 +71,7 @@ async def test_a_domain_whose_check_calls_a_function_is_left_to_an_operator(
         assert large_objects(target) == before
 
         # The printed statements work for an operator who trusts the expression.
-        remedy = await remedy_of(streamer, "public.t", "run there: ")
+        remedy = await remedy_of(streamer, "public.t", "run at the target: ")
         await Operator(streamer.path, source, target).follow(remedy)
         await streamer.caught_up(30)
         assert_same(source, target, "t")

@@ -26,7 +26,7 @@ async def mend(shared: Shared) -> None:
     """Run the statements that the table's error names."""
     status = await shared.table("t")
     assert status["error_code"] == "target_schema"
-    remedy = re.search(r"run there: (.*); then resync", status["error"])
+    remedy = re.search(r"run at the target: (.*); then resync", status["error"])
     assert remedy is not None, status["error"]
     shared.target.execute(remedy[1])
 

@@ -82,7 +82,7 @@ def pictured_fleet() -> list[dict[str, Any]]:
             streamed[2] |= {
                 "state": "error",
                 "error": "column note is missing in the target",
-                "hint": "run there: ALTER TABLE orders ADD COLUMN note text",
+                "hint": "run at the target: ALTER TABLE orders ADD COLUMN note text",
             }
         elif number in (18, 37):
             streamed[2] |= {"state": "copying", "rows_copied": number * 20_000, "rows_total": 1_000_000,

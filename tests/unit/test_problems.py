@@ -249,7 +249,7 @@ FACTS = {
     ),
     "a table in error": in_error(StreamerError("it failed"), command("resume")),
     "a table in error with SQL": in_error(
-        TargetSchemaError("no column", hint=Remedy.of("run there: ", at_target(ADD))),
+        TargetSchemaError("no column", hint=Remedy.of("run at the target: ", at_target(ADD))),
         at_target(ADD),
     ),
     'a table named "resync"': in_error(

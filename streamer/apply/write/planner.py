@@ -405,7 +405,7 @@ class Planner:
                 "have an administrator run at the target: ",
                 at_target(f"grant set on parameter session_replication_role to {role}"),
                 f" (before PostgreSQL 15: alter role {role} superuser), and restart streamer; or "
-                "run there: ",
+                "run at the target: ",
                 at_target(f"alter table {table} drop constraint {quote_identifier(constraint)}"),
             ),
         )

@@ -99,7 +99,7 @@ def _conflict(
             if error.constraint and not _is_primary_key(error, plan):
                 yield Remedy.of(
                     "unless the source has that constraint as well, ",
-                    _run_at_target(_drop_sql(error.constraint, plan)),
+                    _run_at_target(plan.target.drop_sql(error.constraint)),
                 )
             yield "delete the conflicting row at the target, if streamer did not write it"
             yield resync
@@ -129,20 +129,11 @@ def _conflict(
             )
             yield _QUARANTINE
         case "check" if error.constraint is not None:
-            constraint = quote_identifier(error.constraint)
-            yield _run_at_target(f"alter table {plan.table} drop constraint {constraint}")
+            yield _run_at_target(plan.target.drop_sql(error.constraint))
             yield _QUARANTINE
         case _:
             yield "find out why the target rejects the row, and change the table or its trigger"
             yield _QUARANTINE
-
-
-def _drop_sql(name: str, plan: ApplyPlan) -> str:
-    """Return the statement that removes a constraint, or a unique index without a constraint."""
-    quoted, table = quote_identifier(name), plan.target.name
-    if any(part.is_index and part.name == name for part in plan.target.objects):
-        return f"drop index {quote_identifier(table.namespace)}.{quoted}"
-    return f"alter table {plan.table} drop constraint {quoted}"
 
 
 def _is_primary_key(error: ConflictError, plan: ApplyPlan) -> bool:

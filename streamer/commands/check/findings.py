@@ -39,7 +39,7 @@ SPARK = Place(other="Spark")
 
 
 _INTRODUCTIONS: Final = (
-    *("run: ", "run there: ", "run at the source: ", "run at the target: "),
+    *("run: ", "run at the source: ", "run at the target: "),
     *("start: ", "resume it with: ", "correct them with: "),
 )
 """The words before a step that `Fix` prints itself."""

@@ -166,18 +166,18 @@ def copy_parts(parts: list[dict[str, Any]], ends: CopyEnds) -> Iterator[dict[str
                         copier.copy(part)
                     remaining.pop(0)
         except Exception as exc:  # noqa: BLE001  # a failure ends a single relation
-            message = _describe(exc)
             kind = exc.kind if isinstance(exc, NotCopiedError) else "refused"
             if kind == "refused" and (part is None or _is_passing(exc)):
-                raise PassingError(message) from None
+                raise PassingError(_describe(exc)) from None
             failed = part or remaining[0]
-            yield failure_of(failed, exc)
+            failure = failure_of(failed, exc)
+            yield failure
             if kind in ("snapshot", "elsewhere"):
                 return
             remaining.pop(0)
             given_up.add(failed["relation_id"])
             if kind in RECORDED:
-                _record_error(failed, ends, kind, message)
+                _record_error(failed, ends, failure)
 
 
 def copy_over(
@@ -203,15 +203,20 @@ def copy_over(
         if failure["kind"] == "refused" and _is_passing(exc):
             return failure | {"kind": "lost"}
         if failure["kind"] in RECORDED:
-            _record_error(part, ends, failure["kind"], failure["error"])
+            _record_error(part, ends, failure)
         return failure
     return None
 
 
 def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
     """Return the report to the coordinator about a failed part."""
-    kind = error.kind if isinstance(error, NotCopiedError) else "refused"
-    return {"relation_id": part["relation_id"], "kind": kind, "error": _describe(error)}
+    diagnostic = getattr(error, "diag", None)
+    return {
+        "relation_id": part["relation_id"],
+        "kind": error.kind if isinstance(error, NotCopiedError) else "refused",
+        "error": _describe(error) + _key_of(error),
+        "constraint": getattr(diagnostic, "constraint_name", None),
+    }
 
 
 def _is_passing(error: Exception) -> bool:
@@ -232,13 +237,23 @@ def _describe(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _record_error(part: dict[str, Any], ends: CopyEnds, kind: str, message: str) -> None:
+def _key_of(error: Exception) -> str:
+    """Return the key that a unique or exclusion constraint names, to follow the message.
+
+    Details of other errors show whole rows.
+    """
+    detail = getattr(getattr(error, "diag", None), "message_detail", None) or ""
+    return f": {detail.rstrip('.')}" if detail.startswith("Key (") else ""
+
+
+def _record_error(part: dict[str, Any], ends: CopyEnds, failure: dict[str, Any]) -> None:
     """Report a failed copy to the round at once, because the job returns its result late."""
     source_and_token = ends.fence[1], ends.fence[3]
+    facts = failure["error"], failure["kind"], failure["constraint"]
     with suppress(psycopg.Error), connect(ends.target_url, ends.application_name) as target:
         target.execute(
             FAIL_PART_SQL,
-            (message, kind, part["relation_id"], part["part"], part["attempt"], *source_and_token),
+            (*facts, part["relation_id"], part["part"], part["attempt"], *source_and_token),
         )
 
 

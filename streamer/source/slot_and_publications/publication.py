@@ -654,7 +654,7 @@ def _rejected(
         )
     return SourceRejectedError(
         f'source "{source.label}": {first_line(error)}',
-        hint=Remedy.of("have an administrator run there: ", at_source(*statements)),
+        hint=Remedy.of("have an administrator run at the source: ", at_source(*statements)),
     )
 
 

@@ -113,7 +113,9 @@ class Slot:
             return Misfit(
                 f'belongs to plugin "{self.plugin}" and database "{self.database}"',
                 Remedy.of(
-                    "run there: ", at_source(drop_slot_sql(self.name), is_choice=True), rename
+                    "run at the source: ",
+                    at_source(drop_slot_sql(self.name), is_choice=True),
+                    rename,
                 ),
             )
         if self.is_temporary and not self.is_synced:
@@ -121,7 +123,7 @@ class Slot:
             return Misfit(
                 "is temporary: it ends with the session that created it, process "
                 f"{self.active_pid}",
-                Remedy.of("run there: ", at_source(end, is_choice=True), rename),
+                Remedy.of("run at the source: ", at_source(end, is_choice=True), rename),
             )
         if self.decodes_prepared and self.can_be_altered:
             alter = f"ALTER_REPLICATION_SLOT {quote_identifier(self.name)} (TWO_PHASE false)"
@@ -130,7 +132,7 @@ class Slot:
         if self.decodes_prepared:
             drop = at_source(drop_slot_sql(self.name), is_choice=True)
             words = "; streamer then creates a slot without two_phase"
-            return Misfit(_TWO_PHASE, Remedy.of("run there: ", drop, words))
+            return Misfit(_TWO_PHASE, Remedy.of("run at the source: ", drop, words))
         return None
 
 
