@@ -5,19 +5,29 @@ The column ``sid`` of a table distinguishes rows of several sources.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
+from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName
+
+Clashes = Mapping[RelationName, MappingError]
+"""New tables that cannot join, because they would write rows of another source."""
+NO_CLASHES: Final[Clashes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Sources, by their labels, that would write the same rows."""
+    """Sources, by their labels, that would write the same rows.
+
+    ``sid``: the sid of these rows, if the table distinguishes sids.
+    """
 
     labels: tuple[str, ...]
     message: str
+    sid: str | None = None
     hint: str = (
         "give their urls different sids, or one of the tables another `target`. If no two "
         "of the tables contain the same key, write `keys: disjoint` for each"
@@ -44,7 +54,7 @@ def find_clashes(
     for writer in writers:
         by_sid[None if lacks_sid else writer.sid].append(writer)
     reason = ", because it has no column sid" if lacks_sid else ""
-    for several in by_sid.values():
+    for sid, several in by_sid.items():
         labels = {writer.label for writer in several}
         if len(labels) > 1 and not all(writer.is_disjoint for writer in several):
             listed = tuple(sorted(labels))
@@ -52,4 +62,5 @@ def find_clashes(
                 listed,
                 f"several sources would write the same rows of target table {target}: "
                 f"{' and '.join(listed)}{reason}",
+                sid,
             )

@@ -105,7 +105,7 @@ class SourceMonitor:
         source, waits = self._tables.source, None
         if self._tables.lag.is_stalled(time.monotonic()):
             waits = await find_standby_wait(plain, source)
-        error = waits or self._tables.refused
+        error = waits or self._tables.refused or self._tables.clash
         report = None if error is None else ErrorReport.of(error)
         if report == self._condition:
             return

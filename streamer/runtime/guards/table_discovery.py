@@ -59,7 +59,8 @@ class Discovery:
             names = await read_relation_names(plain, source)
             absent = present.difference(names)
             of_extensions = absent & await read_extension_tables(plain) if absent else set()
-        new = self._new(names)
+        if not (new := self._new(names)):
+            self._tables.clash = None
         for event, tables in (
             ("tables appeared", new),
             ("tables joined an extension", sorted(of_extensions)),

@@ -1,7 +1,7 @@
 """The mapping that a process runs, and the change to a new mapping while the sources stream."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Mapping as AnyMapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,8 +17,8 @@ from streamer.bookkeeping.sources import read_source_records
 from streamer.errors.error_classes import MappingError, SourceError, StreamerError
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.relation_names import RelationName, parse_name
-from streamer.mapping.rules import Mapping, find_source
-from streamer.mapping.shared_targets import TableWriter, find_clashes
+from streamer.mapping.rules import Mapping, RelationMapping, find_source
+from streamer.mapping.shared_targets import NO_CLASHES, Clash, Clashes, TableWriter, find_clashes
 from streamer.runtime.process.running_sources import RunningSources
 from streamer.runtime.session.supervisor import Supervisor
 from streamer.runtime.tables.relations import resolve_at
@@ -176,12 +176,13 @@ class RunningMapping:
                     labels.add(self._appeared.get_nowait())
                 try:
                     stored = await _read_stored_names(self.sources.services.bookkeeping)
-                    await _check_resolves(self.now, stored)
-                    for supervisor in self.sources.supervisors:
-                        if supervisor.source.label in labels:
-                            await supervisor.change(supervisor.source)
+                    clashes = _find_new_clashes(await _resolve(self.now, stored), stored)
                 except StreamerError as exc:
                     log.error("new tables cannot join", error=str(exc), **exc.log_fields)
+                    continue
+                for supervisor in self.sources.supervisors:
+                    if (label := supervisor.source.label) in labels:
+                        await _join(supervisor, clashes.get(label, NO_CLASHES))
 
 
 async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkeeping) -> str:
@@ -211,26 +212,69 @@ async def _read_stored_names(bookkeeping: Bookkeeping) -> StoredNames:
     return stored
 
 
-async def _check_resolves(mapping: Mapping, stored: StoredNames = NOTHING_STORED) -> None:
-    """Check that the rules fit the sources that answer. Raises MappingError.
+async def _join(supervisor: Supervisor, clashes: Clashes) -> None:
+    """Let the new tables of a source join, without the tables in *clashes*."""
+    try:
+        await supervisor.change(supervisor.source, clashes)
+    except StreamerError as exc:
+        label = supervisor.source.label
+        log.error("new tables cannot join", source=label, error=str(exc), **exc.log_fields)
+
+
+async def _check_resolves(mapping: Mapping) -> None:
+    """Check that the rules fit the sources that answer. Raises MappingError."""
+    for _, clash in _find_all_clashes(await _resolve(mapping)):
+        raise MappingError(clash.message, hint=clash.hint)
+
+
+async def _resolve(
+    mapping: Mapping, stored: StoredNames = NOTHING_STORED
+) -> dict[str, list[RelationMapping]]:
+    """Return the tables of the sources that answer, by label. Raises MappingError.
 
     *stored*: the tables that stream already. A new table without a sid or target does not stop
     these.
     """
-    writers: dict[RelationName, list[TableWriter]] = {}
+    tables = {}
     for source in mapping.sources:
         try:
             async with connection(source) as plain:
-                mapped, _, _ = await resolve_at(
+                tables[source.label], _, _ = await resolve_at(
                     plain, source, mapping.target_namespace, stored.get(source.label, ())
                 )
-            for table in mapped:
-                writer = TableWriter(source.label, table.sid, table.rule.is_disjoint)
-                writers.setdefault(table.target, []).append(writer)
         except SourceError as exc:
             log.warning(
                 "cannot check the rules against the target", source=source.label, error=str(exc)
             )
+    return tables
+
+
+def _find_all_clashes(
+    tables: AnyMapping[str, Iterable[RelationMapping]],
+) -> Iterator[tuple[RelationName, Clash]]:
+    """Yield the target tables with rows that several sources would write. Pure."""
+    writers: dict[RelationName, list[TableWriter]] = {}
+    for label, mapped in tables.items():
+        for table in mapped:
+            writer = TableWriter(label, table.sid, table.rule.is_disjoint)
+            writers.setdefault(table.target, []).append(writer)
     for target, several in writers.items():
         for clash in find_clashes(target, several):
-            raise MappingError(clash.message, hint=clash.hint)
+            yield target, clash
+
+
+def _find_new_clashes(
+    tables: AnyMapping[str, Iterable[RelationMapping]], stored: StoredNames
+) -> dict[str, Clashes]:
+    """Return the new tables of each source that would write rows of another source. Pure."""
+    clashes: dict[str, Clashes] = {}
+    for target, clash in _find_all_clashes(tables):
+        for label in clash.labels:
+            for table in tables[label]:
+                has_rows = (table.target, table.sid) == (target, clash.sid)
+                if has_rows and table.source not in stored.get(label, ()):
+                    error = MappingError(
+                        f'new table "{table.source}" cannot join: {clash.message}', hint=clash.hint
+                    )
+                    clashes[label] = {**clashes.get(label, NO_CLASHES), table.source: error}
+    return clashes

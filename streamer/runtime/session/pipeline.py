@@ -35,6 +35,7 @@ from streamer.errors.error_classes import (
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import SourceMapping
+from streamer.mapping.shared_targets import Clashes
 from streamer.runtime.heartbeat import Heartbeat
 from streamer.runtime.services import Health, Services
 from streamer.runtime.session.attempt import Attempt
@@ -401,12 +402,12 @@ class Pipeline:
 
     # ---- for the supervisor --------------------------------------------------------------------
 
-    async def change(self, source: SourceMapping) -> bool:
-        """Apply changed rules; return False if the rules need a new attempt.
+    async def change(self, source: SourceMapping, clashes: Clashes) -> bool:
+        """Apply changed rules except to *clashes*; return False if the rules need a new attempt.
 
         Raises StreamerError, and then no rule has changed.
         """
-        return self._session is not None and await change_rules(self._session, source)
+        return self._session is not None and await change_rules(self._session, source, clashes)
 
     def store_position(self, *, of_tables: bool) -> None:
         """Store the durable position, and the next positions as soon as they move."""

@@ -17,6 +17,7 @@ from streamer.errors.error_classes import StreamerError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import DdlCapture, Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
+from streamer.mapping.shared_targets import Clashes
 from streamer.runtime.session.session import Session
 from streamer.runtime.tables.relations import Relations, forget_unmapped, resolve_at
 from streamer.source.catalog import SourceRelation
@@ -25,8 +26,9 @@ from streamer.source.server.timeline import check_same_server_by_query
 from streamer.util.failpoints import failpoint
 
 
-async def change_rules(session: Session, source: SourceMapping) -> bool:
-    """Apply the rules of *source*; return False if the rules need a new attempt.
+async def change_rules(session: Session, source: SourceMapping, clashes: Clashes) -> bool:
+    """Apply the rules of *source*, but not to *clashes*; return False if the rules need a new
+    attempt.
 
     A table that is missing or cannot be published stops alone, as at a start. Raises StreamerError,
     and then no rule has changed.
@@ -41,6 +43,10 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
             session.services.target_namespace,
             [mapped.mapping.source for mapped in relations],
         )
+        mappings = [mapping for mapping in mappings if mapping.source not in clashes]
+        session.tables.clash = next(iter(clashes.values()), None)
+        if clashes and _is_unchanged(session, source, mappings, definitions):
+            return True
         is_captured = source.ddl is DdlCapture.CAPTURE  # tables may have swapped their names
         if is_captured or any(mapped.mapping.source not in definitions for mapped in relations):
             await session.monitor.cases.reconcile(plain)
@@ -96,6 +102,18 @@ async def change_rules(session: Session, source: SourceMapping) -> bool:
         await session.monitor.cases.begin(plain)  # also unpublishes removed tables
     session.begin_copies(added)
     return True
+
+
+def _is_unchanged(
+    session: Session,
+    source: SourceMapping,
+    mappings: list[RelationMapping],
+    definitions: dict[RelationName, SourceRelation],
+) -> bool:
+    """Whether the relations of the session are those of *mappings*, by the same rules."""
+    present = {mapped.mapping.source for mapped in session.relations}
+    is_complete = present == {mapping.source for mapping in mappings}
+    return is_complete and present <= definitions.keys() and source == session.tables.source
 
 
 def _stays(

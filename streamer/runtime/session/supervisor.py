@@ -29,6 +29,7 @@ from streamer.errors.error_classes import (
 )
 from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import SourceMapping, find_source
+from streamer.mapping.shared_targets import NO_CLASHES, Clashes
 from streamer.postgres.conninfo import reach_hint
 from streamer.runtime.services import Health, Services
 from streamer.runtime.session.pipeline import Pipeline
@@ -217,8 +218,8 @@ class Supervisor:
 
     # ---- for operators --------------------------------------------------------------------------
 
-    async def change(self, source: SourceMapping) -> None:
-        """Switch to a new url or new rules for this source.
+    async def change(self, source: SourceMapping, clashes: Clashes = NO_CLASHES) -> None:
+        """Switch to a new url or new rules for this source. New tables in *clashes* do not join.
 
         If possible, unaffected relations continue meanwhile. Raises StreamerError; the source then
         continues as before.
@@ -239,7 +240,7 @@ class Supervisor:
             priority=former.priority,
         )
         try:
-            if is_same_stream and await pipeline.change(source):
+            if is_same_stream and await pipeline.change(source, clashes):
                 return
         except StreamerError as exc:
             if exc.retry is not Retry.TIMED:

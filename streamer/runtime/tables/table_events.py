@@ -83,6 +83,8 @@ class TableEvents:
         """Set when the durable position may have moved."""
         self.refused: MappingError | None = None
         """Why a new table that a rule matches cannot join; its cause may be in a foreign schema."""
+        self.clash: MappingError | None = None
+        """Why a new table that would write rows of another source cannot join."""
         self.has_progress = False
         """A table has advanced since the last stored position."""
         self._changed_at = -math.inf
