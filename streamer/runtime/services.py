@@ -76,6 +76,7 @@ class Services:
         return replace(self, address=address, bookkeeping=self.bookkeeping.under(fence))
 
 
+REMOVALS_MAX: Final = 100
 SOURCE_STATES: Final = ("starting", "streaming", "waiting", "stopped", "error")
 """The states of a source, as stored in streamer.source."""
 
@@ -100,3 +101,12 @@ class Health:
     quarantined: dict[str, int] = field(default_factory=dict)
     verifications: dict[str, VerificationRecord] = field(default_factory=dict)
     """The last comparison of each table."""
+    removals: dict[str, ErrorReport] = field(default_factory=dict)
+    """Why tables have left the stream, the last `REMOVALS_MAX` of them."""
+
+    def add_removal(self, table: str, reason: ErrorReport) -> None:
+        """Store the reason why *table* leaves the stream, for the events."""
+        self.removals.pop(table, None)
+        self.removals[table] = reason
+        if len(self.removals) > REMOVALS_MAX:
+            del self.removals[next(iter(self.removals))]

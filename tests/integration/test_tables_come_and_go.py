@@ -7,6 +7,7 @@ from unittest import mock
 
 import pytest
 
+from streamer.admin.live.events import SeenState, changes_between
 from streamer.runtime.guards import source_monitor
 from streamer.runtime.guards.publications import Reconciled
 from streamer.runtime.guards.table_cases import TableCases
@@ -221,6 +222,72 @@ async def test_dropped_tables_follow_their_policy(
         assert target.execute("select id from k_1 order by id") == [(7,), (8,)]
         assert not target.execute(current.format("h"))
         assert target.value("select count(*) from h where v = 'last' and kvsz_deleted") == 1
+
+
+async def test_the_event_of_a_dropped_table_counts_its_changes_in_quarantine(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table k_1 (id int primary key); create table other (id int primary key)")
+    target.execute("create table k_1 (id int primary key check (id < 5))")
+    rules = '"k_*": {on_table_dropped: keep, on_error: quarantine}\nother: {}'
+    async with stream(rules, settings=SOON) as streamer:
+        await streamer.caught_up()
+        (supervisor,) = streamer.engine.supervisors
+        earlier = SeenState(states={("shop", "public.k_1"): ("ready", None)})
+        source.execute("insert into k_1 values (1), (6), (7)")
+
+        async def are_set_aside() -> bool:
+            return bool((await streamer.table("public.k_1"))["quarantined"] == 2)
+
+        await streamer.eventually(are_set_aside)
+        source.execute("drop table k_1")
+        await are(streamer, other="ready")
+        reasons = supervisor.health.removals
+        removed = SeenState(removals={("shop", name): why for name, why in reasons.items()})
+        ((name, event),) = changes_between(earlier, removed)
+        assert (name, event["state"]) == ("state", "removed")
+        assert (
+            "dropped at the source, and its target keeps the rows; 2 changes in" in event["error"]
+        )
+
+
+async def test_a_new_table_that_clashes_with_another_source_stays_out_alone_and_shows(
+    source: Database, second: Database, target: Database, stream: MakeStreamer
+) -> None:
+    for db, schema in ((source, "ten_1"), (second, "ten_2")):
+        db.execute(f"create schema {schema}; create table {schema}.t (id int primary key)")
+    rules = '"ten_*.t": {sid: "{schema}", target: t}\n"n_*": {}'
+    async with stream(rules, sid="a", others={"b": second}, settings=SOON) as streamer:
+        await streamer.caught_up()
+        # WHEN source a gets a table whose rows source b writes, and both get further tables
+        source.execute("create schema ten_2; create table ten_2.t (id int primary key)")
+        source.execute("create table n_1 (id int primary key)")
+        second.execute("create table n_2 (id int primary key)")
+
+        async def shown() -> list[tuple[set[str], str]]:
+            return [
+                ({t["source"] for t in status["tables"]}, status["error"] or "")
+                for status in await streamer.statuses()
+            ]
+
+        async def have_joined() -> bool:
+            (of_a, error), (of_b, well) = await shown()
+            return {"public.n_1"} <= of_a and {"public.n_2"} <= of_b and bool(error) and not well
+
+        await streamer.eventually(have_joined)
+        (of_a, error), _ = await shown()
+        assert "ten_2.t" not in of_a
+        assert 'new table "ten_2.t" cannot join: several sources would write the same' in error
+        assert "give their urls different sids" in error
+        reasons = [r for r in streamer.engine.readiness() if "cannot join" in str(r)]
+        assert [reason["source"] for reason in reasons] == ["shop:a"], streamer.engine.readiness()
+        # WHEN the table leaves again THEN the problem ends
+        source.execute("drop table ten_2.t")
+
+        async def is_well() -> bool:
+            return not any(error for _, error in await shown())
+
+        await streamer.eventually(is_well)
 
 
 async def test_a_renamed_table_follows_a_pattern_without_a_copy(

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from streamer.admin.live.charts import Row, marks_of
+from streamer.admin.live.past_errors import PastError, PastErrors
 from streamer.admin.live.past_events import PastEvent, past_event
 from streamer.admin.live.path_of_change import PathFacts
 from streamer.admin.live.source_history import SampledEngine, SourceHistory
@@ -40,7 +41,6 @@ QUEUE_MAX: Final = 1000
 LISTENERS_MAX: Final = 100
 RATES_MAX: Final = 120
 """The number of seconds of stored rates of a source."""
-ERRORS_MAX: Final = 500
 PAST_MAX: Final = 1000
 """The number of events for the events page."""
 
@@ -68,18 +68,10 @@ class SeenState:
     rates: dict[str, float] = field(default_factory=dict)
     verified: dict[tuple[str, str], VerificationRecord] = field(default_factory=dict)
     """The last comparisons, by source and table."""
+    removals: dict[tuple[str, str | None], ErrorReport] = field(default_factory=dict)
+    """Why tables have left the stream, by source and table."""
     target: dict[str, Any] | None = None
     at: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PastError:
-    """An error of a source, or of a table of the source. ``at``: the time of the first sight."""
-
-    at: datetime
-    source: str
-    table: str | None
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +120,7 @@ class Events:
         self._listeners: dict[asyncio.Queue[Event | None], Subscription] = {}
         self._seen = SeenState()
         self._rates: dict[str, deque[float]] = {}
-        self._errors: deque[PastError] = deque(maxlen=ERRORS_MAX)
+        self._errors = PastErrors()
         self._activity = ChangeActivity()
         self._past: deque[PastEvent] = deque(maxlen=PAST_MAX)
         self._started_at: datetime | None = None
@@ -146,11 +138,7 @@ class Events:
 
     def errors(self, source: str, table: str | None = None) -> list[PastError]:
         """Return the last errors of a source, or of its table *table*, the newest first."""
-        return [
-            error
-            for error in reversed(self._errors)
-            if error.source == source and (table is None or error.table == table)
-        ]
+        return list(self._errors.of(source, table))
 
     def activity(self, source: str, table: str) -> TableActivity | None:
         """Return the time of a table's last change, and its rate; None without a change."""
@@ -315,7 +303,7 @@ class Events:
         for (label, table), (_, error) in now.states.items():
             before_error = self._seen.states.get((label, table), ("", None))[1]
             if error is not None and error != before_error:
-                self._errors.append(PastError(datetime.now(UTC), label, table, redact(error.text)))
+                self._errors.add(PastError(datetime.now(UTC), label, table, redact(error.text)))
 
     def _read_early(self) -> None:
         """Publish the changes since the last read, so that a snapshot shows this moment.
@@ -351,6 +339,8 @@ class Events:
             seen.changes[label] = applied.get(label, 0)
             for table, state in health.table_states.items():
                 seen.states[label, table] = (str(state), health.table_errors.get(table))
+            for table, reason in health.removals.items():
+                seen.removals[label, table] = reason
             for table, record in health.verifications.items():
                 seen.verified[label, table] = record
             if (pipeline := supervisor.pipeline) is not None:
@@ -411,7 +401,7 @@ def changes_between(earlier: SeenState, now: SeenState) -> Iterable[Event]:
         if earlier.states.get(key) != value:
             yield "state", as_state(key, value)
     for key in earlier.states.keys() - now.states.keys():
-        yield "state", as_state(key, ("removed", None))
+        yield "state", as_state(key, ("removed", now.removals.get(key)))
     for (label, table), record in now.verified.items():
         if earlier.verified.get((label, table)) != record:
             yield "verified", {"source": label, "table": table} | _verification(record)

@@ -194,6 +194,9 @@ class TableCases:
             now = await fetch_one(plain, "select pg_catalog.clock_timestamp()::text as now")
             is_bare = bool(await read_bare(self._bookkeeping, [mapped.relation_id]))
             self._coordinator.give_up(mapped)
+            quarantined = mapped.quarantine.count
+            if not is_bare:
+                self._relations.announce_drop(mapped)
             await self._remove(mapped)
             self._open.pop(mapped, None)
             await forget_dropped(
@@ -209,6 +212,7 @@ class TableCases:
                 "table was dropped at the source, and its target keeps the rows",
                 **fields,
                 on_table_dropped=rule.on_table_dropped.value,
+                changes_lost_in_quarantine=quarantined,
             )
 
     async def _has_all(self, mapped: MappedRelation, waiting: _Open, plain: Connection) -> bool:

@@ -24,7 +24,7 @@ from streamer.control.progress_tracker import ProgressTracker
 from streamer.control.table_state import TO_POINT, Need, State, TableState
 from streamer.decode.pgoutput import Relation
 from streamer.decode.text_conversion import TextConversion
-from streamer.errors.error_classes import MappingError
+from streamer.errors.error_classes import MappingError, UnpublishedError
 from streamer.errors.error_reports import ErrorReport, TableWait
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import OnTableDropped
@@ -288,6 +288,15 @@ class Relations:
     def shares_lane_in_sync(self, mapped: MappedRelation) -> bool:
         """Whether *mapped* shares a lane with other relations once the relation is in sync."""
         return self._services.by_transaction or mapped.mapping.target in self._groups
+
+    def announce_drop(self, mapped: MappedRelation) -> None:
+        """Say in the events that the source's table was dropped, before `remove`."""
+        text = "the table was dropped at the source, and its target keeps the rows"
+        if count := mapped.quarantine.count:
+            changes = "1 change" if count == 1 else f"{count:,} changes"
+            text += f"; {changes} in quarantine left with the table, and never reached the target"
+        report = ErrorReport(text, UnpublishedError.code)
+        self._health.add_removal(str(mapped.mapping.source), report)
 
     def remove(self, mapped: MappedRelation) -> Lane:
         """Remove a relation from the stream; return its lane, which may still hold changes."""
