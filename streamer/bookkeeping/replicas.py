@@ -17,7 +17,6 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 from streamer.bookkeeping.schema_version import share_schema
 from streamer.errors.error_classes import NoReplicaError
 from streamer.errors.error_reports import ErrorReport
-from streamer.errors.remedies import Remedy
 from streamer.mapping.rules import SourceLabel
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.fencing_token import LOCK_CLASS, LOCK_SQL, LOCKS_SQL, MEMBER_CLASS, signed
@@ -188,9 +187,9 @@ class Fleet:
         if not takers or label in self.holders or self.is_starting(label):
             return None
         if self.mapping is None or any(e.mapping in (None, self.mapping) for e in takers):
-            return ErrorReport(_NO_ROOM, NoReplicaError.code, Remedy.of(_MORE_ROOM))
+            return ErrorReport.of(NoReplicaError(_NO_ROOM, hint=_MORE_ROOM))
         text = _OTHER_MAPPING.format(", ".join(replica.name for replica in takers))
-        return ErrorReport(text, NoReplicaError.code, Remedy.of(MAPPING_HINT))
+        return ErrorReport.of(NoReplicaError(text, hint=MAPPING_HINT))
 
     def is_starting(self, label: str) -> bool:
         """Whether a process that just started is about to run source *label*."""

@@ -67,6 +67,8 @@ async def await_outcomes(
         waiting = [request for request in requests if request.is_open]
         if not waiting:
             return Outcomes(requests)
+        if late := await _find_starting(bookkeeping, waiting):
+            return Outcomes(requests, late)
         absent = await _find_absent(bookkeeping, {request.source_id for request in waiting})
         now = time.monotonic()
         if not absent:
@@ -86,6 +88,18 @@ async def _find_absent(bookkeeping: Bookkeeping, source_ids: Collection[int | No
     records = await read_source_records(bookkeeping)
     absent = [r.label for r in records if r.source_id in source_ids and r.holder is None]
     return ", ".join(f'"{label}"' for label in absent)
+
+
+async def _find_starting(bookkeeping: Bookkeeping, waiting: Collection[Request]) -> str | None:
+    """Return the reason why the start of a source that is to restart waits, if it waits.
+
+    That start ends the request, however long the wait.
+    """
+    ids = {request.source_id for request in waiting if request.action == RESTART}
+    for record in await read_source_records(bookkeeping) if ids else ():
+        if record.source_id in ids and record.holder is not None and record.waiting_for:
+            return f'source "{record.label}" is starting, and waits for {record.waiting_for}'
+    return None
 
 
 async def _withdraw_restarts(

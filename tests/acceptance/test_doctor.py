@@ -53,6 +53,13 @@ sources:
     return path
 
 
+def test_an_empty_mapping_comes_before_a_target_that_is_away(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text('target: {url: "postgresql://nobody@127.0.0.1:1/dw"}\nhttp: {listen: ""}\n')
+    found = command(path, "doctor").stdout
+    assert 0 < found.find("The mapping: no sources.") < found.find("The target:"), found
+
+
 def test_it_finds_what_is_wrong_until_nothing_is(
     config: Path, source: Database, target: Database
 ) -> None:

@@ -113,3 +113,30 @@ async def test_without_a_process_nothing_stays_queued(
 
         await streamer.eventually(is_done)
         assert_same(source, target, "t")
+
+
+async def test_a_source_whose_start_waits_says_so_at_once(
+    stream: MakeStreamer, source: Database, target: Database
+) -> None:
+    for db in (source, target):
+        db.execute(TABLE)
+    with source.connect() as application:
+        application.execute("begin; insert into t values (1, 'open')")
+        async with stream("t: {initial: none}") as streamer:
+
+            async def waits() -> bool:
+                (status,) = await streamer.statuses()
+                return bool(status["waiting_for"])
+
+            await streamer.eventually(waits)
+            late = await restart(streamer, "shop")
+            assert late.returncode == 1
+            assert 'source "shop" is starting, and waits for pid' in late.stderr
+            # WHEN the start ends THEN the request has ended, too
+            application.execute("commit")
+            await streamer.caught_up()
+
+            async def is_done() -> bool:
+                return target.value("select state from streamer.request") == "done"
+
+            await streamer.eventually(is_done)

@@ -179,7 +179,11 @@ async def test_a_source_that_no_replica_takes_waits_also_if_the_source_does_not_
 
     assert "each may have reached its --max-sources" in str(await told(taker))
     older = replace(taker, mapping="older")
-    assert "the mapping of host:1 differs" in str(await told(older))
+    differs = str(await told(older))
+    assert "the mapping of host:1 differs" in differs
+    # The text has the remedy, which the log and commands print.
+    assert "give this replica the configuration of the remaining replicas" in differs
+    assert "or raise --max-sources" in str(await told(taker))
     assert "each may have reached its --max-sources" in str(
         await told(older, replace(taker, number=2))
     )

@@ -14,8 +14,10 @@ from streamer.commands.check.findings import Finding, found_lines, from_problem,
 from streamer.commands.status import MappingState, StatusReport, read_report
 from streamer.config.settings import Settings
 from streamer.config.static_mapping import require_sources
+from streamer.errors.error_classes import MappingError
+from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.rules import Mapping
-from streamer.report.problems import Problem, Severity
+from streamer.report.problems import Problem, ProblemKind, Severity, of_mapping
 from streamer.target.connection import TargetAddress
 
 
@@ -43,12 +45,30 @@ async def diagnose(
     examination, status = await asyncio.gather(
         examine(settings, mapping), read_report(address, mapping, state)
     )
-    # The target names a mapping that was lost, which is a problem; a new mapping is empty, too.
-    if not status.problems:
-        require_sources(settings, mapping)
     checked = [f for f in examination.report.findings if f.severity is not Severity.INFO]
-    problems = [*status.problems, *(p for source in status.sources for p in source.problems)]
+    problems = [
+        *_empty_mapping(settings, mapping, status.problems),
+        *status.problems,
+        *(problem for source in status.sources for problem in source.problems),
+    ]
     return Diagnosis(merged(problems, checked), status, examination)
+
+
+def _empty_mapping(
+    settings: Settings, mapping: Mapping, problems: Sequence[Problem]
+) -> Iterable[Problem]:
+    """Yield the problem of an empty mapping, unless *problems* name the reason.
+
+    Raises MappingError if there is no other problem. The target names a mapping that was lost.
+    """
+    if any(problem.kind is ProblemKind.MAPPING for problem in problems):
+        return
+    try:
+        require_sources(settings, mapping)
+    except MappingError as exc:
+        if not problems:
+            raise
+        yield of_mapping(ErrorReport.of(exc))
 
 
 def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Finding]:
