@@ -25,6 +25,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.errors.error_classes import InvalidError
 from streamer.errors.error_reports import ErrorReport
+from streamer.errors.remedies import Remedy, Sql
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.url_passwords import with_password
 from streamer.report.problems import PAGE_OF, ProblemKind
@@ -217,6 +218,17 @@ def test_a_target_that_is_down_is_the_headline_and_the_first_problem() -> None:
     assert (first["place"], first["what"]) == ("Target", "target: refused; start it")
     assert not source_view(source, target=DOWN)["is_confirmed"]
     assert source_view(source, target=DOWN | {"error": None})["are_tables_confirmed"]
+
+
+def test_sql_of_a_remedy_names_its_database() -> None:
+    sides = Sql("target", ("select 1",)), Sql("source", ("select 2",))
+    remedy = Remedy.of("run at the target: ", sides[0], "; ", sides[1])
+    error = {"error": f"broken; {remedy}", "remedy": remedy.to_json()}
+    (item,) = problems_for_operator(
+        [SHOP | error], {"state": "reachable", "name": "dw at host:5432"}
+    )
+    named = [(part["at"], part["lines"]) for part in item["remedy"] if part["lines"]]
+    assert named == [("dw", "select 1;"), ("shop", "select 2;")]
 
 
 def test_a_process_that_waits_for_another_says_so_beside_the_stored_state() -> None:

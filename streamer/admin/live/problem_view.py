@@ -47,7 +47,8 @@ def problems_for_operator(sources: Iterable[Row], target: Row | None = None) -> 
     """
     causes = causes_of(target)
     problems = [problem for source in sources for problem in remaining_problems(source, causes)]
-    return [shown(problem) for problem in [*causes, *worst_first(problems)]]
+    name = (target or {}).get("name", "target")
+    return [shown(problem, name) for problem in [*causes, *worst_first(problems)]]
 
 
 def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
@@ -56,17 +57,21 @@ def problems_of_table(source: Row, name: str, target: Row) -> list[Row]:
     return problems_for_operator([source | {"tables": tables, "sequences": []}], target)
 
 
-def shown(problem: Problem) -> Row:
-    """Return a problem with lines to copy and buttons."""
+def shown(problem: Problem, target: str = "target") -> Row:
+    """Return a problem with lines to copy and buttons. *target*: database and host of the target,
+    for the SQL to run there.
+    """
     headline, _, details = problem.text.partition("; ")
     place = _place(problem)
+    parts = () if problem.remedy is None else problem.remedy.parts
+    places = {"source": problem.subject.source, "target": target.partition(" at ")[0]}
     return {
         "place": place,
         "names_place": headline.lower().startswith(place.lower()),
         "what": problem.sentence,
         "headline": headline,
         "details": details,
-        "remedy": [] if problem.remedy is None else list(map(_part, problem.remedy.parts)),
+        "remedy": [_part(part, places) for part in parts],
         "address": _page(problem.subject),
         "kind": "bad" if problem.severity is Severity.ERROR else "warning",
         "runbook": problem.runbook,
@@ -82,11 +87,11 @@ def _place(problem: Problem) -> str:
     return name[:1].upper() + name[1:] or str(problem.subject)
 
 
-def _part(part: str | Step) -> Row:
-    """Return a text; or lines to copy, and the side that the lines are for."""
+def _part(part: str | Step, places: dict[str, str | None]) -> Row:
+    """Return a text; or lines to copy, and the database that the lines are for."""
     if isinstance(part, Sql):
         lines = "\n".join(f"{sql};" for sql in part.statements)
-        return {"text": "", "lines": lines, "at": part.side}
+        return {"text": "", "lines": lines, "at": places[part.side]}
     if isinstance(part, Command):
         return {"text": "", "lines": part.line, "at": None}
     return {"text": part, "lines": "", "at": None}

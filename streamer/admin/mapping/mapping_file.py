@@ -42,7 +42,7 @@ class MappingFile:
         fate = _find_other_file(self.path, self._identity)
         if fate is not None:
             return _file_problem(
-                self.path, fate, Remedy.of("then put the file back, or stop it, ", _restore())
+                self.path, fate, Remedy.of("then put the file back, or stop streamer, ", _restore())
             )
         if is_thorough and self.damage is None:
             written = [_version(self.path), _version(self.path.with_name(f"{self.path.name}-wal"))]
@@ -51,7 +51,7 @@ class MappingFile:
                 self._examined = written
         if self.damage is not None:
             instead = "; or restore a backup of the file with its .key and restart"
-            advice = Remedy.of("then stop it, ", _restore(), instead)
+            advice = Remedy.of("then stop streamer, ", _restore(), instead)
             return _file_problem(self.path, f"is damaged ({self.damage})", advice)
         return None
 
@@ -93,7 +93,7 @@ def damage_remedy() -> Remedy:
     return Remedy.of(
         "if streamer run still runs, save its mapping: ",
         save_mapping(),
-        ", and stop it. Then ",
+        ", and stop streamer. Then ",
         _restore(),
         ". Or restore a backup of the file with its .key. Progress and slots stay",
     )

@@ -10,6 +10,7 @@ from starlette.datastructures import FormData, QueryParams
 
 from streamer.admin.live import fleet_overview
 from streamer.admin.live.status_reader import StatusReader
+from streamer.admin.live.status_view import address
 from streamer.admin.mapping.api_models import SOURCES_MAX
 from streamer.admin.page.overview_page import line_filter, overview_address
 from streamer.admin.page.page_frame import Frame, form_text
@@ -102,6 +103,7 @@ def routes(frame: Frame, status: StatusReader) -> APIRouter:
             action=action,
             outcomes=outcomes,
             labels=[SourceKey(o.database, o.sid).label for o in outcomes],
+            addresses=[address("/source", database=o.database, sid=o.sid) for o in outcomes],
             tables=sum(outcome.tables for outcome in outcomes),
             failed=sum(outcome.error is not None for outcome in outcomes),
         )
