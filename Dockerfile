@@ -24,6 +24,8 @@ ARG SOURCE_COMMIT=""
 RUN python -m pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 RUN python -m venv /opt/streamer
 RUN /opt/streamer/bin/python -m pip install --no-cache-dir --no-index --no-deps /wheels/*.whl
+# Without headers or compiler the wheel is pure Python, which needs several times the processor time.
+RUN /opt/streamer/bin/python -c "import streamer.compiled._compiled"
 
 FROM python
 # Java is 17 or 21, depending on the distribution's release: Spark runs on both.

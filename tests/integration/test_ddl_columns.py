@@ -1,12 +1,10 @@
 """`ddl: capture`: changes of columns that names and types alone do not show."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
-from streamer.commands.demo.embedded_servers import Server
-from tests.support.postgres import Database, assert_same, version_of_tests
+from tests.support.postgres import Database, assert_same
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 
@@ -22,13 +20,6 @@ select a.attname, coalesce((select collname from pg_collation c where c.oid = a.
   from pg_attribute a where a.attrelid = 't'::regclass and a.attnum > 0 and not a.attisdropped
  order by 1
 """
-
-
-@pytest.fixture
-def shared_server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
-    """Only PostgreSQL 18 has NOT NULL … NOT VALID."""
-    is_of_18 = request.node.get_closest_marker("of_18") is not None
-    return servers("18" if is_of_18 else version_of_tests())
 
 
 @streams(
@@ -148,7 +139,7 @@ async def test_dependants_that_cascade_takes_away_go_at_the_target(shared: Share
     assert target.execute(parts) == source.execute(parts)
 
 
-@pytest.mark.of_18
+@pytest.mark.since(18)  # NOT NULL … NOT VALID
 async def test_not_null_that_is_not_valid_waits_for_its_validation(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -172,7 +163,7 @@ async def test_not_null_that_is_not_valid_waits_for_its_validation(
         assert_same(source, target, "t")
 
 
-@pytest.mark.of_18
+@pytest.mark.since(18)  # NOT NULL … NOT VALID
 async def test_a_first_copy_takes_nulls_under_a_constraint_that_is_not_valid(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -85,14 +85,16 @@ class Checker:
 
 
 @pytest.fixture
-def role(shared_server: Server) -> Iterator[str]:
-    """A role with hardly any privilege. Name the role before the databases, so that the drop comes
-    after.
+def role(shared_server: Server, target_server: Server) -> Iterator[str]:
+    """A role with hardly any privilege, at both servers. Name the role before the databases, so
+    that the drop comes after.
     """
     name = f"lowly_{os.getpid()}_{next(_numbers)}"
-    shared_server.execute(f"create role {name} login replication")
+    for server in {shared_server, target_server}:
+        server.execute(f"create role {name} login replication")
     yield name
-    shared_server.execute(f"drop owned by {name}; drop role {name}")
+    for server in {shared_server, target_server}:
+        server.execute(f"drop owned by {name}; drop role {name}")
 
 
 @pytest.fixture

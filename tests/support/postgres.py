@@ -167,22 +167,35 @@ def servers(server_directory: Path) -> Iterator[Callable[[str], Server]]:
 
 
 @pytest.fixture
-def shared_server(servers: Callable[[str], Server], combination: None) -> Server:
+def shared_server(
+    request: pytest.FixtureRequest, servers: Callable[[str], Server], combination: None
+) -> Server:
     """The server of most tests, for sources and targets alike, in the version of TEST_POSTGRES."""
-    return servers(version_of_tests())
+    return servers(since(request.node, version_of_tests()))
 
 
 @pytest.fixture
 def target_server(
-    shared_server: Server, servers: Callable[[str], Server], combination: None
+    request: pytest.FixtureRequest,
+    shared_server: Server,
+    servers: Callable[[str], Server],
+    combination: None,
 ) -> Server:
     """The server of targets, in the version of TEST_TARGET_POSTGRES if the variable is set."""
     major = os.environ.get("TEST_TARGET_POSTGRES")
-    return servers(major) if major and major != version_of_tests() else shared_server
+    return servers(since(request.node, major)) if major else shared_server
 
 
 def version_of_tests() -> str:
     return os.environ.get("TEST_POSTGRES", "18")
+
+
+def since(item: pytest.Item, major: str) -> str:
+    """Return the version of a server, or the version that the marker `since` of a test names, if
+    that is newer.
+    """
+    marker = item.get_closest_marker("since")
+    return str(max(int(major), marker.args[0])) if marker else major
 
 
 Connection = psycopg.Connection[tuple[object, ...]]

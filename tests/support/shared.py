@@ -31,6 +31,7 @@ from tests.support.postgres import (
     Connection,
     Database,
     database,
+    since,
     target_database,
     version_of_tests,
 )
@@ -38,7 +39,7 @@ from tests.support.streamer import Streamer, copy_with_threads, write_config
 
 T = TypeVar("T", bound=Callable[..., Any])
 Options = tuple[tuple[str, str], ...]
-EngineKey = tuple[str | None, str | None, Options]
+EngineKey = tuple[str | None, str | None, Options, str]
 
 
 def streams(
@@ -76,11 +77,12 @@ class Case:
     options: Options
     implementation: str | None
     session: str | None
+    version: str
 
     @property
     def engine(self) -> "EngineKey":
         """Cases with equal keys share an engine."""
-        return self.implementation, self.session, self.options
+        return self.implementation, self.session, self.options, self.version
 
     @classmethod
     def of(cls, item: pytest.Item) -> "Case | None":
@@ -105,6 +107,7 @@ class Case:
             tuple((name, value) for name, value in values if value != "None"),
             parameters.get("implementation"),
             parameters.get("hostile_session"),
+            since(item, version_of_tests()),
         )
 
 
@@ -345,7 +348,7 @@ async def shared(
             if (candidate := Case.of(item)) and candidate.engine == case.engine
         ]
         directory = tmp_path_factory.mktemp("shared")
-        engine = engines.start(servers(version_of_tests()), directory, cases)
+        engine = engines.start(servers(case.version), directory, cases)
     with engine.show(case):
         yield engine
     later = map(Case.of, items[items.index(request.node) + 1 :])
