@@ -59,6 +59,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.since(15)  # lists of columns
 async def test_check_prints_the_plan_that_run_executes(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

@@ -114,6 +114,7 @@ async def test_a_role_with_publications_and_slot_made_for_it(
     assert checker.target.execute("select * from items") == [(1, None)]
 
 
+@pytest.mark.since(15)  # WHERE of a publication
 async def test_publications_made_beforehand_that_keep_something_back(checker: Checker) -> None:
     checker.source.execute(
         f"{ITEMS}; create table p (id int primary key) partition by range (id);"

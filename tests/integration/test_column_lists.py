@@ -41,6 +41,7 @@ async def findings(path: Path, table: str) -> list[str]:
     return [str(f) for f in report.findings if f"public.{table}" in str(f.place)]
 
 
+@pytest.mark.since(15)  # lists of columns
 @pytest.mark.usefixtures("without_spark")
 async def test_a_list_follows_the_rule_and_the_table_without_a_loss(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path

@@ -242,6 +242,7 @@ async def streamed(source: Database) -> None:
     await until(is_sent, seconds=60)
 
 
+@pytest.mark.since(16)  # debug_logical_replication_streaming
 async def test_savepoints_and_streamed_transactions(
     carrier: str, source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -277,6 +278,7 @@ async def test_savepoints_and_streamed_transactions(
         assert_carried(source, carrier)
 
 
+@pytest.mark.since(17)  # SET EXPRESSION
 async def test_two_tenants_share_a_table(
     shared_server: Server, source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:

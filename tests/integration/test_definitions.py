@@ -97,6 +97,7 @@ def execute(target: Database, planned: list[Planned], *, online: bool) -> None:
                 connection.execute(statement.encode())
 
 
+@pytest.mark.since(15)  # NULLS NOT DISTINCT
 @pytest.mark.parametrize("online", [False, True])
 def test_a_target_gets_the_definitions_of_its_source(
     source: Database, target: Database, *, online: bool
@@ -126,6 +127,7 @@ def texts(definition: TableDefinition) -> dict[str, Any]:
     return {"columns": definition.columns, "objects": objects, "comment": definition.comment}
 
 
+@pytest.mark.since(15)  # NULLS NOT DISTINCT
 def test_objects_without_texts_are_read_beside_any_lock(source: Database) -> None:
     source.execute(TYPES + COLUMNS + OBJECTS)
     definition = read_definition(source, 'public."or""ders"')
@@ -137,6 +139,7 @@ def test_objects_without_texts_are_read_beside_any_lock(source: Database) -> Non
     assert tuple(object_of(each, {}) for each in row[0]) == definition.objects
 
 
+@pytest.mark.since(15)  # NULLS NOT DISTINCT
 def test_names_go_through_the_mapping_and_sid_leads_what_is_unique(
     source: Database, target: Database
 ) -> None:

@@ -48,6 +48,11 @@ def shared_server(request: pytest.FixtureRequest, servers: Callable[[str], Serve
     return servers(ICU if needs_icu and ICU is not None else version_of_tests())
 
 
+@pytest.fixture
+def target_server(shared_server: Server) -> Server:
+    return shared_server
+
+
 @pytest.mark.parametrize("name", KEYS)
 @pytest.mark.parametrize("transport", ["text", "binary"])
 async def test_one_row_of_them_takes_the_place_of_the_other(
