@@ -78,6 +78,7 @@ from streamer.source.tables.user_defined_types import read_named_types, read_typ
 from streamer.target.add_columns import add_columns
 from streamer.target.catalog import read_kind, read_relation, read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
+from streamer.target.target_partitions import create_partitions
 from streamer.util.backoff import Backoff
 from streamer.util.failpoints import failpoint
 from streamer.util.lsn import Lsn
@@ -488,6 +489,9 @@ class Preparation:
         await refuse_same_rows(target, copy.plan, self._source.label)
         if copy.plan.has_expressions:
             await confirm_expressions(target, copy.plan, facts.types)
+        if (expiry := mapping.rule.expiry) is not None and not copy.was_created:
+            # An operator may have made the table, without partitions for the rows of the copy.
+            await create_partitions(target, mapping.target, expiry, copy.kept_at)
 
     async def _clear_beyond(
         self, target: TargetConnection, copy: TableCopy, begun: CopyRecord
