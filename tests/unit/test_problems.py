@@ -415,7 +415,7 @@ def test_a_target_whose_commits_wait_for_a_standby_is_not_fine() -> None:
     assert [late.text] == [problem.text for problem in shown.sources[0].problems]
     (item,) = problems_for_operator([], target.to_json())
     assert item["what"] == first.sentence
-    assert item["remedy"][-1] == {"text": "", "lines": "select 1;", "at": "target"}
+    assert item["remedy"][-1] == {"text": "", "lines": "select 1;", "at": "dw"}
     summary = next(line.plain for line in render_lines(shown)[1:])
     assert summary.endswith("2 need attention: target wait, shop:eu")
 

@@ -29,6 +29,7 @@ OWN_WORDS = {
     "target_findings:_check_writers": FORESEEN,
     "target_table_findings:check_collations": SETTING,
     "target_table_findings:check_added_types": SETTING,
+    "target_table_findings:check_partitions": RIGHTS,
     "target_table_findings:check_rights": RIGHTS,
     "target_table_findings:check_triggers": FORESEEN,
 }
