@@ -139,7 +139,7 @@ async def opened_admin(
             log.warning("a token is too short: an attacker could guess it", setting=f"admin.{name}")
     service = await open_service(settings, config, mapping)
     try:
-        # A server without the users of the database might accept every client.
+        # Before the users are loaded from the mapping database, a server might accept every client.
         await load_users(service, access)
     except BaseException:
         await service.close()

@@ -18,12 +18,12 @@ async def read_notified(session: Executor) -> dict[Key, NotifiedProblem]:
 
 
 async def store_notified(session: Executor, problems: Iterable[NotifiedProblem]) -> None:
-    """Store the last states that the receiver knows. Raises TargetError."""
+    """Store the state of each problem as last sent to the receiver. Raises TargetError."""
     await NOTIFICATIONS.put(session, map(fields_of, problems), "kind, subject")
 
 
 async def delete_notified(session: Executor, keys: Iterable[Key]) -> None:
-    """Delete problems whose end the receiver knows. Raises TargetError."""
+    """Delete problems whose end streamer has sent to the receiver. Raises TargetError."""
     for kind, subject in keys:
         where = "where kind = $1 and subject = $2::text::jsonb"
         await NOTIFICATIONS.delete(session, where, str(kind), to_json(subject.to_json()))

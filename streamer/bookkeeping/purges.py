@@ -25,8 +25,8 @@ from streamer.source s join streamer.relation r on r.source_id = s.id {relations
 on conflict (database, sid, target) do update set
     rows_deleted = 0, next_block = null, blocks = null, began_at = null, finished_at = null
 """
-# A removed source may return without columns that stayed in the target. A source whose columns
-# were never recorded may use every column, so no column of its table counts as left.
+# A removed source may come back with fewer columns; the extra target columns stay. A source whose
+# columns were never recorded may use every column, so no column of its table counts as left.
 _KEEP_COLUMNS_SQL: Final = """
 update streamer.purge p set columns = array(
     select c.key from streamer.relation r join streamer.source s on s.id = r.source_id,
@@ -209,7 +209,7 @@ async def read_remaining_rows(
 async def read_removed(session: Executor) -> dict[tuple[str, str], bool]:
     """Return the tables of removed sources, by the source's label and the target.
 
-    The value tells whether a purge has deleted rows.
+    The value: whether a purge has deleted rows.
     """
     return {
         (SourceLabel(row["database"], row["sid"]), row["target"]): row["is_purged"]

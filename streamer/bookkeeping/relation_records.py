@@ -51,9 +51,7 @@ class StateRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelationRecord(StateRecord):
-    """A row of streamer.relation. ``source`` and ``target``: names, in the form in which
-    `RelationName` prints them.
-    """
+    """A row of streamer.relation. ``source`` and ``target``: names as texts of `RelationName`."""
 
     source_id: int
     source: str

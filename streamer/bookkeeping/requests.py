@@ -66,7 +66,7 @@ _STATE_SQL: Final = f"case when {_IS_OPEN} null then 'failed' else {{}} end"
 class Request:
     """A row of streamer.request. ``label``: source and table, source, or target table.
 
-    ``actor``: None for streamer itself.
+    ``actor``: the operator who made the request; None for streamer itself.
     """
 
     request_id: Annotated[int, Codec("q.id")]
@@ -89,9 +89,11 @@ class Request:
         ),
     ] = None
     is_to_point: Annotated[bool, ELSEWHERE] = False
-    """A resync of a table in sync, which first applies its changes up to the copy's point."""
+    """Whether the resync of a table in sync first applies the stream up to the copy's point."""
     stays_paused: Annotated[bool, ELSEWHERE] = False
-    """An automatic resync of a paused table, which begins when an operator resumes the table."""
+    """Whether the automatic resync of a paused table begins only when an operator resumes the
+    table.
+    """
 
     @property
     def resync(self) -> Resync:

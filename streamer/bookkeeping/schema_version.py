@@ -1,7 +1,7 @@
 """The version of the bookkeeping schema, and whether this program runs on that version.
 
 Migrations of a newer program may be applied while this program runs. `Migration.needs` of a
-migration tells whether older programs can run on the migrated schema.
+migration shows whether older programs can run on the migrated schema.
 """
 
 from dataclasses import dataclass

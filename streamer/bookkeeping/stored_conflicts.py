@@ -10,7 +10,9 @@ from streamer.bookkeeping.bookkeeping_table import BookkeepingTable, Codec, Exec
 
 @dataclass(frozen=True, slots=True)
 class StoredConflict:
-    """A row of streamer.conflict. ``key``, ``existing``: JSON."""
+    """A row of streamer.conflict. ``key``: the key of the change; ``existing``: facts about the
+    target's row; both as JSON.
+    """
 
     id: int
     relation_id: int

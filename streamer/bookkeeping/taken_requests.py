@@ -150,8 +150,8 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
         at = record.changed_at
         since = "" if at is None else f" ({at:%Y-%m-%d %H:%M:%S%z})"
         return MappingError(
-            f"changes of {table} are missing for good, from position {record.end_lsn}{since} up to "
-            "the next copy",
+            f"changes of {table} are permanently missing, from position {record.end_lsn}{since} up "
+            "to the next copy",
             hint=accept,
         )
     if record.quarantined:

@@ -318,8 +318,8 @@ def health(as_json: JsonOption = False) -> None:
     """Ask the running process of this configuration whether it works.
 
     The exit code is 0 if the process answers, and 1 otherwise. With an empty `http.listen`, the
-    process answers no client, and the exit code is 0. A table in error does not count: `status`
-    shows tables.
+    process answers no client, and the exit code is 0. Tables in error do not change the exit code;
+    see `status`.
     """
     from streamer.commands.health_check import ask_health
     from streamer.config import static_mapping
@@ -453,8 +453,8 @@ def wait(
     """Wait until the target shows all changes committed so far and every table is ready.
 
     The exit code is 1 after the timeout, and 2 if the mapping has no sources. A source that does
-    not answer counts as behind, and the message names the source. The filters are those of
-    `status`. With --problems, the command waits for the sources with a problem when it starts.
+    not answer counts as behind, and the message names the source. The filters work as in `status`.
+    With --problems, the command waits for the sources with a problem when it starts.
     """
     from streamer.commands import wait as wait_command
     from streamer.commands.command_scope import Scope

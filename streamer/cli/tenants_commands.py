@@ -238,7 +238,7 @@ def drift(
         typer.Argument(help="Source tables: names or patterns.", metavar="TABLE"),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also print items that are the same everywhere.")
+        bool, typer.Option("--all", help="Also print items on which all tenants agree.")
     ] = False,
     database: DatabaseOption = None,
     sid: SidOption = None,
@@ -247,8 +247,8 @@ def drift(
     """Compare columns, types, keys and constraints between all tenants and the target.
 
     Each row of the matrix is a column, a key or a constraint. The row shows the definition of most
-    tenants, that of the target, and the tenants that deviate. The exit code is 1 if a tenant or the
-    target deviates, or if a tenant does not answer.
+    tenants, the definition of the target, and the tenants that deviate. The exit code is 1 if a
+    tenant or the target deviates, or if a tenant does not answer.
     """
     from streamer.commands.command_scope import Scope
     from streamer.commands.tenants import tenant_drift as drift_command

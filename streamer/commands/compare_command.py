@@ -116,8 +116,8 @@ async def compare(
     options: Options,
     console: Console | None = None,
 ) -> list[TableResult]:
-    """Compare tables, in a process of this command. *console*: a terminal that shows progress, by
-    default of the command.
+    """Compare tables in the process of the command. *console*: a terminal that shows progress, by
+    default the terminal of the command.
 
     Raises MappingError, SourceError, TargetError, SparkJobError.
     """

@@ -62,7 +62,8 @@ async def _read_writers(
 def write_package(package: DbtPackage, directory: Path) -> None:
     """Write the files of *package*, and remove files of an earlier export that the package lacks.
 
-    Raises SettingsError before the first change if a file of another origin is in the way.
+    Raises SettingsError before the first change if a file that streamer did not write has the same
+    name.
     """
     try:
         for name in package.files:

@@ -68,9 +68,9 @@ UNKNOWN: Final = "unknown"
 class TableStatus:
     """A table in ``status --json``.
 
-    ``bytes_total`` and ``rows_total`` are estimates during a copy; the rates are those of a copy.
-    Held changes are all changes that wait in the running process. ``retained_wal_bytes``: the WAL
-    that the source retains for held changes; None without an answer of the source.
+    ``bytes_total`` and ``rows_total`` are estimates during a copy; the rates describe a copy. Held
+    changes are all changes that wait in the running process. ``retained_wal_bytes``: the WAL that
+    the source retains for held changes; None without an answer of the source.
     """
 
     source: str
@@ -100,7 +100,7 @@ class TableStatus:
     wait: TableWait | None = None
     """Structured form of ``waiting_for``."""
     needs_resync: bool = False
-    """Changes are missing for good, so only a copy helps."""
+    """Changes are permanently missing, so only a copy helps."""
     lag_seconds: float | None = None
     """Age of the oldest committed change that is not visible; None if that is not known."""
     identity: str | None = None

@@ -99,7 +99,7 @@ class _Value:
 def build_table(facts: TableFacts, kind: HashKind, buckets: int) -> ComparedTable:
     """Build the table from the definitions of both sides.
 
-    Raises TargetSchemaError or MappingError if the definitions do not fit.
+    Raises TargetSchemaError or MappingError if the definitions do not match.
     """
     values = _values(facts)
     sid = _own_sid(facts)

@@ -6,7 +6,7 @@ come from the stream, because the comparison checks its work:
 
 - The statistics of both servers count the rows that were inserted, updated and deleted. A table
   with the same counts and the same files has not changed (PostgreSQL documentation, "The Cumulative
-  Statistics System"). Before version 15 the server may lose counts, so counts are no proof.
+  Statistics System"). Before version 15 the server may lose counts, so counts prove no equality.
 - ``xmin`` of a row is the transaction that wrote this row version. Each transaction below the
   oldest transaction that ran at the first mark had ended by then. So the first comparison read the
   present version of each row with a lower xmin.

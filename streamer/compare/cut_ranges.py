@@ -66,7 +66,7 @@ def count_ranges(rows: int, rows_per_second: float | None) -> int:
 def sampled_percent(rows: int, pages: int, ranges: int) -> float:
     """Return the part of a table's pages to sample, so that *ranges* have about the same size.
 
-    Rows of a page mostly have neighbouring keys, so a page may tell no more than a single row.
+    Rows of a page mostly have neighbouring keys, so a page may show no more than a single row.
     """
     by_rows = SAMPLED_ROWS * ranges / max(1, rows)
     by_pages = SAMPLED_PAGES * ranges / max(1, pages)

@@ -51,8 +51,8 @@ log = structlog.get_logger()
 
 APPLICATION_NAME: Final = "streamer compare"
 RANGES_MAX: Final = 1000
-"""The maximum number of differing ranges or buckets, because statements name each. Further ranges
-are joined.
+"""The maximum number of differing ranges or buckets, because statements name each. Beyond that
+number, streamer merges ranges.
 """
 BUCKETS_MAX: Final = 16_384
 """The maximum number of buckets, because a process holds the sums of all buckets of a table."""

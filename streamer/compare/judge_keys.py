@@ -121,8 +121,8 @@ class _Pending:
             self.contents.append((lsn, content))
 
     def may_be(self, content: bytes, target_lsn: Lsn) -> bool:
-        """Return whether the source had *content* in the newest reading up to *target_lsn* or
-        later, and drop older readings.
+        """Return whether the source had *content* in its newest reading up to *target_lsn*, or in a
+        later reading. Drop older readings.
         """
         numbers = [n for n, (lsn, _) in enumerate(self.contents) if lsn <= target_lsn]
         del self.contents[: numbers[-1] if numbers else 0]

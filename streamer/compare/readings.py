@@ -325,7 +325,8 @@ class RangeReader:
         self._throttle = throttle or BacklogThrottle()
 
     def digest(self, unit: Unit, *, is_first: bool) -> tuple[Sums, Sums]:
-        """Return the sums of a range on both sides. An equal first range goes into the ledger.
+        """Return the checksums of a range at source and target. An equal first range goes into the
+        ledger.
 
         Raises TableError, PassingError.
         """

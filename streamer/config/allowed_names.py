@@ -35,7 +35,7 @@ class NotAllowedError(Exception):
 
 
 class AllowedNames:
-    """Checks the names in the mapping database, and those from the page and the API."""
+    """Checks the names in the mapping database, and the names from the page and the API."""
 
     def __init__(self, settings: AdminSettings) -> None:
         self._variables = settings.variables

@@ -546,10 +546,10 @@ class SourceSettings(Strict):
     sequences: bool = Field(
         default=False,
         title="Follow sequences",
-        description="Keep sequences of the target ahead of those of the source. That concerns "
-        "identity and serial columns of mapped tables, and any sequences of the same name in "
-        "`target.schema`. streamer reads the sequences every 3 seconds, and leaves a margin of at "
-        "least 1,000 values.",
+        description="Keep sequences of the target ahead of the sequences of the source. This "
+        "includes identity and serial columns of mapped tables, and any sequences of the same name "
+        "in `target.schema`. streamer reads the sequences every 3 seconds, and leaves a margin of "
+        "at least 1,000 values.",
     )
     create: Create | None = Field(
         default=None,

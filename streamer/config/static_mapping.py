@@ -575,13 +575,16 @@ class MappingBuilder:
         listed = table.columns or {}
         place = None if column in table.exclude else listed.get(column, column)
         if place != target and (place is not None or column in listed or column == target):
+            # `columns` lists every replicated column, so the hint changes only an entry.
+            steps = [f"write `{column}: {target}` in `columns`"] if column in listed else []
+            steps += [f'remove "{column}" from `exclude`'] if column in table.exclude else []
             raise self._error(
                 at,
                 f'the hash of column "{column}" replaces the column itself, which is not written '
                 f'to "{target}"',
                 hint=f"for the hash alone, list it in `exclude`: [{column}]"
                 if column != target and column not in listed
-                else "give it that name in `columns`, and do not exclude it",
+                else ", and ".join(steps),
             )
         if any(
             isinstance(value, HashSettings) and value.hmac == column and name != target

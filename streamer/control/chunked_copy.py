@@ -24,11 +24,12 @@ GROWTH: Final = 0.1
 class ChunkedCopy:
     """The rows that the target has: all rows up to and including ``border``.
 
-    ``columns``, ``types``: the source's columns that order the rows. ``border``: their values as
-    text. ``definition``: a fingerprint of the table, which must stay the same. ``count``: the
-    chunks so far. ``chunk_bytes``: the size of the first chunk. ``size_bytes``: the size of the
-    table when its copy began. ``stores``: OID and filenode of the table, or of each partition, when
-    its last chunk began. ``target_oid``: the target table that holds the rows.
+    ``columns``, ``types``: the source's columns that order the rows. ``border``: the values of
+    these columns in the last copied row, as text. ``definition``: a fingerprint of the table, which
+    must stay the same. ``count``: the number of chunks so far. ``chunk_bytes``: the size of the
+    first chunk. ``size_bytes``: the size of the table when its copy began. ``stores``: OID and
+    filenode of the table, or of each partition, when its last chunk began. ``target_oid``: the
+    target table that holds the rows.
     """
 
     columns: tuple[str, ...]

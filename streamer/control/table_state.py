@@ -248,7 +248,7 @@ class TableState:
         return self._unless_paused(State.ERROR, error)
 
     def lost(self, error: ErrorReport) -> Self:
-        """Changes are missing for good; later changes are of no use."""
+        """Changes are permanently missing; later changes are of no use."""
         return replace(self._without_part().cut_off(error), need=Need.REQUEST)
 
     def to_copy_again(self) -> Self:
@@ -309,7 +309,7 @@ class TableState:
         return replace(self, chunks_obstacle=reason)
 
     def switched_to_stream(self, chunks: ChunkedCopy | None, consistent_point: Lsn) -> Self:
-        """The target contains all rows, or those of *chunks*, as of *consistent_point*."""
+        """The target contains all rows, or the rows of *chunks*, as of *consistent_point*."""
         state = replace(self, error=None, point=None, through_lsn=consistent_point)
         if chunks is not None:
             return replace(state, need=Need.CHUNKS, chunks=chunks)

@@ -66,7 +66,7 @@ class SyncCoordinator:
         self._backoff = Backoff(first=0.5)
 
     def request(self, mapped: MappedRelation, *, is_first: bool = False) -> None:
-        """Copy *mapped*, in the next round. *is_first*: the stream begins."""
+        """Copy *mapped*, in the next round. *is_first*: the stream begins with the copy."""
         self._queue.request(mapped)
         if is_first:
             self._first.add(mapped)

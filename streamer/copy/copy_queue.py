@@ -193,7 +193,7 @@ class CopyQueue:
         (self._rewrites_in_vain if in_vain else self._rewrites)[mapped] += 1
 
     def copied(self, mapped: "MappedRelation", *, has_more: bool = False) -> None:
-        """Record the copy of *mapped*. *has_more*: more chunks remain, for any round."""
+        """Record the copy of *mapped*. *has_more*: more chunks remain; any round may copy them."""
         self.remove(mapped)
         self._release(mapped)
         self._rewrites.pop(mapped, None)

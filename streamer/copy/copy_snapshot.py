@@ -92,8 +92,8 @@ class HeldSnapshot:
     ) -> Self:
         """Hold the snapshot that a slot exported, and drop a temporary slot.
 
-        The session is that of *sources* which has just read the tables, so it has their catalogs in
-        its caches. Raises SnapshotExpiredError, SourceConnectionError.
+        The session of *sources* has just read the tables, so their catalogs are in its caches.
+        Raises SnapshotExpiredError, SourceConnectionError.
         """
         async with AsyncExitStack() as session:
             plain = await session.enter_async_context(sources.connection(source))

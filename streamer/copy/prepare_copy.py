@@ -11,7 +11,7 @@ streamer removes rows of other programs only with consent.
 
 Many tables are prepared together, because round trips for each small table would take longer than
 the copy of its rows. A statement about all tables waits for no lock on a user's table. After a
-failure, or if rows are in the way, the caller prepares the tables one by one.
+failure, or if the target tables have rows, the caller prepares the tables one by one.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def parse_resync(
     """Return the resync that an operator requests on the command line, the API or the page.
 
     *where*: the condition for rows. *columns*: the columns to fill, by the target's names. Raises
-    MappingError if the options do not fit together, or the condition is no expression.
+    MappingError if the options do not fit together, or the condition is not an expression.
     """
     if where is not None and columns is not None:
         raise MappingError("where: a resync is limited to rows or to columns, not to both")
@@ -120,7 +120,8 @@ def check_copy_where(
 
 
 def source_condition(scope: RowScope, mapping: RelationMapping, columns: Sequence[str]) -> str:
-    """Return the condition for the scope's rows at the source. *columns*: the source's.
+    """Return the condition for the scope's rows at the source. *columns*: the names of the source's
+    columns.
 
     Raises SyncError if a key names a column that the mapping no longer has.
     """

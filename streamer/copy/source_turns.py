@@ -135,7 +135,7 @@ class CopyTurns:
         return limit is not None and len(self._neighbours(asking)) >= limit
 
     def _alike(self, asking: CopyingSource) -> set[str]:
-        """Return the sources that share the limit of first copies, or of later copies."""
+        """Return the copying sources that count against the same limit as *asking*."""
         return {c.source for c in self._copying if c.is_first == asking.is_first}
 
     def _neighbours(self, asking: CopyingSource) -> set[str]:

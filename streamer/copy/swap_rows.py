@@ -52,7 +52,8 @@ class RowSwap:
     given, set only these columns, in rows that both sides have. ``stamps``: columns that the swap
     writes, but does not compare. ``mark``: the column that marks a deleted row, quoted, and the
     assignments that mark the row; only for a table with a key. ``history``: the columns of
-    versions; the swap compares only open versions. ``at``: the source's time.
+    versions; the swap compares only open versions. ``at``: the source's clock just before the
+    snapshot; versions begin and end at this time.
     """
 
     table: str

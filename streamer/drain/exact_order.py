@@ -1,7 +1,7 @@
 """Writes lane transactions in order, up to the first that the target refuses.
 
-Writes the windows that sets cannot express. The writer diverts rejected changes of tables whose
-rule is quarantine. Without that rule, a rejected change stops its transaction and all later
+For windows that cannot be written as sets. The writer diverts rejected changes of tables whose rule
+is quarantine. Without that rule, a rejected change stops its transaction and all later
 transactions.
 """
 

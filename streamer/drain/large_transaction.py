@@ -3,7 +3,7 @@
 Such a lane transaction is larger than memory, or changes the definition of a table.
 
 The rest of a large transaction may still arrive meanwhile. A crash, the loss of the source, or a
-resync of a concerned table rolls back the whole transaction.
+resync of an affected table rolls back the whole transaction.
 """
 
 import asyncio

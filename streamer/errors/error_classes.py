@@ -57,11 +57,11 @@ class StreamerError(Exception):
         self.constraint: str | None = None
         """Violated constraint, if the server names it."""
         self.subject: object = None
-        """The relation concerned, if known."""
+        """The relation with the error, if known."""
         self.conflict: object = None
         """The conflict with a row of the target, if the error is a conflict."""
         self.lsn: str | None = None
-        """Commit LSN of the source transaction concerned, if known."""
+        """Commit LSN of the source transaction with the error, if known."""
 
     @property
     def hint(self) -> str | None:
@@ -457,7 +457,7 @@ class TargetFencedError(TargetError):
     """The target's stored progress differs from the progress that this process stored.
 
     Another process holds the source's lock, or the target was restored or lost commits.
-    ``relations``: the relations concerned, if known.
+    ``relations``: the affected relations, if known.
     """
 
     code = "fenced"
@@ -555,7 +555,7 @@ class UntranslatableTextError(TextEncodingError):
 class RowTooLargeError(ValueConversionError):
     """A row needs more memory at the target than PostgreSQL allows.
 
-    ``change_number`` tells which.
+    ``change_number``: the number of the row's change.
     """
 
     code = "row_too_large"
@@ -602,7 +602,7 @@ class MassDeleteError(StreamerError):
 
 
 class SharedTableError(StreamerError):
-    """A command concerns rows of a target table whose source tables only the keys distinguish."""
+    """A command affects rows of a target table whose source tables only the keys distinguish."""
 
     code = "shared_table"
     runbook = "table-in-error"

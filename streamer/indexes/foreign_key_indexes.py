@@ -218,7 +218,7 @@ async def read_foreign_key_facts(
 async def find_missing_indexes(
     address: TargetAddress, bookkeeping: Bookkeeping, sources: Iterable[ForeignKeyFacts]
 ) -> list[MissingIndex]:
-    """Return the missing indexes of the target, with states that tell whether a build can begin
+    """Return the missing indexes of the target, with states that show whether a build can begin
     now.
     """
     sources = list(sources)

@@ -68,7 +68,7 @@ class SidTemplate:
                 parts.append(text[position:end])
                 position = end
         if not parts or "\0" in text:
-            raise MappingError(f"{text!r} is no sid", hint=_HINT)
+            raise MappingError(f"{text!r} is not a sid", hint=_HINT)
         return cls(text, tuple(parts))
 
     def fill(self, names: Mapping[str, str | None]) -> str:

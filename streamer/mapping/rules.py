@@ -135,7 +135,7 @@ class TableRule:
 
     @property
     def limits(self) -> list[str]:
-        """The options because of which the target lacks rows."""
+        """The options that keep rows out of the target."""
         options = {
             "filter": self.filter,
             "copy_where": self.copy_where,

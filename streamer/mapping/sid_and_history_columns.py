@@ -1,7 +1,7 @@
 """Names and values of target tables by convention, and PostgreSQL's limits. Pure.
 
 ``sid`` distinguishes the sources of a target table. In a history table, `HistoryColumns` contain
-the validity of a row version; the default names are those of kuvasz-streamer.
+the validity of a row version; the default names come from kuvasz-streamer.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,9 @@ class HistoryColumns:
 
     @property
     def types(self) -> dict[str, str]:
-        """Types with which sets write versions; different types require exact order."""
+        """The types that these columns need for versions to be written in sets. With any other
+        type, streamer uses exact order.
+        """
         time = "timestamp with time zone"
         return {self.start: time, self.end: time, self.deleted: "boolean"}
 

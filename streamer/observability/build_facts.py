@@ -15,7 +15,7 @@ COMMIT_FILE: Final = "commit.txt"
 
 
 def commit() -> str | None:
-    """Return the hash of the program's commit; None if neither a wheel nor a checkout tells it."""
+    """Return the hash of the program's commit; None if no wheel and no checkout has the hash."""
     try:
         return (_PACKAGE / COMMIT_FILE).read_text(encoding="ascii").strip()
     except OSError:

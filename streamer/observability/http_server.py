@@ -164,7 +164,7 @@ async def serving_in_turn(
 ) -> AsyncIterator[None]:
     """Serve an application as `serving` does, from the time on at which *turn* is set.
 
-    *make*: makes the application meanwhile; connections wait. *failed*: called before the error of
+    *make*: makes the application. Connections wait meanwhile. *failed*: called before the error of
     the server ends the block.
     """
     ended = asyncio.Event()

@@ -1,9 +1,9 @@
 """Exports metrics and spans with the OpenTelemetry SDK, as OTLP over HTTP.
 
-The metrics are those of `/metrics`, with the same names; a summary becomes two sums. A thread of
-the SDK sends spans from a queue of limited length. If the receiver is slow or away, the export
-loses data points and spans, and never delays the stream. The variables OTEL_* of the environment
-apply as the SDK documents.
+The export sends the metrics of `/metrics`, with the same names; a summary becomes two sums. A
+thread of the SDK sends spans from a queue of limited length. If the receiver is slow or away, the
+export loses data points and spans, and never delays the stream. The variables OTEL_* of the
+environment apply as the SDK documents.
 """
 
 import asyncio

@@ -20,7 +20,7 @@ TableLabels = tuple[str, str, str]
 class TableDetail:
     """Whether scrapes show series for each table.
 
-    Once the tables exceed the limit, the series end for good, so that series do not come and go.
+    Once the tables exceed the limit, the series end permanently, so that series do not come and go.
     """
 
     def __init__(self, tables_max: int | None) -> None:

@@ -51,7 +51,7 @@ _KNOWN: Final = tuple(
         r"an update or delete came for a table without replica identity",
         r"an open version of this key is already there",
         r"several rows of the target table have the key of one change",
-        r"the row to insert came without its unchanged values",
+        r"the row to insert lacks its unchanged \(TOAST\) values",
         r"the row to update is missing, so its unchanged values are lost",
         (
             r"no row matches the old row; give every partition of the source table the replica"

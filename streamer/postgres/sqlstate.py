@@ -65,8 +65,8 @@ NOT_ROW_SPECIFIC: Final = (
     *("08", "0A", "25", "26", "28", "34", "3D", "3F", "40", "42"),
     *("53", "55", "57", "58", "XX"),
 )
-"""Classes that do not depend on a row's values. The next row would fail in the same way, or a retry
-of this row would succeed.
+"""SQLSTATE classes of errors that do not depend on a row's values. The next row would fail in the
+same way, or a retry of this row would succeed.
 """
 
 

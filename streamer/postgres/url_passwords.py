@@ -159,8 +159,8 @@ def has_mask(text: str) -> bool:
 def fill_masks(text: str, stored: str) -> str:
     """Return *text* with the passwords of *stored* in place of ``***``.
 
-    Raises ValueError if a password is missing, or if *text* names a different server. An editor of
-    a url must not learn the password by sending it to a different server.
+    Raises ValueError if a password is missing, or if *text* names a different server. A user who
+    edits a url must not learn the password by naming a different server.
     """
     if text == mask(stored):
         return stored

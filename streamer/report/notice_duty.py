@@ -19,7 +19,7 @@ from streamer.report.problems import Problem, Subject
 class NoticeDuty:
     """``leads``: whether this process reports target and mapping. ``reports_removed``: whether this
     process reports the sources outside ``own`` and ``peers``. ``own``: the sources of this process
-    by label, and whether each streams; ``peers``: the sources of peers.
+    by label, and whether each streams; ``peers``: the labels of sources that peers stream.
     """
 
     leads: bool = True

@@ -53,7 +53,9 @@ class NotifiedProblem:
 @final
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A change of a problem. ``problem``: None for an end; ``state``: the last known state."""
+    """A change of a problem. ``problem``: the present problem, None after its end; ``state``: the
+    last known state.
+    """
 
     event: Event
     state: NotifiedProblem

@@ -1,6 +1,6 @@
 """Keeps the time partitions of target tables: creates partitions ahead, and removes old partitions.
 
-The task checks every minute. A removal is final, so the task uses the earlier of two clocks, of the
+The task checks every minute. A removal is final, so the task uses the earlier of two clocks: of the
 process and of the target. A lock that does not come within seconds ends the attempt, and the next
 check tries again.
 """

@@ -92,7 +92,8 @@ def over_columns(text: str, names: Mapping[str, str | None]) -> str:
     """Return an expression of the source over the columns of the target.
 
     *names*: the target's names by name at the source, for all columns; None for an absent column.
-    Raises AbsentColumnError if the expression uses such a column, UnclearExpressionError.
+    Raises AbsentColumnError if the expression uses such a column, and UnclearExpressionError if
+    columns cannot be renamed.
     """
     for column, name in names.items():
         if name is None and uses_column(text, column):

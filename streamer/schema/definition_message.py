@@ -56,7 +56,8 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The parts of any tables that a command dropped; ``partitions``: dropped or detached.
+    """The parts of any tables that a command dropped; ``partitions``: dropped or detached
+    partitions.
 
     ``columns`` and ``defaults``: the table's OID and the column's number. ``indexes``: schema and
     name, because REINDEX CONCURRENTLY fires no event trigger on PostgreSQL 16 and older.
@@ -194,7 +195,9 @@ def parts_of(definition: SourceDefinition, namespace: str) -> set[Part]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The definition after a message; None if unknown. ``is_doubtful``: see the module."""
+    """The definition after a message; None if unknown. ``is_doubtful``: see the docstring of the
+    module.
+    """
 
     definition: SourceDefinition | None
     is_doubtful: bool = False
@@ -430,7 +433,7 @@ class Shown:
         return all(relation.get(column.name) == column.type for relation in self.relations)
 
     def follows(self, definition: SourceDefinition) -> bool:
-        """Whether the names are in the order of their numbers in *definition*."""
+        """Whether each RELATION message lists the columns in the attnum order of *definition*."""
         numbers = definition.numbers
         return all(
             places == sorted(places)

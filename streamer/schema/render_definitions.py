@@ -170,7 +170,7 @@ class Renderer:
             statements = [f"{alter} set default {column.default}"]
         source_sql = f"{alter} set default {column.default}" if column.default else ""
         made = tuple(statements)
-        # A sequence without its default would be in the way of the next attempt.
+        # A sequence without its default would make the next attempt fail.
         return Planned(ObjectKind.DEFAULT, name, made, ("; ".join(made),), source_sql=source_sql)
 
     def filled(self, column: DefinedColumn) -> Planned | None:
@@ -325,7 +325,9 @@ class Renderer:
         return name
 
     def _renamed(self, text: str, uses: Iterable[str]) -> str:
-        """Return *text* over the target's columns. *uses*: the columns of *text* at the source."""
+        """Return *text* with the target's column names. *uses*: the columns of *text* at the
+        source.
+        """
         place = self._place
         try:
             return over_columns(text, names_at_target(uses, place.mapping, place.columns))

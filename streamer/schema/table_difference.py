@@ -9,7 +9,7 @@ unique indexes. Extra defaults of the source's columns are differences, too, bec
 the defaults after a cut-over. Indexes for readers and extra columns are the operator's business.
 
 A table of several sources must accept the values of all sources. So a longer type, more labels of
-an enum and more partitions than a single source needs are no difference.
+an enum and more partitions than a single source needs do not count as differences.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -65,7 +65,7 @@ class Definitions:
         return self._writer.target
 
     async def apply(self, part: LaneTransaction) -> list[MappedRelation]:
-        """Apply a part that `cut` returned; return the concerned relations.
+        """Apply a part that `cut` returned; return the relations with a message.
 
         After a StreamerError, `after_rollback` is due.
         """

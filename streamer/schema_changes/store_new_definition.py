@@ -24,7 +24,8 @@ async def store_new_definition(
     changes: Sequence[AnyChange],
     filled: Sequence[str],
 ) -> None:
-    """Store the definition that the target has now, and request columns for existing rows.
+    """Store the definition that the target has now, and request a backfill of the columns whose
+    existing values are missing.
 
     *filled*: columns whose values existing rows lack. Rows in quarantine follow *changes*.
     """

@@ -194,7 +194,9 @@ async def _places(
 
 @dataclass(frozen=True, slots=True)
 class DefinitionFacts:
-    """The parts of a definition that the target has. ``index_is_valid``: None without the index."""
+    """The parts of a definition that the target has. ``index_is_valid``: None if the index is
+    missing.
+    """
 
     index_is_valid: bool | None
     has_constraint: bool
@@ -405,7 +407,7 @@ async def _operator_steps(target: TargetConnection, record: DefinitionRecord) ->
 
 
 async def _clear(target: TargetConnection, record: DefinitionRecord) -> DefinitionFacts | None:
-    """Drop an invalid index of *record*; return the facts; None without the table."""
+    """Drop an invalid index of *record*; return its facts, or None if the table is gone."""
     facts = await _read_facts(target, record)
     if facts is not None and facts.index_is_valid is False and record.index is not None:
         quoted = quote_qualified(record.target.namespace, record.index)

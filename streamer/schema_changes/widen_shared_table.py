@@ -2,8 +2,8 @@
 
 The first tenant creates the table. Before the first copy of each later tenant, streamer adds
 missing columns, widens narrower types, and drops NOT NULL from columns that the tenant lacks. If
-each schema has an enum of its own, the target's enum gets missing labels. The values of earlier
-tenants do not change, so the order of the tenants does not matter.
+each schema has an enum of its own, the target's enum gets the labels that it lacks. The values of
+earlier tenants do not change, so the order of the tenants does not matter.
 
 streamer widens only tables that it created, of sources that do not capture definitions. With the
 capture, `streamer.schema_changes.changes_during_copy` makes these changes, and `on_ddl` decides.

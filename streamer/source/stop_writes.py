@@ -197,7 +197,9 @@ def stop_sql(database: str) -> str:
 
 
 def allow_sql(database: str, setting: str | None) -> str:
-    """Return the SQL that reverts `stop_sql`. *setting*: the former value. Pure."""
+    """Return the SQL that reverts `stop_sql`. *setting*: the former value of
+    default_transaction_read_only, None without a value. Pure.
+    """
     name = quote_identifier(database)
     if setting is None:
         return f"alter database {name} reset default_transaction_read_only"

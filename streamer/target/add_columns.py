@@ -50,7 +50,7 @@ join pg_catalog.pg_type t on t.oid = k.oid::oid
 
 
 def type_keys(relation: Relation, names: Sequence[str]) -> dict[str, TypeKey]:
-    """Return the types of some of a relation's columns."""
+    """Return the types of the columns *names* of *relation*."""
     return {
         column.name: (column.type_oid, column.type_modifier)
         for column in relation.columns

@@ -76,7 +76,7 @@ log = structlog.get_logger()
 CONNECT_SECONDS: Final = 10.0
 FENCED_STATE: Final = "STR01"
 """SQLSTATE of ``streamer.set_progress``: the stored progress differs from the expected progress.
-The error's detail lists the ids of the relations concerned.
+The error's detail lists the ids of the affected relations.
 """
 CHANGED_STATE: Final = "STR02"
 """SQLSTATE of ``streamer.require_facts``: the table differs from the planned table."""

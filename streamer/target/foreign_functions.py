@@ -1,8 +1,9 @@
 """Functions that the expressions of a source call at the target, where they run as streamer's role.
 
-The owner of a table at the source writes its defaults and checks. These texts must not gain rights
-at the target. So streamer creates a definition without running its expressions. Then it reads from
-the catalogs the functions that PostgreSQL resolved: as OIDs in the stored trees, not as text.
+The owner of a table at the source writes its defaults and checks. These texts must not gain
+privileges at the target. So streamer creates a definition without running its expressions. Then it
+reads from the catalogs the functions that PostgreSQL resolved: as OIDs in the stored trees, not as
+text.
 
 An expression may call built-in functions that are immutable, belong to an operator or a cast, or
 are on a short list. None of these reads a table, a file or a setting. Immutable functions of an
@@ -191,7 +192,7 @@ class ForeignCalls:
         return cls(connection, tables, types, allowed)
 
     async def refuse(self) -> None:
-        """Raise TargetSchemaError if calls were added; the caller's transaction ends then."""
+        """Raise TargetSchemaError if calls were added; the caller's transaction then rolls back."""
         calls = await read_calls(self._connection, self._tables, self._types)
         if added := [call for call in calls if call not in self._allowed]:
             raise foreign_error(added)
@@ -202,7 +203,9 @@ class _UndoneError(Exception):
 
 
 async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[None]]) -> bool:
-    """Whether *make*, which is rolled back, adds such calls. Raises other errors of *make*."""
+    """Whether *make* adds calls of foreign functions. Rolls *make* back, and raises other errors of
+    *make*.
+    """
     is_made = False
     with contextlib.suppress(_UndoneError, ForeignCallError):
         async with transaction(connection):
@@ -215,10 +218,11 @@ async def is_refused(connection: TargetConnection, make: Callable[[], Awaitable[
 async def refuse_in_trial(
     connection: TargetConnection, table: str, prefix: str, after: str
 ) -> None:
-    """Raise TargetSchemaError if a statement adds such calls to *table*, given as SQL.
+    """Raise TargetSchemaError if a statement would add calls of foreign functions to *table*.
 
-    *prefix* and *after*: the statement around the table's name. The statement runs on an empty
-    table with the columns of *table*, so that no expression is evaluated, and is rolled back.
+    *table*: the quoted name. *prefix* and *after*: the statement around the table's name. The
+    statement runs on an empty table with the columns of *table*, so that no expression is
+    evaluated, and is rolled back.
     """
     trial = f"streamer.trial_{await connection.fetch_value('select pg_catalog.pg_backend_pid()')}"
     calls: list[ForeignCall] = []

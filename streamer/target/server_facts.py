@@ -24,8 +24,8 @@ select pg_catalog.current_setting('server_version') as version,
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The server of the target. ``connections``: of all roles; ``role_connections``: of the role of
-    streamer, which may have a limit.
+    """The server of the target. ``connections``: the connections of all roles.
+    ``role_connections``: the connections of streamer's role, which may have a limit.
     """
 
     version: str

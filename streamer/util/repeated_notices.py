@@ -20,7 +20,9 @@ Facts = frozenset[tuple[str, Any]]
 
 
 class RepeatedNotices:
-    """The notices of an engine. The owner runs `run`, and calls `flush` at the end."""
+    """Collects notices, and logs each notice once with the names of all its sources. The owner runs
+    `run`, and calls `flush` at the end.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], set[Facts]] = {}

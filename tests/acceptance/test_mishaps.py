@@ -540,7 +540,7 @@ def test_21_table_dropped(site: Site) -> None:
         keep = "on_table_dropped: keep"
         site.sees("no longer exists at the source", keep, runbook="table-gone")
         (problem,) = site.status()["summary"]["problems"]
-        assert problem["remedy"].startswith(f"if the table is gone for good, set `{keep}` for it")
+        assert problem["remedy"].startswith(f"if the table is permanently gone, set `{keep}`")
         text = site.config.read_text()
         site.config.write_text(text.replace("    t:", f"    t: {{{keep}}}"))
         site.process.process.send_signal(signal.SIGHUP)

@@ -138,7 +138,7 @@ async def test_a_request_that_cannot_be_fulfilled_says_why(
 
         await streamer.eventually(is_refused)
         (request,) = await listed(streamer)
-        assert "are missing for good" in request["error"]
+        assert "are permanently missing" in request["error"]
         # AND a request about a table that leaves the mapping has failed, too
         await streamer.stop()
         await run_beside(streamer, "pause", "t")

@@ -238,7 +238,7 @@ async def test_a_table_whose_changes_are_gone_asks_before_its_past_gets_a_gap(
         assert remedy in error
         address = TargetAddress.parse(Secret(target.url))
 
-        with pytest.raises(MappingError, match="are missing for good, from position") as refused:
+        with pytest.raises(MappingError, match="are permanently missing, from position") as refused:
             await request(address, "resync", "t", database="shop", sid=None)
         assert remedy in str(refused.value.hint)
         # A request from elsewhere has no effect either.

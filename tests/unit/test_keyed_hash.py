@@ -129,8 +129,8 @@ HASHED = "set: {email: {hmac: email, key: people}}"
     [
         ("set: {email: {hmac: email, key: nobody}}", "there is no hash key"),
         ("set: {hash: {hmac: email, key: people}}", "replaces the column itself"),
-        (f"{HASHED}, exclude: [email]", "replaces the column itself"),
-        ("set: {hash: {hmac: email, key: people}}, columns: {email: mail}", "name in `columns`"),
+        (f"{HASHED}, exclude: [email]", 'remove "email" from `exclude`'),
+        ("set: {hash: {hmac: email, key: people}}, columns: {email: mail}", "write `email: hash`"),
         (
             "set: {hash: {hmac: email, key: people}}, exclude: [email], columns: {id: hash}",
             "another column is written",

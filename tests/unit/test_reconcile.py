@@ -251,7 +251,7 @@ CASES: dict[str, tuple[World, str, str]] = {
         "",
         "",
     ),
-    # -- gone for good, or moved
+    # -- permanently gone, or moved
     "a dropped table": (replace(GONE, dropped=KEEP), "dropped", "dropped"),
     "a dropped table with a past": (replace(GONE, dropped=CLOSE), "dropped", "dropped"),
     "a dropped table of which the target has nothing": (

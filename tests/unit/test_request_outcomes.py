@@ -85,7 +85,7 @@ def test_a_gap_in_the_past_of_a_table_needs_consent() -> None:
         assert find_gap(record(type=kind, **facts), Resync(), shop) is None
         gap = find_gap(record(type=kind, **lost), Resync(), shop)
         assert gap is not None
-        assert "for good, from position 0/10 (2026-11-25 12:00:00+0000)" in str(gap)
+        assert "permanently missing, from position 0/10 (2026-11-25 12:00:00+0000)" in str(gap)
         assert "streamer resync public.t --database shop --sid eu --skip-changes" in str(gap)
         gap = find_gap(record(type=kind, **held), Resync(), shop)
         assert gap is not None

@@ -52,7 +52,7 @@ def test_without_a_sid_of_the_table_its_rows_have_the_sid_of_the_url() -> None:
         ("{schema:[}", "not a valid regular expression"),
         ("{schema:tenant_.*}", "0 groups"),
         ("{schema:(a)(b)}", "2 groups"),
-        ("a\0b", "is no sid"),
+        ("a\0b", "is not a sid"),
     ],
 )
 def test_a_faulty_sid_is_refused(text: str, problem: str) -> None:

@@ -123,7 +123,7 @@ def test_two_sids_of_one_group_for_one_database() -> None:
     one, same = facts_of(sid="eu"), facts_of(sid="us")
     (finding,) = found(one, same)
     assert finding.startswith("warning shop:us: ")
-    assert "that of shop:eu, so the target gets its rows twice" in finding
+    assert "the url of shop:eu lead to the same database" in finding
     for other in (
         replace(SERVER, database="other"),
         replace(SERVER, system_identifier="2"),

@@ -220,9 +220,9 @@ def marks_of(
 ) -> list[Row]:
     """Return the restarts, errors and copies to mark in charts, the oldest first.
 
-    *past*: the newest first. *started_at*: when this process started. *source*: the only source;
-    *table*: the only table of the source, next to events of the source as a whole. Events of a kind
-    within 10 s share a mark.
+    *past*: stored events, the newest first. *started_at*: the start of this process. *source*: the
+    only source; *table*: the only table of the source, next to events of the source as a whole.
+    Events of a kind within 10 s share a mark.
     """
     marks: dict[tuple[int, str], list[str]] = {}
     if started_at is not None:

@@ -36,7 +36,7 @@ class PastEvent:
 class TimedEvent:
     """An event with the duration of its state: None for an event without a duration.
 
-    ``is_present``: the state lasts.
+    ``is_present``: whether the state still lasts.
     """
 
     event: PastEvent

@@ -54,7 +54,9 @@ class PathFacts:
 
 @dataclass(frozen=True, slots=True)
 class ChangePath:
-    """The path of a change. ``slow``: where the time goes; ``text``: why."""
+    """The path of a change. ``slow``: the stage that takes the most time; ``text``: the reason in
+    words.
+    """
 
     facts: PathFacts
     slow: PathStage | None = None

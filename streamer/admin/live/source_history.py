@@ -31,7 +31,9 @@ _DIGITS: Final = (3, 2, 0)
 """The decimal places of the values in answers, in the order of `FIELDS` and `TABLE_FIELDS`."""
 _DELAY_DIGITS: Final = (4, 4, 4)
 Columns = dict[str, list[float | None]]
-"""Times and values as columns of equal length. ``times``: unix time. An unknown value is None."""
+"""Times and values as columns of equal length. ``times``: unix time in seconds. An unknown value is
+None.
+"""
 
 
 class SampledEngine(Sampled, Working, Protocol):

@@ -260,8 +260,8 @@ class ImportBody(_Body):
     yaml: Annotated[str, Field(max_length=5_000_000), AfterValidator(check_text)]
     exclude_missing: bool = Field(
         default=False,
-        description="Of a map.yaml: leave out columns that the target lacks, as kuvasz-streamer "
-        "does (`on_column_added: ignore`).",
+        description="When importing a map.yaml, leave out columns that the target lacks, as "
+        "kuvasz-streamer does (`on_column_added: ignore`).",
     )
 
 

@@ -79,7 +79,8 @@ def from_kuvasz(
     *,
     excludes_missing: bool,
 ) -> Any:
-    """Convert a database of a map.yaml. Raises SettingsError for a setting of different meaning.
+    """Convert a database of a map.yaml. Raises SettingsError for a setting with a different meaning
+    in streamer.
 
     *excludes_missing*: leave out columns that the target lacks, as kuvasz-streamer does.
     """

@@ -36,7 +36,7 @@ from streamer.source.slot_and_publications.slot import drop_slot_sql
 from streamer.target.connection import TargetAddress, target_connection
 
 START_SECONDS: Final = 12.0
-"""The approximate time in which Spark starts."""
+"""The approximate time that Spark takes to start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ any credentials, the server accepts only this machine, with full access for ever
 Host header must then name this machine, so that a foreign name for this machine (DNS rebinding)
 lets no web page in.
 
-Wrong tokens and passwords slow down further attempts from the same address, and wrong passwords
-also attempts with the same name.
+Wrong tokens and passwords slow down further attempts from the same address. Wrong passwords also
+delay attempts with the same name.
 """
 
 import asyncio

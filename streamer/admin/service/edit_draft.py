@@ -81,7 +81,10 @@ async def remove_source(client: "MappingClient", database: str, sid: str | None)
 async def add_tenants(
     client: "MappingClient", database: str, urls: list[tuple[str, str]], *, applies: bool
 ) -> Changed:
-    """Add tenants to the draft, and apply a draft without other changes. Raises AdminError."""
+    """Add tenants to the draft; apply the draft if it contains no other change.
+
+    *urls*: the url and sid of each tenant. Raises AdminError.
+    """
     was_changed = await client.is_changed()
     for url, sid in urls:
         await add_source(client, database, url, sid)
@@ -91,7 +94,10 @@ async def add_tenants(
 async def remove_tenant(
     client: "MappingClient", database: str, sid: str, *, applies: bool
 ) -> Changed:
-    """Remove a tenant from the draft, and apply a draft without other changes."""
+    """Remove a tenant from the draft; apply the draft if it contains no other change.
+
+    *applies*: whether to apply such a draft. Raises AdminError.
+    """
     was_changed = await client.is_changed()
     await remove_source(client, database, sid)
     return await _apply_tenants(client, database, [sid], applies, was_changed)

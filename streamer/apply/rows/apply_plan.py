@@ -139,7 +139,7 @@ class ApplyPlan:
 
     @property
     def may_lack_rows(self) -> bool:
-        """Whether an update of a missing row is no conflict."""
+        """Whether streamer expects updates of missing rows, which then are not conflicts."""
         return self.mapping.rule.may_lack_rows
 
     @property

@@ -277,7 +277,7 @@ class Fold:
         pending: PendingRow | None = self.inserts.get(key) or self.updates.get(key)
         if pending is None and key in self.moves:
             pending = self.moves[key][1]
-        # Values that streamer appends are no part of the old row.
+        # Values that streamer appends are not part of the old row.
         count = len(self.plan.relation.columns)
         if pending is not None and self._read(pending)[:count] != old[:count]:
             raise NotFoldable

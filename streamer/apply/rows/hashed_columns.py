@@ -153,7 +153,8 @@ def check_input_types(
 ) -> None:
     """Raise MappingError if the type of a hashed column has changed since the copy.
 
-    *before*, *now*: types by column. *resync*: the command that hashes all rows again.
+    *before*, *now*: the source types by column, at the copy and at present. *resync*: the command
+    that hashes all rows again.
     """
     for column_hash in mapping.rule.hashes:
         old, new = before.get(column_hash.column), now.get(column_hash.column)

@@ -587,8 +587,8 @@ _KINDS: Final = {
 
 
 def missing_target(target: RelationName, kind: str | None = None) -> TargetSchemaError:
-    """Return the error for a *target* that does not exist, or whose relkind is not that of a
-    table.
+    """Return the error for a *target* that does not exist or is not a table. *kind*: the relkind,
+    if the target exists.
     """
     if kind is None:
         return TargetSchemaError(

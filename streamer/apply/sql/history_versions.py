@@ -1,7 +1,7 @@
 """SQL text and COPY data that write the versions of a history table as sets.
 
 The staging table has a row for each key of a window, with ``op`` and ``at`` of the key's first
-change. ``mask`` is set if the ends of earlier versions matter. Pure.
+change. ``mask`` is set if the statement must read the end of an earlier version. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -129,7 +129,7 @@ class Statements(SetStatements):
         numbers for every ``seq``, from 1 to *key_count*, or 0. With *immediate*, the server checks
         deferred constraints at every change. An error that does not depend on a row ends the block.
         If a row already has the key, a session may have inserted the row after the search. So the
-        block repeats the change, until the same row is in the way again.
+        block repeats the change, until the same row conflicts again.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)
@@ -242,7 +242,7 @@ end"""
         """Refuse a row that a publication's filter lets in without unchanged values."""
         if not partial:
             return ""
-        complain = self._missing("the row to insert came without its unchanged values")
+        complain = self._missing("the row to insert lacks its unchanged (TOAST) values")
         return f"if s.op = {OP_INSERT} and s.mask is not null then {complain} end if;\n"
 
     def _search(self) -> str:

@@ -33,7 +33,9 @@ FOLDED_MIN: Final = 0.25
 
 
 class WindowFacts(Protocol):
-    """The content of a window. ``size``: bytes. ``row_count``: rows after folding."""
+    """The content of a window. ``size``: the bytes of the changes. ``row_count``: the number of
+    rows to write after folding.
+    """
 
     @property
     def change_count(self) -> int: ...

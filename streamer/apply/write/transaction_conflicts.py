@@ -141,9 +141,7 @@ class TransactionConflicts:
 
 
 def refusal(error: StreamerError, run: OrderedRun) -> Conflict | None:
-    """Return the conflict because of which the target refuses a change of *run* and the table
-    stops.
-    """
+    """Return the conflict for which the target rejects a change of *run*, stopping the table."""
     number = error.change_number
     origin = None if number is None else run.origin_of(number)
     if not isinstance(error, ConflictError) or number is None or origin is None:

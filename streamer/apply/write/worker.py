@@ -513,7 +513,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _timing(self, window: Window, lanes: list[Lane]) -> Iterator[None]:
-        """Limit the time of this block, which writes *lanes*, while other lanes wait."""
+        """Limit how long this block may write *lanes* while other lanes wait."""
         self._is_late, self._writing = False, (window, lanes)
         self._alarm.begin(SLOW_SECONDS)
         began = time.monotonic()

@@ -59,9 +59,9 @@ class RequireFacts:
 class Change:
     """Rows staged as *op*, and the statements that change the target's rows with the same keys.
 
-    First ``leaves`` removes or marks rows, then ``room`` deletes marked rows that are in the way,
-    and ``writes`` writes the remaining rows. With ``inserts``, the writer inserts rows that the
-    target lacks.
+    First ``leaves`` removes or marks rows, then ``room`` deletes marked rows with keys that new
+    rows need, and ``writes`` writes the remaining rows. With ``inserts``, the writer inserts rows
+    that the target lacks.
 
     ``conflict``: the kind of conflict of a missing row. With ``is_recorded``, the writer searches
     for missing rows by ``keys``.

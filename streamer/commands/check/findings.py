@@ -49,7 +49,7 @@ _INTRODUCTIONS: Final = (
 class Fix:
     """A fix: statements to run at one side or commands to run here, and words.
 
-    ``is_choice``: the statements end or remove objects that may belong to different users.
+    ``is_choice``: the statements end sessions or remove objects that may belong to other programs.
     ``sentence``: the remedy of a problem, in the words of all screens.
     """
 
@@ -120,7 +120,7 @@ class Finding:
     def runbook(self) -> str | None:
         """The address of the page to read, on the page; None for mere information.
 
-        A guide tells how to prepare a server or a rule; a runbook belongs to an error.
+        A guide shows how to prepare a server or a rule; a runbook belongs to an error.
         """
         if self.page is not None:
             return self.page

@@ -61,8 +61,8 @@ def plan_copies(
 ) -> list[PlannedCopies]:
     """Return the sources that have tables to copy, in the order of `streamer.copy.source_turns`.
 
-    *rows_per_second*: the limit of each source. *bytes_per_second*: the last measured rate.
-    *resumable_above*: the setting.
+    *rows_per_second*: the limit for each source. *bytes_per_second*: the last measured rate.
+    *resumable_above*: the setting `sync.resumable_above`, in bytes.
     """
     planned: list[tuple[int, PlannedCopies]] = []
     for facts in sources:

@@ -69,7 +69,7 @@ def plan_publications(facts: SourceFacts, target: TargetFacts | None) -> Publica
 def _stored(
     mapping: RelationMapping, record: RelationRecord | None, members: MembersByFingerprint
 ) -> MappedTable:
-    """Return a table in the form in which `run` starts with the table."""
+    """Return the table state that `run` would build from the bookkeeping at its start."""
     if record is None:
         return MappedTable(mapping)
     is_in_sync = record.table_state.need not in (Need.ROWS, Need.REQUEST)

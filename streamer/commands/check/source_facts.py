@@ -107,7 +107,9 @@ class IdentityDetails:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction for which a new slot would wait. ``seconds``: None if its start is hidden."""
+    """A transaction for which a new slot would wait. ``seconds``: its age; None if the role may not
+    see it.
+    """
 
     pid: int
     user: str

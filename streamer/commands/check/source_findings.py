@@ -245,8 +245,8 @@ def check_same_database(sources: Iterable[SourceFacts]) -> Iterable[Finding]:
         if first_facts is not facts:
             yield warning(
                 Place(facts.label),
-                f'its url leads to database "{server.database}" of the same server as that of '
-                f"{first_facts.label}, so the target gets its rows twice, once with each sid",
+                f"its url and the url of {first_facts.label} lead to the same database "
+                f'"{server.database}", so the target gets its rows twice, once with each sid',
                 in_words(f"correct the url of {facts.label} or {first_facts.label}"),
             )
 

@@ -397,7 +397,9 @@ from pg_available_extensions a
 async def _read_crowded(
     connection: TargetConnection, facts: TargetFacts, name: RelationName
 ) -> None:
-    """Read whether the default partition of a table has many rows. `check` tells lacking rights."""
+    """Read whether the default partition of a table has many rows. `check` reports missing
+    privileges.
+    """
     table = facts.tables.get(name)
     if table is None or table.relation is None or not table.is_owned:
         return

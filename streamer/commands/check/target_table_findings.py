@@ -1,7 +1,7 @@
 """Problems of target tables: verdict of the plan, privileges, types, keys, existing rows.
 
-`streamer.apply.rows.apply_plan` makes the plans from the source's present catalogs. So the verdict
-is that of `run` at the first change. Pure.
+`streamer.apply.rows.apply_plan` makes the plans from the source's present catalogs. So `run`
+reaches the same verdict at the first change. Pure.
 """
 
 from collections.abc import Iterable, Mapping

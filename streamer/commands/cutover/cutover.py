@@ -92,7 +92,9 @@ Report = Callable[[str, str], None]
 
 @dataclass(frozen=True, slots=True)
 class CutoverState:
-    """The state of a source's cut-over, for the command to show. ``remaining``: steps to come."""
+    """The state of a source's cut-over, for the command to show. ``remaining``: the steps that have
+    not run.
+    """
 
     label: str
     database: str

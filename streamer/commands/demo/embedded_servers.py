@@ -249,7 +249,7 @@ def execute_all(
     result = cursor.pgresult
     if result is None or result.status != psycopg.pq.ExecStatus.TUPLES_OK:
         return []
-    # psycopg returns no rows for a result without columns, such as that of `select from`.
+    # psycopg returns no rows for a result without columns, as after `select from`.
     return cursor.fetchall() if result.nfields else [()] * result.ntuples
 
 

@@ -1,7 +1,7 @@
 """``streamer tenants drift``: where the tables of a group's databases differ from each other.
 
 Each source's definitions come from its catalogs. An item is a column, a primary key or another
-constraint of a table. The common definition is that of most tenants; a tenant with a different
+constraint of a table. Most tenants have the common definition; a tenant with a different
 definition, or without the item, deviates. The target deviates if its table differs from the table
 for the common definition, by the rules of `streamer compare --definitions`. A column that only
 removed tenants had is also a deviation.
@@ -250,7 +250,7 @@ def _at_target(mapping: RelationMapping, item: Item) -> Item | None:
 
 
 def _differing(table: TenantTable, target: TableDefinition, *, is_shared: bool) -> set[Item]:
-    """Return the items of the target that differ from those which a tenant's table makes."""
+    """Return the items of the target that differ from the items which a tenant's table makes."""
     assert table.definition is not None, "the tenant has an item of the table"
     columns = frozenset(column.name for column in target.columns)
     has_sid = table.source.sid is not None and SID in columns

@@ -119,7 +119,9 @@ def _of_rules(status: SourceStatus) -> Iterator[Tenant]:
 def _remaining(
     mapped: Collection[str], records: Sequence[SourceRecord], purges: Sequence[PurgeRecord]
 ) -> list[Tenant]:
-    """Return the tenants without a mapping whose rows may be in the target. *mapped*: labels."""
+    """Return the tenants without a mapping whose rows may be in the target. *mapped*: the labels of
+    mapped sources.
+    """
     removed: dict[str, Tenant] = {}
     for record in records:
         if record.sid is not None:

@@ -79,7 +79,9 @@ class CopyPart:
 
 @dataclass(frozen=True, slots=True)
 class CopySource:
-    """The common fields of a relation's parts: see `cut`. ``into``: the target with columns."""
+    """The common fields of a relation's parts: see `cut`. ``into``: the target table and the list
+    of columns, as SQL.
+    """
 
     relation_id: int
     attempt: int

@@ -164,7 +164,7 @@ class SparkLauncher:
             is_idle = await self._follow(process)
         finally:
             await self.stop()
-            # The last line tells why the process ended, and may be unread so far.
+            # The last line shows why the process ended, and may be unread so far.
             await asyncio.wait([listening], timeout=STOP_SECONDS)
             if not listening.done():  # the JVM outlives the driver, and may wait for a task
                 with contextlib.suppress(ProcessLookupError):

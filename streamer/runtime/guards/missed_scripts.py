@@ -99,7 +99,7 @@ class MissedScripts:
 
 
 def is_of_another_server(record: ScriptRecord, system_identifier: str, timeline: int) -> bool:
-    """Return whether a script ran on another server or timeline than that of a new slot.
+    """Return whether a script ran on a different server or timeline than a new slot.
 
     The slot leaves the script out in any case: the transaction is older than the slot, or lost.
     Pure.

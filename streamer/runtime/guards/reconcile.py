@@ -372,7 +372,7 @@ def _judge_membership(
         keep, leave_out = "set `on_table_dropped: keep` for it", "add its name to `exclude_tables`"
         error = TableGoneError(
             f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
-            hint=f"if the table is gone for good, {leave_out if is_renamed else keep}, and "
+            hint=f"if the table is permanently gone, {leave_out if is_renamed else keep}, and "
             "reload the mapping (SIGHUP or `streamer apply`). Otherwise create and publish it",
         )
     else:

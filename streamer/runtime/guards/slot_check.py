@@ -143,9 +143,9 @@ class SlotCheck:
     ) -> SourceRecord:
         """Follow the source's new timeline, if the target contains no change from after the fork.
 
-        The acknowledged position may lie past the fork although no change does, because it
-        follows keepalives. The slot must be at the fork or before it: a later slot has not seen
-        the new primary's earlier commits. Raises SourceDivergedError.
+        The acknowledged position may lie past the fork even if no applied change does, because it
+        follows keepalives. The slot must be at the fork or before it: a later slot has not seen the
+        new primary's earlier commits. Raises SourceDivergedError.
         """
         timeline, stored_timeline = self._branch.timeline, record.timeline
         if stored_timeline is None:

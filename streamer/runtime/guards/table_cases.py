@@ -3,10 +3,10 @@ process.
 
 A case that a single check cannot finish stays open:
 
-- *renamed*: until a new attempt lets the relation follow, or the table regains its name. -
-*dropped*: until the target contains the last changes of the table. - *replaced*: likewise. Then the
-relation copies the table with the name now, or stops. - *block*: until streamer can publish the
-table. Its copy begins then.
+- *renamed*: until a new attempt lets the relation follow, or the table regains its name.
+- *dropped*: until the target contains the last changes of the table.
+- *replaced*: as *dropped*. Then the relation copies the table with the name now, or stops.
+- *block*: until streamer can publish the table. The copy begins then.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping

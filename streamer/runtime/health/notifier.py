@@ -1,4 +1,4 @@
-"""Tells a webhook of the beginning, the changes and the end of problems (section ``notify``).
+"""Informs a webhook of the beginning, the changes and the end of problems (section ``notify``).
 
 After each check, the notifier compares the present problems with the problems that the receiver
 knows. The bookkeeping stores these, so a restart repeats no notice, and replicas agree. While the
@@ -46,7 +46,7 @@ ABSENT_SECONDS: Final = 15.0
 has no error while streamer tries again after a start.
 """
 NOTICES_MAX: Final = 100
-"""The number of notices in a message."""
+"""The maximum number of notices in a message."""
 
 
 class Notifier:

@@ -35,7 +35,9 @@ def source_facts(
     stored: StoredFacts | None = None,
     **late: Any,
 ) -> ReportedSource:
-    """Return the facts of a source. *condition*: its state and error; *late*: facts of its lag."""
+    """Return the facts of a source. *condition*: the state and error of the source; *late*: the
+    fields of `ReportedSource` about the lag.
+    """
     state, error = condition
     stored = stored or StoredFacts()
     tables = dict.fromkeys(health.table_waits, str(State.READY)) | health.table_states

@@ -67,8 +67,8 @@ FOLLOW_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""How long a replica does not take a source that a peer removed: the replica may be about to read
-the same configuration.
+"""How long a replica leaves a source alone after a peer removed it: the replica may be about to
+read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
 FOREIGN_OWNER: Final = -1

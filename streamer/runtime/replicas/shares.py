@@ -165,7 +165,9 @@ def decide(
     busy: Collection[str] = (),
     refused: Refusals = (),
 ) -> Decision:
-    """Return the sources that replica *number* takes and gives. *busy*: its sources that stay."""
+    """Return the sources that replica *number* takes and gives. *busy*: the sources that it must
+    not give away now.
+    """
     loads = Counter(owner for owner in owners.values() if owner is not None)
     take = [label for label, taker in plan.takers.items() if taker == number]
     excess = loads[number] + len(take) - plan.loads.get(number, 0)

@@ -82,7 +82,7 @@ class _Opening:
         return await self._start(server, branch, reconciled, replication)
 
     async def _reach(self, record: "SourceRecord") -> tuple[SourceServer, Branch, Connection]:
-        """Find the server of the source, and prove that its database is that of *record*.
+        """Find the server of the source, and prove that *record* names its database.
 
         Also return the replication connection, which stays open at a standby.
         """

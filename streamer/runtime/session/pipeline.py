@@ -118,7 +118,7 @@ class Pipeline:
         if (fence := await self._wait_for_lock()) is None:
             return
         try:
-            # From here on every connection to the target must reach the server of the lock.
+            # From here on every connection to the target must reach the server that holds the lock.
             services = self._services.under(fence)
             session = await finishes_before(self.stop, self._open(services, fence))
             if session is not None:

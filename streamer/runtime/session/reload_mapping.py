@@ -110,7 +110,7 @@ def _is_unchanged(
     mappings: list[RelationMapping],
     definitions: dict[RelationName, SourceRelation],
 ) -> bool:
-    """Whether the relations of the session are those of *mappings*, by the same rules."""
+    """Whether the session has exactly the relations of *mappings*, by the same rules."""
     present = {mapped.mapping.source for mapped in session.relations}
     is_complete = present == {mapping.source for mapping in mappings}
     return is_complete and present <= definitions.keys() and source == session.tables.source

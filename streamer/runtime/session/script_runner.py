@@ -66,8 +66,8 @@ class Scripts:
         bookkeeping: Bookkeeping,
         relations: Relations,
     ) -> None:
-        """*address*: the target's address under *fence*, so that a connection reaches the server of
-        the lock.
+        """*address*: the address of the target. Each connection checks *fence*, and so reaches the
+        server that holds the lock.
         """
         self._source = source
         self._fence = fence

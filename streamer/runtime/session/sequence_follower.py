@@ -1,4 +1,4 @@
-"""Keeps sequences of the target ahead of those of a source, while the source streams.
+"""Keeps sequences of the target ahead of the sequences of a source, while the source streams.
 
 Every few seconds streamer reads the values at the source. A sequence of the target moves when the
 source's sequence has used up half of the margin. Sequences are independent of rows, so a sequence

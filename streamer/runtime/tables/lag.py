@@ -1,6 +1,6 @@
 """The age of the oldest committed change that is not visible at the target. Pure.
 
-Moments are those of `time.monotonic`. A keepalive contains the time of the source's machine, and
+Moments are values of `time.monotonic`. A keepalive contains the time of the source's machine, and
 comes even while the server sends no changes. So only positions show the progress of the stream. The
 guard reads the end of the source's WAL, and the lag grows until the stream reaches that position.
 """

@@ -430,7 +430,7 @@ async def _check_timeline(replication: Connection, branch: Branch) -> None:
 
 
 def _error_of(task: "asyncio.Task[None]") -> StreamerError | None:
-    """Return the reason why a task of ours ended; None if the owner ended the task."""
+    """Return why *task* ended; None if its owner cancelled it."""
     if task.cancelled():
         return None
     exc = task.exception()

@@ -199,8 +199,7 @@ def widening_statements(
 ) -> list[str]:
     """Return the statements that make the `widening` of *target*.
 
-    *types*: see `part_of_target`. Enums of *types* get the labels of the enums that a tenant's
-    schema has.
+    *types*: see `part_of_target`. The enums in *types* also get the labels of the tenant's enums.
     """
     changes, unfilled = widening(definition, mapping, target)
     alter = f"alter table {quote_qualified(target.name.namespace, target.name.name)}"

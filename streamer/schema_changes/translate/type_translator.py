@@ -56,10 +56,10 @@ class TypeTranslation:
 class TypeTranslator:
     """Translates changes for a target whose types are *target_types*.
 
-    *peers*: the types of peer sources. *uses*: the uses of the target's types, by OID. *own*: the
-    target's types of the table's columns, by the source's names before the changes. *known*: the
-    OIDs of the types in the source's other tables, by name. *kept*: labels of enums, by name, that
-    only ended versions of a history have.
+    *peers*: the types of peer sources. *uses*: the objects that use each target type, by OID.
+    *own*: the target's types of the table's columns, by the source's names before the changes.
+    *known*: the OIDs of the types in the source's other tables, by name. *kept*: labels of enums,
+    by name, that only ended versions of a history have.
     """
 
     def __init__(

@@ -268,8 +268,8 @@ case when {_READS_PRESENT} then (
 _HINT_SQL: Final = "place := pg_catalog.pg_logical_emit_message(true, {prefix}, {hint});"
 
 # The first pass checks whether a table is published, and the second pass describes the tables.
-# *published* is the table of the command, if known and published. An assignment calls the function,
-# because PERFORM would add to the context. The calling function sets the settings and rights.
+# *published* is the table of the command, if known and published. Call `follow` by assignment:
+# PERFORM would add a line to PG_CONTEXT. The calling function sets the settings and privileges.
 _FOLLOW_SQL: Final = """
 create or replace function {schema}.follow(tg_tag text, published oid) returns bool
 language plpgsql as $function$

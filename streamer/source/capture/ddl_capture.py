@@ -197,7 +197,8 @@ select exists (select from pg_catalog.pg_publication_tables t
 async def publish_messages(plain: Connection, source: SourceMapping) -> None:
     """Publish the table whose rows replace messages on an older server.
 
-    The publications must exist. Without the privilege, streamer does not capture definitions.
+    The publications must exist. Without the privilege to alter the publication, streamer does not
+    capture definitions.
     """
     table, name = message_table(source), source.publication_inserts
     names = [source.publication, name]

@@ -130,7 +130,7 @@ class RunningTransactions:
     """Requests the records of running transactions for which a new slot on a standby waits.
 
     Only the primary writes such records: every 15 seconds after a change, or when a session calls
-    ``pg_log_standby_snapshot()``. PostgreSQL documentation, "Logical Decoding Concepts".
+    ``pg_log_standby_snapshot()``. See the PostgreSQL documentation, "Logical Decoding Concepts".
     """
 
     def __init__(self, source: SourceMapping, server: SourceServer) -> None:

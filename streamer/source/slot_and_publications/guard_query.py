@@ -37,7 +37,7 @@ class GuardFacts:
 
     ``digest`` changes with the identities of the tables and with streamer's publications.
     ``flush_lsn``: the end of the WAL that the source flushed. ``clock_seconds``: the source's
-    clock.
+    clock, in unix time.
     """
 
     slot: Slot | None

@@ -42,8 +42,8 @@ from pg_catalog.pg_stat_replication_slots s where s.slot_name = %s
 
 @dataclass(frozen=True, slots=True)
 class SourceObjects:
-    """The objects at the source with streamer's names. ``is_used``: None if the server cannot
-    tell.
+    """The objects at the source with streamer's names. ``is_used``: None if the server does not
+    report the use.
     """
 
     has_slot: bool

@@ -297,7 +297,8 @@ select p.oid::text || '.' || p.xmin::text as mark, pg_catalog.to_jsonb(p) as pub
        {excepted} as excepted, {namespaces} as namespaces
 from pg_catalog.pg_publication p where p.pubname = any (%s) order by p.pubname
 """
-# The exception of a partitioned table includes its partitions, without rows of their own.
+# EXCEPT with a partitioned table also excludes its partitions, which have no row in
+# pg_publication_rel.
 _EXCEPTED_SQL: Final = """
 array(select pg_catalog.jsonb_build_array(n.nspname, c.relname)
         from pg_catalog.pg_publication_rel r

@@ -186,7 +186,9 @@ _INVALIDATIONS: Final = {
     "conflict": f"it conflicted with the recovery of the standby; {_KEEP_ROWS}, and keep "
     "wal_level = logical at the primary",
 }
-"""View pg_replication_slots, column invalidation_reason; ``conflict`` is that of PostgreSQL 16."""
+"""View pg_replication_slots, column invalidation_reason; ``conflict`` is the reason of PostgreSQL
+16.
+"""
 
 
 def check_slot(slot: Slot | None, name: str, database: str) -> Lsn:

@@ -38,8 +38,8 @@ async def teardown_source(
     """Drop streamer's slot and publications, if present. *stored*: the place from which streamer
     streamed.
 
-    Objects of any installation but *installation* stay, and so does a slot of a foreign program or
-    database. Slots of all databases share a name space.
+    Objects of installations other than *installation* stay, as do slots of foreign programs and
+    databases. Slots of all databases share a name space.
     """
     slot_error: str | None = None
     try:

@@ -59,6 +59,6 @@ moment.
 
 
 def address_of(connection: "pq.abc.PGconn") -> int | None:
-    """Return the address of a connection; None if psycopg does not tell."""
+    """Return the address of a connection; None if psycopg does not expose the address."""
     address = getattr(connection, "pgconn_ptr", None)  # missing in psycopg's types
     return address if isinstance(address, int) else None
