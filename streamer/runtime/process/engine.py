@@ -5,7 +5,7 @@
     services          process/open_services.py        connections, spools, workers, drainer
     the target's state target_health.py               while the target is away, too
     reports           process/process_health.py       waits and problems
-    backlog guards    wal_retention/backlog_guards.py  the WAL of each source, while the target is away, too
+    backlog guards    wal_retention/backlog_guards.py  the WAL of each source, at all times
     shared work       `_stream`                       for all sources, once the target has answered
     sources           process/running_sources.py      a supervisor for each
     mapping           process/running_mapping.py      which sources those are
