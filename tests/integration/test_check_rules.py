@@ -36,6 +36,16 @@ async def test_rules_that_are_wrong_are_all_named(checker: Checker) -> None:
     await checker.finds(ERROR, "shop: no table matches its rules")
 
 
+async def test_a_dropped_table_that_the_target_keeps_is_no_error(checker: Checker) -> None:
+    checker.source.execute(ITEMS)
+    checker.configure(
+        "items:\nkept: {on_table_dropped: keep}\nclosed: {type: history, on_table_dropped: close}"
+    )
+    for name in ("kept", "closed"):
+        await checker.finds(INFO, f"public.{name}: does not exist at the source")
+    assert not matching(await checker.findings(), ERROR)
+
+
 KINDS = """
 create table items (id int primary key);
 create unlogged table u (id int primary key);

@@ -22,6 +22,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName
+from streamer.mapping.rule_options import OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve, same_rows
 from streamer.report.problems import Severity
 
@@ -84,7 +85,7 @@ def resolve_rules(
         if rule.pattern.is_pattern:
             findings += _check_pattern(source, rule, relations, mapped)
         elif (name := _name(rule)) not in present:
-            findings.append(_missing(source, name, relations))
+            findings.append(_missing(source, name, relations, rule.on_table_dropped))
     findings += _check_shared_targets(source, mapped)
     findings += _check_parents(source, possible, {m.source for m in mapped})
     if not mapped and not any(finding.severity is Severity.ERROR for finding in findings):
@@ -114,7 +115,12 @@ def resolve_each(
     return mapped, findings
 
 
-def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTable]) -> Finding:
+def _missing(
+    source: SourceMapping,
+    name: RelationName,
+    relations: list[SeenTable],
+    on_table_dropped: OnTableDropped,
+) -> Finding:
     """Report why the table of an exact rule is missing."""
     place = Place(source.label, str(name))
     for relation in relations:
@@ -132,6 +138,8 @@ def _missing(source: SourceMapping, name: RelationName, relations: list[SeenTabl
             logged = f"alter table {quote_relation(name)} set logged"
             return error(place, problem, at_source(logged, words=words))
         return error(place, problem, in_words("remove it from `tables`"))
+    if on_table_dropped is not OnTableDropped.STOP:  # the operator accepts the loss of the table
+        return info(place, "does not exist at the source; streamer copies a new table of that name")
     similar = [
         str(relation.relation)
         for relation in relations
