@@ -224,6 +224,20 @@ async def test_dropped_tables_follow_their_policy(
         assert target.value("select count(*) from h where v = 'last' and kvsz_deleted") == 1
 
 
+async def test_a_successor_of_a_dropped_table_joins_without_a_pattern_in_the_rules(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key); create table other (id int primary key)")
+    source.execute("insert into t values (1)")
+    async with stream("t: {on_table_dropped: keep}\nother: {}", settings=SOON) as streamer:
+        await streamer.caught_up()
+        source.execute("drop table t")
+        await are(streamer, other="ready")
+        source.execute("create table t (id int primary key); insert into t values (2)")
+        await are(streamer, other="ready", t="ready")
+        await is_equal(streamer, source, target, "t")
+
+
 async def test_the_event_of_a_dropped_table_counts_its_changes_in_quarantine(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:

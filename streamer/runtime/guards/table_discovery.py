@@ -1,5 +1,5 @@
-"""Finds new tables at a source that match one of its patterns, and mapped tables that joined an
-extension.
+"""Finds new tables at a source that match one of its patterns or succeed a dropped table, and
+mapped tables that joined an extension.
 
 At an interval, the task compares the names of the source's tables with the mapped tables. The task
 compares at once when the stream sends the definition of a table that is not mapped (`ddl:
@@ -14,7 +14,8 @@ import structlog
 
 from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName
-from streamer.mapping.rules import resolve_new
+from streamer.mapping.rule_options import OnTableDropped
+from streamer.mapping.rules import TableRule, resolve_new
 from streamer.runtime.tables.table_events import TableEvents
 from streamer.source.catalog import read_extension_tables, read_relation_names
 from streamer.source.connection import Connection, translating
@@ -48,7 +49,7 @@ class Discovery:
         while True:
             await wait_for_event(relations.unmapped_defined, self._interval)
             relations.unmapped_defined.clear()
-            if any(rule.pattern.is_pattern for rule in self._tables.source.rules):
+            if any(map(_may_appear, self._tables.source.rules)):
                 await self._compare(plain)
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -83,3 +84,8 @@ class Discovery:
             tables.refused = exc
             return []
         return sorted({mapping.source for mapping in mapped} - present)
+
+
+def _may_appear(rule: TableRule) -> bool:
+    """Whether a table of *rule* can join later: as new, or after a drop."""
+    return rule.pattern.is_pattern or rule.on_table_dropped is not OnTableDropped.STOP
