@@ -36,6 +36,11 @@ join streamer.source s on s.id = f.source_id
 where f.relation->>'target' = w.target and f.relation->>'row_sid' is not distinct from w.sid
   and not exists (select from streamer.relation o where o.source_id = $1 and o.source = w.source)
 """
+_OWNED_SQL: Final = """
+select source_id, source, relation->>'target' as target, relation->>'row_sid' as row_sid
+from streamer.former_relation
+where (relation->>'owns_rows')::bool or (relation->>'target_created')::bool
+"""
 _FORGET_SID_SQL: Final = """
 delete from streamer.former_relation f using streamer.source s
 where s.id = f.source_id and s.database = $1 and f.relation->>'row_sid' = $2
@@ -102,6 +107,17 @@ async def restore_records(
         list(rows_of),
     )
     return {relation["source"] for relation in returned}
+
+
+async def read_owned_rows(session: Executor) -> frozenset[tuple[int, str, str, str | None]]:
+    """Return the source's id, the name, the target and the sid of relations that may return.
+
+    A copy of such a relation may replace its rows.
+    """
+    return frozenset(
+        (row["source_id"], row["source"], row["target"], row["row_sid"])
+        for row in await session.fetch(_OWNED_SQL)
+    )
 
 
 async def forget_former_of_sid(session: Executor, database: str, sid: str) -> None:

@@ -8,7 +8,7 @@ from streamer.commands.check.check import check
 from streamer.config import static_mapping
 from streamer.report.problems import Severity
 from tests.support.postgres import Database
-from tests.support.streamer import MakeStreamer
+from tests.support.streamer import MakeStreamer, write_config
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -125,3 +125,22 @@ async def test_check_names_publications_that_another_session_dropped(
     assert problem.severity is Severity.ERROR
     assert problem.fix is not None
     assert "streamer resync" in str(problem.fix)
+
+
+async def test_check_accepts_the_rows_of_a_table_that_returns_to_the_mapping(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table t (id int primary key); create table other (id int primary key)")
+    source.execute("insert into t values (1)")
+    async with stream("t:\nother:") as streamer:
+        await streamer.caught_up(60)
+        path = streamer.path
+    async with stream("other:") as streamer:
+        await streamer.caught_up(60)
+        write_config(path, source, target, "t:\nother:")
+        source.execute("insert into t values (2)")
+        report = await check(*static_mapping.load(path))
+        assert not [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    async with stream("t:\nother:") as streamer:
+        await streamer.caught_up(60)
+        assert target.execute("select id from t order by id") == [(1,), (2,)]

@@ -16,6 +16,7 @@ from streamer.bookkeeping.relation_columns import read_source_columns
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
 from streamer.bookkeeping.schema_version import SchemaVersion, read_version
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
+from streamer.bookkeeping.unmapped_relations import read_owned_rows
 from streamer.commands.check.source_facts import CONNECTIONS_SQL, SourceFacts
 from streamer.control.table_state import Need
 from streamer.errors.error_classes import StreamerError, TargetContentionError, TargetSchemaError
@@ -127,6 +128,8 @@ class TargetFacts:
     """The columns of a source by number, as of the last copy of a table; by source and table."""
     removed: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Tables of removed sources: see `read_removed`."""
+    former_rows: frozenset[tuple[int, str, str, str | None]] = frozenset()
+    """Rows of relations that may return to the mapping: see `read_owned_rows`."""
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
@@ -155,6 +158,16 @@ class TargetFacts:
 
     def record(self, source: SourceMapping, mapping: RelationMapping) -> RelationRecord | None:
         return self.relations.get((source.label, str(mapping.source)))
+
+    def owns_rows(self, source: SourceMapping, mapping: RelationMapping) -> bool:
+        """Whether a copy of the relation may replace its rows in the target."""
+        if (record := self.record(source, mapping)) is not None:
+            return record.target_created or record.owns_rows
+        if source.label not in self.sources:
+            return False
+        source_id = self.sources[source.label].source_id
+        rows = source_id, str(mapping.source), str(mapping.target), mapping.sid
+        return rows in self.former_rows
 
     def records_of(self, source: SourceMapping) -> dict[RelationName, RelationRecord]:
         """Return the records of the tables of *source*, by their names at the source."""
@@ -294,6 +307,7 @@ async def read_records(
             async with bookkeeping.connection() as connection:
                 columns_by_relation = await read_source_columns(connection)
                 facts.removed = await read_removed(connection)
+                facts.former_rows = await read_owned_rows(connection)
             facts.filled = {
                 key: columns_by_relation[record.relation_id]
                 for key, record in facts.relations.items()
@@ -419,10 +433,10 @@ async def _read_occupied(
     relation: SourceRelation,
 ) -> None:
     """Read whether the target contains rows that prevent a copy."""
-    table, record = facts.tables.get(mapping.target), facts.record(source, mapping)
-    is_ours = record is not None and (record.target_created or record.owns_rows)
-    rule = mapping.rule
-    if rule.initial is not Initial.COPY or rule.truncate_target or is_ours or rule.is_disjoint:
+    table, rule = facts.tables.get(mapping.target), mapping.rule
+    if rule.initial is not Initial.COPY or rule.truncate_target or rule.is_disjoint:
+        return
+    if facts.owns_rows(source, mapping):
         return
     if table is None or table.relation is None or not facts.needs_copy(source, mapping):
         return
