@@ -320,13 +320,13 @@ async def test_run_refuses_the_table_of_a_source_that_was_away_when_the_rules_we
     group = text[text.index("- database: shop") :].replace("database: shop", "database: store")
     checker.path.write_text(f"{text}\n{group.replace(checker.source.url, second.url)}")
     may_connect = f"alter database {second.name} with allow_connections"
-    checker.target.execute(f"{may_connect} false")
+    checker.source.execute(f"{may_connect} false")
     streamer = Streamer(checker.path)
     streamer.start()
     try:
         ready = "select count(*) from streamer.relation where state = 'ready'"
         await until(lambda: checker.target.value(ready) == 1)
-        checker.target.execute(f"{may_connect} true")
+        checker.source.execute(f"{may_connect} true")
         found = await checker.finds(ERROR, "would write the same rows", "shop:eu and store:eu")
 
         async def refused() -> bool:
@@ -337,7 +337,7 @@ async def test_run_refuses_the_table_of_a_source_that_was_away_when_the_rules_we
         rows = checker.target.execute("select sid, id, name from items")
         assert rows == [("eu", 1, checker.source.name)]
     finally:
-        checker.target.execute(f"{may_connect} true")
+        checker.source.execute(f"{may_connect} true")
         await streamer.stop()
 
 

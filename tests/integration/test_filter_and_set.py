@@ -287,6 +287,7 @@ OF_PUBLISHED = "; ".join(
 )
 
 
+@pytest.mark.since(15)  # row filters of publications
 @streams(
     "\n".join(
         [*(f"{name}: {{filter: '{rule}'}}" for name, (rule, _, _) in PUBLISHED.items()), "whole:"]
@@ -320,6 +321,7 @@ async def test_the_publication_filters_where_that_is_safe(shared: Shared) -> Non
     assert target.execute(f"select {in_whole}") == source.execute(f"select {in_whole}")
 
 
+@pytest.mark.since(15)  # row filters of publications
 async def test_another_filter_copies_the_table_again(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
@@ -362,6 +364,7 @@ async def test_another_filter_copies_the_table_again(
         assert published(source, "t") == "all"
 
 
+@pytest.mark.since(15)  # row filters of publications
 @streams(
     "t: {filter: \"m = 'ok'\"}",
     source="create type mood as enum ('sad', 'ok');"

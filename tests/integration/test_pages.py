@@ -169,6 +169,7 @@ def shop(source: Database) -> Iterator[Database]:
         source.execute("drop owned by streamer, loader; drop role streamer, loader")
 
 
+@pytest.mark.since(15)  # GRANT SET ON PARAMETER
 def test_the_tutorial(shop: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert commands_of("docs:README#1") == commands_of("docs:tutorial#1")
     # The statements of the administrator

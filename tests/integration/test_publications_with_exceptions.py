@@ -12,6 +12,7 @@ from streamer.source.slot_and_publications import publication
 from tests.support.postgres import Database
 
 
+@pytest.mark.since(15)  # pg_publication_namespace
 async def test_a_table_that_a_publication_leaves_out_is_not_published(
     source: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ async def test_a_stopped_process_resyncs_without_a_loss(
         assert versions(target) == list(range(10))
 
 
+@pytest.mark.since(15)  # lists of columns
 @streams(
     "t: {type: history, column_list: true, exclude: [secret], on_column_added: add}",
     source="create table t (id int primary key, v int, secret int);"
@@ -167,6 +168,7 @@ async def test_a_column_that_joins_a_column_list_costs_no_version(shared: Shared
     assert versions(target) == list(range(16))
 
 
+@pytest.mark.since(15)  # lists of columns
 async def test_a_copy_is_requested_once_while_its_publication_waits_for_a_lock(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def counts(streamer: Streamer) -> dict[str, float]:
     return {s.labels["kind"]: s.value for s in conflicts.samples if s.name.endswith("_total")}
 
 
+@pytest.mark.since(18)  # generated columns in publications
 @pytest.mark.parametrize("on_error", ["stop", "quarantine"])
 @streams(
     "\n".join(

@@ -185,6 +185,7 @@ async def test_publications_that_check_calls_unfit_are_not_streamed_from(
         await streamer.table_state("public.t", "error", 60)
 
 
+@pytest.mark.since(15)  # schemas in publications
 async def test_a_table_that_left_a_published_schema_for_a_moment_stops(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:
