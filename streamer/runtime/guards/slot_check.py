@@ -321,6 +321,14 @@ class SlotCheck:
             hint=self._resync_hint(self._synced()),
         )
 
+    def lost_publication(self, error: SlotMissingError) -> SlotMissingError:
+        """Return *error*, of a source that cannot decode without a publication, with its remedy.
+
+        A new publication does not help, because the source reads the catalog as of each change.
+        """
+        error.remedy = self._resync_hint(self._synced() or self._relations)
+        return error
+
     def _resync_hint(self, relations: Iterable[MappedRelation]) -> Remedy:
         lost = list(relations)
         return resync_source(

@@ -29,6 +29,7 @@ from streamer.bookkeeping.sources import set_source_state
 from streamer.errors.error_classes import (
     DefectError,
     SlotInUseError,
+    SlotMissingError,
     SourceLimitError,
     StreamerError,
 )
@@ -293,6 +294,8 @@ class Pipeline:
             except SourceLimitError as exc:
                 mappings = [mapped.mapping for mapped in tables.relations]
                 raise await name_large_row(self._source, mappings, exc) from exc
+            except SlotMissingError as exc:
+                raise session.slot_check.lost_publication(exc) from exc
             count = len(burst.payloads)
             if session.timeline_monitor is not None and (count or burst.wal_end_lsn is not None):
                 await (

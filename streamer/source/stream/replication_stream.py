@@ -22,12 +22,7 @@ from psycopg import pq
 from streamer.compiled import choice
 from streamer.decode import pgoutput
 from streamer.decode.large_values import LARGE_BYTES, as_message
-from streamer.errors.error_classes import (
-    ProtocolError,
-    SlotMissingError,
-    SourceConnectionError,
-    TransportError,
-)
+from streamer.errors.error_classes import ProtocolError, SourceConnectionError, TransportError
 from streamer.mapping.rules import SourceMapping
 from streamer.postgres.quoting import quote_identifier, quote_literal
 from streamer.source.catalog import SourceServer
@@ -271,12 +266,7 @@ class ReplicationStream:
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
                 # The server converts text of all tables in binary mode, but not in text mode.
                 raise TransportError(first_line(exc)) from exc
-            error = translate(exc, self._label)
-            if isinstance(error, SlotMissingError):
-                # A source before PostgreSQL 18 misses a publication that a session dropped. The
-                # next attempt finds the publications, and names the tables to resync.
-                raise SourceConnectionError(error.message) from exc
-            raise error from exc
+            raise translate(exc, self._label) from exc
         return burst
 
     def _read_frames(self, burst: Burst) -> None:
