@@ -212,14 +212,15 @@ def is_counted(db: Database, number: int) -> bool:
     return db.value(COUNTED) == number
 
 
-async def end_sessions(source: Database, target: Database) -> None:
+async def end_sessions(target: Database) -> None:
     """End this test's sessions at the target, which may have uncounted changes."""
     others = (
         "from pg_stat_activity where application_name not like 'streamer%'"
         f" and datname = '{target.name}'"
     )
-    source.execute(f"select pg_terminate_backend(pid) {others}")
-    await until(lambda: not source.value(f"select count(*) {others}"))
+    server = target.server
+    server.execute(f"select pg_terminate_backend(pid) {others}")
+    await until(lambda: server.execute(f"select count(*) {others}") == [(0,)])
 
 
 def said_of(case: Case, step: Step) -> str:
@@ -240,7 +241,7 @@ async def test_the_comparison_of_the_downtime_reads_the_changes_and_misses_no_di
         await streamer.caught_up()
         for db in (source, target):  # a session reports counts when idle, and at its end
             await until(partial(is_counted, db, 100))
-        await end_sessions(source, target)
+        await end_sessions(target)
         case = Case(streamer, CutoverOptions())
         async with case.open() as work:
             await work._do(Step.CHECK)

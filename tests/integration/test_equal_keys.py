@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamer.commands.demo.embedded_servers import Server
-from tests.support.postgres import Database, version_of_tests, versions
+from tests.support.postgres import Database, versions
 from tests.support.streamer import MakeStreamer
 
 
@@ -41,16 +41,23 @@ HISTORY = """
 """
 
 
-@pytest.fixture
-def shared_server(request: pytest.FixtureRequest, servers: Callable[[str], Server]) -> Server:
-    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
-    needs_icu = parameters.get("name") in OF_DISTRIBUTIONS
-    return servers(ICU if needs_icu and ICU is not None else version_of_tests())
+def needs_icu(item: pytest.Item) -> bool:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return parameters.get("name") in OF_DISTRIBUTIONS
 
 
 @pytest.fixture
-def target_server(shared_server: Server) -> Server:
-    return shared_server
+def shared_server(
+    request: pytest.FixtureRequest, shared_server: Server, servers: Callable[[str], Server]
+) -> Server:
+    return servers(ICU) if ICU is not None and needs_icu(request.node) else shared_server
+
+
+@pytest.fixture
+def target_server(
+    request: pytest.FixtureRequest, shared_server: Server, target_server: Server
+) -> Server:
+    return shared_server if needs_icu(request.node) else target_server
 
 
 @pytest.mark.parametrize("name", KEYS)

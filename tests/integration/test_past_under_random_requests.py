@@ -112,6 +112,7 @@ class Model:
         )
 
 
+@pytest.mark.since(15)  # lists of columns
 @pytest.mark.parametrize("consistency", ["table", "transaction"])
 @pytest.mark.parametrize(("seed", "schemas"), [(1, ["public"]), (2, ["tenant_a", "tenant_b"])])
 async def test_the_past_is_that_of_the_source(

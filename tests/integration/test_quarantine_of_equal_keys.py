@@ -4,13 +4,19 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_equal_keys import ICU, NEEDED, OF_DISTRIBUTIONS, shared_server
+from tests.integration.test_equal_keys import (
+    ICU,
+    NEEDED,
+    OF_DISTRIBUTIONS,
+    shared_server,
+    target_server,
+)
 from tests.integration.test_quarantine import QUARANTINE, ask, rows
 from tests.support.postgres import Database, assert_same
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer, Streamer
 
-__all__ = ["shared_server"]
+__all__ = ["shared_server", "target_server"]
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 

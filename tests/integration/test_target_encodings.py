@@ -14,17 +14,17 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 
 
 @pytest.fixture
-def target(shared_server: Server) -> Iterator[Database]:
+def target(target_server: Server) -> Iterator[Database]:
     name = f"target_latin1_{os.getpid()}"
-    shared_server.execute(
+    target_server.execute(
         f"create database {name} encoding 'LATIN1' lc_collate 'C' lc_ctype 'C' template template0"
     )
-    made = Database(shared_server, name)
+    made = Database(target_server, name)
     try:
         yield made
     finally:
         made.close()
-        shared_server.execute(f"drop database {name} with (force)")
+        target_server.execute(f"drop database {name} with (force)")
 
 
 async def test_a_target_in_latin1(checker: Checker, stream: MakeStreamer) -> None:

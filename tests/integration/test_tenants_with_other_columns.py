@@ -45,15 +45,15 @@ async def test_the_order_in_which_tenants_join_does_not_matter(
         checker = Checker(path, tenants[order[0]], target)
         first, later = order[0], order[1:]
         others = {sid: tenants[sid] for sid in later}
-        write_config(path, tenants[first], target, "t:", sid=first, others=others)
+        checker.configure("t:", sid=first, others=others)
         assert await checker.findings() == []
 
-        write_config(path, tenants[first], target, "t:", sid=first)
+        checker.configure("t:", sid=first)
         streamer = Streamer(path)
         streamer.start()
         try:
             await streamer.caught_up()
-            write_config(path, tenants[first], target, "t:", sid=first, others=others)
+            checker.configure("t:", sid=first, others=others)
             await checker.is_gone(ERROR, "t")
             assert matching(await checker.findings(), INFO, "narrower than this tenant's", "`run`")
             await streamer.apply()

@@ -1,13 +1,11 @@
 """Every type with its edge values, streamed."""
 
-import itertools
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from streamer.commands.demo.embedded_servers import Server
-from tests.support.postgres import Database, assert_same, contents
+from tests.support.postgres import Database, assert_same, contents, role_at
 from tests.support.shared import Shared, streams
 from tests.support.streamer import MakeStreamer
 from tests.support.values import ROWS, TYPES, UPDATES
@@ -26,17 +24,10 @@ idle_in_transaction_session_timeout = '300ms'; max_parallel_workers_per_gather =
 
 
 @pytest.fixture
-def odd_role(shared_server: Server) -> Iterator[str]:
-    """A role with different settings. Name the role before the databases, so that the drop comes
-    after.
-    """
-    name = f"odd_{os.getpid()}_{next(_numbers)}"
-    shared_server.execute(f"create role {name} superuser login replication")
-    yield name
-    shared_server.execute(f"drop role {name}")
-
-
-_numbers = itertools.count(1)
+def odd_role(shared_server: Server, target_server: Server) -> Iterator[str]:
+    """A role with different settings, at both servers."""
+    with role_at({shared_server, target_server}, "odd", "superuser replication") as name:
+        yield name
 
 
 def set_oddly(db: Database, role: str) -> None:

@@ -28,7 +28,7 @@ from streamer.util.lsn import Lsn
 from tests.property import encode
 from tests.property.encode import TOAST, Cell
 from tests.support.implementations import implementation  # noqa: F401
-from tests.support.postgres import Database, target_database, version_of_tests
+from tests.support.postgres import Database, target_database, version_of_targets
 from tests.unit.build import mapped_relation, relation_mapping
 
 RELID = 16385
@@ -104,7 +104,7 @@ async def _note_nothing(mapped: MappedRelation, conflicts: list[Conflict]) -> No
 @pytest.fixture(scope="module")
 def target(servers: Callable[[str], Server]) -> Iterator[Database]:
     """All tests write to a single target, each to separate tables."""
-    with target_database(servers(version_of_tests())) as made:
+    with target_database(servers(version_of_targets())) as made:
         yield made
 
 

@@ -1,8 +1,6 @@
 """A source and a target for `streamer check`, and a way to run the SQL that a finding names."""
 
 import contextlib
-import itertools
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,11 @@ from streamer.config import static_mapping
 from streamer.postgres.quoting import quote_literal
 from streamer.report.problems import Severity
 from streamer.target.connection import TargetAddress
-from tests.support.postgres import Database
+from tests.support.postgres import Database, role_at
 from tests.support.streamer import write_config
 
 ITEMS = "create table items (id int primary key, name text)"
 ERROR, WARNING, INFO = Severity.ERROR, Severity.WARNING, Severity.INFO
-
-_numbers = itertools.count(1)
 
 
 async def run_check(path: Path) -> CheckReport:
@@ -86,15 +82,9 @@ class Checker:
 
 @pytest.fixture
 def role(shared_server: Server, target_server: Server) -> Iterator[str]:
-    """A role with hardly any privilege, at both servers. Name the role before the databases, so
-    that the drop comes after.
-    """
-    name = f"lowly_{os.getpid()}_{next(_numbers)}"
-    for server in {shared_server, target_server}:
-        server.execute(f"create role {name} login replication")
-    yield name
-    for server in {shared_server, target_server}:
-        server.execute(f"drop owned by {name}; drop role {name}")
+    """A role with hardly any privilege, at both servers."""
+    with role_at({shared_server, target_server}, "lowly", "replication") as name:
+        yield name
 
 
 @pytest.fixture

@@ -182,12 +182,17 @@ def target_server(
     combination: None,
 ) -> Server:
     """The server of targets, in the version of TEST_TARGET_POSTGRES if the variable is set."""
-    major = os.environ.get("TEST_TARGET_POSTGRES")
-    return servers(since(request.node, major)) if major else shared_server
+    if "TEST_TARGET_POSTGRES" not in os.environ:
+        return shared_server
+    return servers(since(request.node, version_of_targets()))
 
 
 def version_of_tests() -> str:
     return os.environ.get("TEST_POSTGRES", "18")
+
+
+def version_of_targets() -> str:
+    return os.environ.get("TEST_TARGET_POSTGRES", version_of_tests())
 
 
 def since(item: pytest.Item, major: str) -> str:
@@ -464,6 +469,19 @@ def target(target_server: Server) -> Iterator[Database]:
     """
     with target_database(target_server) as made:
         yield made
+
+
+@contextlib.contextmanager
+def role_at(servers: set[Server], prefix: str, attributes: str) -> Iterator[str]:
+    """Make a role at each server for the length of a block. A fixture that does so comes before the
+    databases, so that the drop comes after.
+    """
+    name = f"{prefix}_{os.getpid()}_{next(_numbers)}"
+    for server in servers:
+        server.execute(f"create role {name} login {attributes}")
+    yield name
+    for server in servers:
+        server.execute(f"drop owned by {name}; drop role {name}")
 
 
 @contextlib.contextmanager

@@ -33,13 +33,14 @@ from tests.support.postgres import (
     database,
     since,
     target_database,
+    version_of_targets,
     version_of_tests,
 )
 from tests.support.streamer import Streamer, copy_with_threads, write_config
 
 T = TypeVar("T", bound=Callable[..., Any])
 Options = tuple[tuple[str, str], ...]
-EngineKey = tuple[str | None, str | None, Options, str]
+EngineKey = tuple[str | None, str | None, Options, tuple[str, str]]
 
 
 def streams(
@@ -67,7 +68,8 @@ class Case:
     """The tables of a test, and the properties of the engine that the test needs.
 
     ``rules``: by the full names of its tables. ``implementation``, ``session``: None if the module
-    does not choose an implementation, or hostile sessions.
+    does not choose an implementation, or hostile sessions. ``versions``: of the source's server,
+    and of the target's.
     """
 
     schema: str
@@ -77,12 +79,12 @@ class Case:
     options: Options
     implementation: str | None
     session: str | None
-    version: str
+    versions: tuple[str, str]
 
     @property
     def engine(self) -> "EngineKey":
         """Cases with equal keys share an engine."""
-        return self.implementation, self.session, self.options, self.version
+        return self.implementation, self.session, self.options, self.versions
 
     @classmethod
     def of(cls, item: pytest.Item) -> "Case | None":
@@ -107,7 +109,7 @@ class Case:
             tuple((name, value) for name, value in values if value != "None"),
             parameters.get("implementation"),
             parameters.get("hostile_session"),
-            since(item, version_of_tests()),
+            (since(item, version_of_tests()), since(item, version_of_targets())),
         )
 
 
@@ -262,10 +264,13 @@ class Engines:
     started: dict[EngineKey, Shared] = dataclasses.field(default_factory=dict)
     _numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
-    def start(self, server: Server, directory: Path, cases: list[Case]) -> Shared:
-        """Start the engine of *cases*, whose keys are equal."""
-        source = self.stack.enter_context(database(server, "source"))
-        target = self.stack.enter_context(target_database(server))
+    def start(self, servers: tuple[Server, Server], directory: Path, cases: list[Case]) -> Shared:
+        """Start the engine of *cases*, whose keys are equal. *servers*: of the source, and of the
+        target.
+        """
+        of_source, of_target = servers
+        source = self.stack.enter_context(database(of_source, "source"))
+        target = self.stack.enter_context(target_database(of_target))
         if (settings := cases[0].session) is not None:
             give(SESSIONS[settings], source, target)
         for case in cases:
@@ -348,7 +353,8 @@ async def shared(
             if (candidate := Case.of(item)) and candidate.engine == case.engine
         ]
         directory = tmp_path_factory.mktemp("shared")
-        engine = engines.start(servers(case.version), directory, cases)
+        of_source, of_target = map(servers, case.versions)
+        engine = engines.start((of_source, of_target), directory, cases)
     with engine.show(case):
         yield engine
     later = map(Case.of, items[items.index(request.node) + 1 :])
