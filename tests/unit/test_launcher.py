@@ -48,6 +48,33 @@ async def test_a_crashing_process_waits(tmp_path: Path, monkeypatch: pytest.Monk
     assert jobs(tmp_path) == []
 
 
+async def test_a_process_that_never_ran_leaves_no_open_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The JVM keeps the driver's standard error, and ends later than the driver."""
+    (tmp_path / "driver.py").write_text(
+        "import subprocess, sys\n"
+        "child = 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True);'\n"
+        "child += 'signal.pause()'\n"
+        "jvm = subprocess.Popen([sys.executable, '-c', child], stdout=subprocess.PIPE)\n"
+        "jvm.stdout.readline()\n"
+        "print('{}', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launcher_module, "PROGRAM", "driver")
+    monkeypatch.setattr(launcher_module, "STOP_SECONDS", 0.5)
+    launcher = SparkLauncher("local[1]", 1, tmp_path)
+    await launcher.start()
+    process = launcher._process
+    assert process is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    await process.stdout.readline()
+    await launcher.stop()
+    assert process.stderr.at_eof()
+
+
 async def test_a_job_that_is_given_up_while_its_file_is_written_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

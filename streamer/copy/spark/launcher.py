@@ -63,6 +63,8 @@ class SparkLauncher:
         self.directory = directory
         """The directory for the files of jobs, which contain connection strings."""
         self._process: asyncio.subprocess.Process | None = None
+        self._messages: list[str] = []
+        self._listener: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._requested = asyncio.Event()
         self._idle: asyncio.Timeout | None = None
@@ -154,24 +156,13 @@ class SparkLauncher:
             await self._begin_process()
             for path in self._waiting:
                 self._send("run", path)
-        process = self._process
-        assert process is not None
-        assert process.stderr is not None
-        last_words: list[str] = []
-        listening = asyncio.create_task(_keep_last(process.stderr, last_words), name="spark-stderr")
+        assert self._process is not None
         is_idle = False
         try:
-            is_idle = await self._follow(process)
+            is_idle = await self._follow(self._process)
         finally:
             await self.stop()
-            # The last line shows why the process ended, and may be unread so far.
-            await asyncio.wait([listening], timeout=STOP_SECONDS)
-            if not listening.done():  # the JVM outlives the driver, and may wait for a task
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await asyncio.wait([listening], timeout=STOP_SECONDS)
-            listening.cancel()
-            words = self._last_error or (last_words[-1] if last_words else "no message")
+            words = self._last_error or (self._messages[-1] if self._messages else "no message")
             # The next process runs a job that came at the last moment.
             error = SparkJobError(f"the Spark process ended: {words}")
             failed = not is_idle and self._fail_waiting(error)
@@ -195,6 +186,11 @@ class SparkLauncher:
             start_new_session=True,
             limit=_LINE_BYTES_MAX,
             env=_environment(self._master),
+        )
+        assert self._process.stderr is not None
+        self._messages = []
+        self._listener = asyncio.create_task(
+            _keep_last(self._process.stderr, self._messages), name="spark-stderr"
         )
 
     def _fail_waiting(self, error: SparkJobError) -> bool:
@@ -289,13 +285,18 @@ class SparkLauncher:
             return
         if not self._waiting:
             self._requested.clear()
+        assert self._listener is not None
+        # The JVM outlives the driver, and keeps the pipe open. The last message in the pipe shows
+        # why the process ended.
+        ended = [asyncio.create_task(process.wait(), name="spark-exit"), self._listener]
         for sent in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, sent)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
-                    break
+            _, running = await asyncio.wait(ended, timeout=STOP_SECONDS)
+            if not running:
+                break
+        for task in ended:
+            task.cancel()
 
 
 def _environment(master: str) -> dict[str, str]:
