@@ -70,10 +70,14 @@ wake-up and a status update.
 STOPPING_SECONDS: Final = 1.0
 """`IDLE_SECONDS` for a pipeline that stops at a position."""
 REST_SECONDS_MAX: Final = 0.004
-"""The longest pause between two reads.
+"""The longest pause between two reads of a stream with few messages."""
+LARGE_BURST_FRAMES: Final = 200
+LARGE_BURST_REST_SECONDS: Final = 0.03
+"""The pause after a burst of at least `LARGE_BURST_FRAMES` messages.
 
 The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
-to large segments, and each message costs the walsender half as much.
+to large segments, and each message costs the walsender less. Larger bursts make larger target
+transactions, too, which have a fixed price each.
 """
 REST_TIMES: Final = 9
 """After a burst, reading pauses for this multiple of the processor time since the last burst. So a
@@ -330,7 +334,8 @@ class Pipeline:
                 if seconds < REST_SECONDS_MAX:
                     await rest(seconds)
                 else:
-                    await asyncio.sleep(REST_SECONDS_MAX)
+                    is_large = count >= LARGE_BURST_FRAMES
+                    await asyncio.sleep(LARGE_BURST_REST_SECONDS if is_large else REST_SECONDS_MAX)
             else:
                 is_first = not count
                 await stream.wait_readable()
