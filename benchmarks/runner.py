@@ -235,7 +235,7 @@ class Runner:
 
     @contextlib.contextmanager
     def _started(self, side: Side, sources: Sequence[Database]) -> Iterator[float]:
-        """Run *side* for the length of a block; yield the time when its first walsender began."""
+        """Run *side* during a block; yield the time when its first walsender began."""
         slots = ", ".join(f"'{slot}'" for slot in side.slots)
         active = (
             f"select count(*) > 0 from pg_replication_slots where active and slot_name in ({slots})"

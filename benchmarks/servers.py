@@ -94,7 +94,7 @@ def settings_for(binaries: Path) -> dict[str, str]:
 def running_servers(
     names: Sequence[str], binaries: Path | None = None, settings: dict[str, str] | None = None
 ) -> Iterator[list[Server]]:
-    """Run a server for each name for the length of a block; by default the machine's own."""
+    """Run a server for each name during a block; by default the machine's own."""
     binaries = binaries or find_binaries("machine")
     chosen = settings_for(binaries) | (settings or {})
     with tempfile.TemporaryDirectory(
@@ -117,7 +117,7 @@ def running_servers(
 def source_and_target(
     binaries: Path | None = None, settings: dict[str, str] | None = None
 ) -> Iterator[tuple[Server, Server]]:
-    """Run both servers for the length of a block; by default the machine's own."""
+    """Run both servers during a block; by default the machine's own."""
     with running_servers(("source", "target"), binaries, settings) as (source, target):
         yield source, target
 

@@ -66,7 +66,7 @@ def _launch(directory: Path, arguments: list[str], log: Path) -> "subprocess.Pop
 
 @contextmanager
 def _streaming(tree: Tree, source: Database) -> Iterator[int]:
-    """Let *tree* stream for the length of a block; yield the process."""
+    """Let *tree* stream during a block; yield the process."""
     tree.side.start()
     try:
         mark = str(source.value("select pg_current_wal_insert_lsn()"))

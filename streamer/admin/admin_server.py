@@ -131,7 +131,7 @@ async def _check_periodically(service: AdminService, access: Access) -> None:
 async def opened_admin(
     settings: Settings, config: Path, mapping: Mapping
 ) -> AsyncIterator[AdminServer]:
-    """Open the mapping database for the length of a block. Raises ConfigurationError."""
+    """Open the mapping database during a block. Raises ConfigurationError."""
     access = Access(settings.admin)
     for name in ("token", "viewer_token"):
         token = getattr(settings.admin, name)

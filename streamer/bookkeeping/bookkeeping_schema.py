@@ -20,7 +20,9 @@ from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.util.migrations import Migration, read_migrations
 
 LOCK_SECONDS: Final = 5
-"""A migration waits no longer for a table, because the writers of the table wait behind it."""
+"""The longest wait of a migration for a table's lock, because writers of the table queue behind the
+migration.
+"""
 _MADE: Final = re.compile(r"^create (table|function) (streamer\.\w+)", re.MULTILINE)
 _MIGRATION_TABLE_SQL: Final = """
 create schema if not exists streamer;

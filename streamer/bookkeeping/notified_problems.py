@@ -1,4 +1,4 @@
-"""The rows of streamer.notification: the problems that the receiver of `notify` knows.
+"""The rows of streamer.notification: the problems of which streamer has notified the receiver.
 
 All replicas and later processes read the rows, so the receiver gets each change of a problem once.
 """

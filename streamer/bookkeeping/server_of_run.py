@@ -30,7 +30,7 @@ async def read_known_place(bookkeeping: Bookkeeping, source: SourceMapping) -> K
 async def connection_of_run(
     source: SourceMapping, bookkeeping: Bookkeeping
 ) -> AsyncIterator[Connection]:
-    """Connect to the server of `run` for the length of a block.
+    """Connect to the server of `run` during a block.
 
     Raises SourceElsewhereError, SourceDatabaseError, and the errors of `connection`.
     """

@@ -132,7 +132,7 @@ def decided(state: str, reason: str | None) -> tuple[bool, ErrorReport | None]:
     """Return whether a decision about a definition has taken effect, and its error. Pure."""
     if state == WAITING:
         return True, ErrorReport(
-            reason or "it waits for another decision", DefinitionStopError.code
+            reason or "the table waits for another decision", DefinitionStopError.code
         )
     return state not in (APPLY, SKIP), None
 
@@ -186,7 +186,7 @@ def _unseen_mass_delete(record: RelationRecord, source: SourceMapping) -> Mappin
     """Return the reason why a request to resume has no effect. Pure."""
     resume = run("resume", record.source, database=source.database, sid=source.sid)
     return MappingError(
-        f'table "{record.source}" was paused before a mass delete after the request',
+        f'table "{record.source}" was paused after the request, because of a mass delete',
         hint=Remedy.of("`streamer status` shows the transaction; to apply it, run: ", resume),
     )
 
@@ -237,7 +237,8 @@ async def _take_decision(
     ddl_id = await decide(connection, record.relation_id, decision, statements)
     if ddl_id is None:
         return MappingError(
-            f'"{record.source}" waits for no decision', hint=f"see `{command('ddl list')}`"
+            f'no change of "{record.source}" waits for a decision',
+            hint=f"see `{command('ddl list')}`",
         )
     await REQUESTS.set(
         connection, request.request_id, {"options": request.options | {"ddl": ddl_id}}
@@ -279,7 +280,7 @@ async def _take_resync(
             resync = resync.union(state.resync)
         requests = await _store_to_point(connection, request, record, resync)
         return requests or MappingError(
-            f'"{record.source}" is not in sync, so some rows cannot be copied alone',
+            f'"{record.source}" is not in sync, so streamer cannot copy only some rows',
             hint="run `streamer resync` for the whole table",
         )
     if not resync.skips_changes:

@@ -35,11 +35,11 @@ def execute(
     ] = 60,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Have the target run FILE in place of the script."),
+        typer.Option("--replace", help="Run FILE at the target in place of the script."),
     ] = False,
     skip: Annotated[
         bool,
-        typer.Option("--skip", help="Have the target continue without the script."),
+        typer.Option("--skip", help="Skip the script at the target, and continue the stream."),
     ] = False,
     list_all: Annotated[
         bool, typer.Option("--list", help="List the scripts and their states.")

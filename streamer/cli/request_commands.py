@@ -159,8 +159,8 @@ def resync(
         bool,
         typer.Option(
             SKIP_CHANGES,
-            help="Leave out the changes before the copy. The history in a history or append table, "
-            "or in a table that marks deleted rows, then has a gap.",
+            help="Drop the waiting changes from before the copy. The history in a history or "
+            "append table, or in a table that marks deleted rows, then has a gap.",
         ),
     ] = False,
     no_wait: NoWaitOption = False,
@@ -231,7 +231,7 @@ def restart(
     no_wait: NoWaitOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """End the work on a running source in order, and begin again; other sources continue.
+    """Restart the work on a running source; other sources continue.
 
     The process writes the changes that it has read, closes the sessions of the source, connects
     again, and reads the definitions of all tables again. A copy that runs begins again, or

@@ -75,7 +75,7 @@ async def serving_as(
     make: Callable[[], Awaitable[FastAPI]],
     engine: Engine,
 ) -> AsyncIterator[None]:
-    """Serve an application for the length of a block; a process with a parent does so from *turn*
+    """Serve an application during a block; a process with a parent does so from *turn*
     on.
 
     *make*: makes the application, while the engine starts. A process with a parent also answers its

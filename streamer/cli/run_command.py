@@ -188,7 +188,7 @@ async def _served(
     membership: Membership | None,
     turn: asyncio.Event,
 ) -> AsyncIterator[None]:
-    """Serve the page, the API and the metrics for the length of a block. Raises SettingsError.
+    """Serve the page, the API and the metrics during a block. Raises SettingsError.
 
     Routes and templates take two thirds of the processor time of a start, so a thread creates both
     while the engine starts. Without an address to listen on, the process needs neither.

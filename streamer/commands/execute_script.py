@@ -272,7 +272,7 @@ class _Execution:
 
         After a failover, a different transaction can have the number. In that case the stream
         delivers the script, or the process reports that the stream lacks the script. Raises
-        ScriptError for a script of the source alone.
+        ScriptError for a script that runs only at the source.
         """
         if record.source_xid is None:
             return False

@@ -79,7 +79,9 @@ async def await_outcomes(
             return Outcomes(requests, f"no process runs source {absent}", is_absent=True)
         is_queued = any(request.state is RequestState.QUEUED for request in waiting)
         if is_queued and now >= began + TAKE_SECONDS:
-            return Outcomes(requests, f"its process has not fulfilled it within {TAKE_SECONDS:g} s")
+            return Outcomes(
+                requests, f"its process has not completed the request within {TAKE_SECONDS:g} s"
+            )
         await asyncio.sleep(POLL_SECONDS)
 
 

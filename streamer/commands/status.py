@@ -331,7 +331,7 @@ async def read_report(
             source.sid,
             UNKNOWN,
             source.slot,
-            error=f"the target holds the state of this source: {target.error}",
+            error=f"the state of this source is stored in the target: {target.error}",
             error_code=target.error_code,
         )
         for source in mapping.sources

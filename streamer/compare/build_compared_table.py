@@ -264,8 +264,8 @@ def _where_of_target(facts: TableFacts, values: list[_Value], where: Expression,
     target_names = {v.source: v.target.name for v in values if v.source is not None and v.is_same}
     if unknown := where.unknown(target_names):
         raise MappingError(
-            f'{place} uses column "{unknown[0]}", which target table "{facts.target.name}" does not'
-            " hold unchanged",
+            f'{place} uses column "{unknown[0]}", and target table "{facts.target.name}" does not '
+            "store the source's values of this column",
             hint=f"use these: {', '.join(sorted(target_names))}",
         )
     return over_columns(where, target_names, "t")

@@ -19,7 +19,7 @@ VARIABLES: Final = "admin.variables"
 DIRECTORY: Final = "admin.secrets_directory"
 HINT: Final = (
     f"{VARIABLES} of the configuration file lists the variables that the mapping may name, and "
-    f"{DIRECTORY} is the place of its files"
+    f"{DIRECTORY} is the directory of its files"
 )
 _FILES: Final = ("passfile", "sslcert", "sslkey")
 _REFUSED: Final = {

@@ -362,7 +362,7 @@ class TableSettings(Strict):
         title="Rows of the first copy",
         description="SQL condition over the source's columns: the first copy of the table reads "
         "only rows that match. Later changes of all rows reach the target, and a later copy reads "
-        "all rows. The condition may use only columns that the target has unchanged.",
+        "all rows. The condition may use only columns whose source values the target has.",
         examples=["created_at >= '2024-01-01'"],
     )
     set: dict[str, str | HashSettings] = Field(
@@ -562,7 +562,7 @@ class SourceSettings(Strict):
     ] = Field(
         default=DdlCapture.OFF,
         title="Capture changes to definitions",
-        description="How streamer learns of changes to table definitions. `capture` needs an event "
+        description="How streamer detects changes to table definitions. `capture` needs an event "
         "trigger at the source, which only a superuser may create: `streamer check` prints the "
         "SQL.",
     )

@@ -462,7 +462,7 @@ class MappingBuilder:
             if name in table.exclude or renamed.get(name, name) in table.set:
                 raise self._error(
                     (*place, "copy_where"),
-                    f'the target does not have column "{name}" unchanged',
+                    f'the target does not hold the values of source column "{name}"',
                     hint="use a column that is neither excluded nor in `set`",
                 )
         return condition
@@ -528,7 +528,7 @@ class MappingBuilder:
         if is_lost or source in table.exclude or column in table.set:
             raise self._error(
                 at,
-                f'the target does not have column "{column}" unchanged',
+                f'target column "{column}" does not hold the values of the source',
                 hint="use a column, by the target's name, that is neither excluded nor in `set`",
             )
         return column
@@ -582,7 +582,7 @@ class MappingBuilder:
                 at,
                 f'the hash of column "{column}" replaces the column itself, which is not written '
                 f'to "{target}"',
-                hint=f"for the hash alone, list it in `exclude`: [{column}]"
+                hint=f"to write only the hash, list the column in `exclude`: [{column}]"
                 if column != target and column not in listed
                 else ", and ".join(steps),
             )

@@ -191,7 +191,7 @@ class CopyContext:
         return self.address.fence
 
     def target(self) -> AbstractAsyncContextManager[TargetConnection]:
-        """Connect to the target for the length of a block."""
+        """Connect to the target during a block."""
         return target_connection(self.address, self.application_name)
 
     async def end_former_tasks(self, running: Iterable[int]) -> None:

@@ -26,7 +26,7 @@ def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
             hint=Remedy.of(
                 "run at the source: ",
                 at_source(f"alter role {quoted} bypassrls"),
-                "; or make our role the table's owner",
+                "; or make that role the table's owner",
             ),
         )
     if not relation.selectable:

@@ -48,9 +48,9 @@ class CopyQueue:
     def next_batch(self) -> "list[MappedRelation]":
         """Return the relations of the next round.
 
-        Relations that streamer only marks as synced come first, alone, and need no snapshot.
-        Copies of some rows of relations in sync come last: such a copy may wait until the target
-        has applied changes.
+        Relations that streamer only marks as synced come first, in a batch of their own, and need
+        no snapshot. Copies of some rows of relations in sync come last: such a copy may wait until
+        the target has applied changes.
         """
         self._waiting = {m: None for m in self._waiting if not m.state.is_lost}
         free = [mapped for mapped in self._waiting if mapped not in self._taken]

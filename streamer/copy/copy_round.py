@@ -272,7 +272,7 @@ class Round:
                 await self._finisher.retry_later(copy, f'"{copy.name}" is locked: {exc.message}')
             else:
                 log.info(
-                    "copying the table under a lock, because each round met a rewrite of the table",
+                    "copying the table under a lock, because each attempt met a rewrite",
                     source=self._context.label,
                     table=copy.name,
                 )

@@ -58,7 +58,7 @@ class LockedTable:
 
     async def copy(self, parts: list[CopyPart], ends: CopyEnds) -> list[dict[str, Any]]:
         """Copy all parts and unlock the table; return the failures as a Spark job does."""
-        # The thread alone uses the session until this task closes the session.
+        # Only the thread uses the session until this task closes the session.
         session = psycopg.Connection(self.plain.pgconn)
         work = [part.to_json() for part in parts]
         self._copying = asyncio.create_task(

@@ -331,7 +331,10 @@ class Finisher:
             users = await read_users(target, copy.mapped.relation_id, [t.oid for t in types])
         for name in users:
             if name != copy.relation.name and context.events.is_behind(name, copy.consistent_point):
-                return f'table "{name}", which has a column of the same type, is behind'
+                return (
+                    f'table "{name}", which has a column of the same type, must first apply '
+                    "earlier changes"
+                )
         return None
 
     async def _switch_to_stream(

@@ -498,7 +498,9 @@ class Preparation:
     ) -> None:
         """Remove the rows of an earlier attempt beyond the rows of former chunks."""
         if copy.scope.chunks != begun.chunks:  # the outcome of a commit is unknown
-            raise TargetFencedError(f'the target has another chunk of "{copy.name}" by now')
+            raise TargetFencedError(
+                f'another chunk of "{copy.name}" was stored at the target meanwhile'
+            )
         assert begun.chunks is not None
         await rest_triggers(target)
         names = _border_columns(copy, begun.chunks)
@@ -570,7 +572,8 @@ class Preparation:
         for copy in copies:
             record = begun[copy.mapped.relation_id]
             if copy.is_disjoint:
-                # Rows of this table alone cannot be removed, so they arrive in one transaction.
+                # streamer cannot remove the rows of only this table, so the rows arrive in one
+                # transaction.
                 copy.way = replace(copy.way, mode=WriteMode.INSERT, owns_rows=False)
                 await require_common_copy(target, copy.mapped)
                 continue

@@ -100,8 +100,8 @@ def check_conditions(
     for condition in conditions:
         if unknown := condition.unknown(at_target):
             raise MappingError(
-                f'the condition uses column "{unknown[0]}", which target table "{mapping.target}" '
-                "does not hold unchanged",
+                f'the condition uses column "{unknown[0]}", and target table "{mapping.target}" '
+                "does not store the source's values of this column",
                 hint=f"use these: {', '.join(sorted(at_target))}; or resync the whole table",
             )
     return conditions
@@ -113,8 +113,8 @@ def check_copy_where(
     """Refuse a `copy_where` that the target cannot evaluate. Raises MappingError."""
     if unknown := condition.unknown(at_target):
         raise MappingError(
-            f'copy_where of table "{mapping.source}" uses column "{unknown[0]}", which target '
-            f'table "{mapping.target}" does not hold unchanged',
+            f'copy_where of table "{mapping.source}" uses column "{unknown[0]}", and target '
+            f'table "{mapping.target}" does not store the source\'s values of this column',
             hint=f"use these: {', '.join(sorted(at_target))}",
         )
 

@@ -132,8 +132,8 @@ def shared_copy_error(mapped: MappedRelation) -> SharedTableError:
     """Return the error of a copy that would have to find the former rows of its table. Pure."""
     mapping = mapped.mapping
     error = SharedTableError(
-        f'a copy of "{mapping.source}" alone cannot tell its former rows from the remaining '
-        f'rows of target "{mapping.target}"'
+        f'a copy of only "{mapping.source}" cannot find its former rows in target '
+        f'"{mapping.target}"'
     )
     advise_resync(mapped, error)
     return error

@@ -62,7 +62,7 @@ async def commit(
             except TargetMovedError:
                 raise
             except TargetConnectionError as exc:
-                backoff.log(log, "waiting to learn the outcome of a commit", exc)
+                backoff.log(log, "waiting for the outcome of a commit", exc)
                 await backoff.wait()
         raise
 

@@ -25,8 +25,8 @@ class ExactOrder:
         count, error = len(window.transactions), None
         by_keys = writer.orders_by_keys(window)
         if by_keys:
-            # If transactions are written table by table, several can violate a key that each alone
-            # satisfies.
+            # If transactions are written table by table, several together can violate a key that
+            # each transaction satisfies.
             count, error = await self._find_refused(window, count, by_keys=True)
         while count and not by_keys:
             await writer.savepoint()

@@ -402,7 +402,7 @@ class TargetMovedError(TargetConnectionError):
 
     code = "target_moved"
     advice = (
-        "None: the source restarts. If the error stays, the url reaches several primaries: "
+        "None: the source restarts. If the error persists, the url reaches several primaries: "
         "stop the old one."
     )
     runbook = "failover"
@@ -440,7 +440,7 @@ class TargetContentionError(TargetError):
     code = "target_busy"
     runbook = "target-away"
     retry = Retry.TIMED
-    advice = "If the error stays, find the session that holds the lock, or free disk space."
+    advice = "If the error persists, find the session that holds the lock, or free disk space."
 
 
 class TargetReadOnlyError(TargetError):
@@ -643,7 +643,7 @@ class SparkJobError(SyncError):
     code = "spark"
     runbook = "copy-does-not-finish"
     retry = Retry.TIMED
-    advice = "If the error stays, check Java, memory and `sync.spark_master`."
+    advice = "If the error persists, check Java, memory and `sync.spark_master`."
 
 
 class ComparisonError(StreamerError):

@@ -317,11 +317,11 @@ async def _obstacles(
     lags = {source.label: source.lag_bytes for source in sources}
     obstacles = {}
     for name in tables:
-        reason = "it is not copied yet" if str(name) not in states else None
+        reason = "the table is not copied yet" if str(name) not in states else None
         for label, state in states.get(str(name), {}).items():
             lag = lags.get(label)
             if state != "ready":
-                reason = f"{label} has it in state {state}"
+                reason = f"the table of {label} is in state {state}"
             elif lag is not None and lag > LAG_BYTES_MAX:
                 reason = f"{label} lags by {lag} bytes"
         if str(name) in deferred:

@@ -96,7 +96,7 @@ def follow(
         # Only relations that leave the mapping together give up names that they have exchanged.
         return Obstacle(
             f'its rows have sid "{move.sid}", and the new name would get {words}',
-            f'rename it back; or copy both names anew: leave "{move.former}" and "{now}" out with '
+            f'rename it back; or copy both again: leave "{move.former}" and "{now}" out with '
             "`exclude_tables`, reload, and undo this once `status` lists neither",
         )
     ruled = mapping.target

@@ -98,7 +98,7 @@ class Crowd:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """End connections whose clients take too long, for the length of a block."""
+        """End connections whose clients take too long, during a block."""
         task = asyncio.create_task(self._close_slow(), name="connections")
         try:
             yield

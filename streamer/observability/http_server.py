@@ -123,7 +123,7 @@ def _host(address: str) -> str:
 async def serving(
     listening: socket.socket, app: FastAPI, *, trusted_proxies: Sequence[str] = ()
 ) -> AsyncIterator[None]:
-    """Serve *app* on a socket for the length of a block, and close it.
+    """Serve *app* on a socket during a block, and close it.
 
     The server trusts the headers X-Forwarded-For and X-Forwarded-Proto of *trusted_proxies*.
     """

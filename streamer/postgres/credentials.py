@@ -177,7 +177,7 @@ def awaited_password(url: Secret) -> str | None:
         return f"password_file {source.file}"
     if reading.has_begun:
         return "the output of its password_command"
-    return "the end of other password commands, before its own runs"
+    return "its turn to run password_command, after the commands of other connections"
 
 
 def forget_password(url: Secret) -> bool:
@@ -269,7 +269,7 @@ async def job_url(
 
 @asynccontextmanager
 async def passwords_renewed(*urls: Secret) -> AsyncIterator[None]:
-    """Run the commands of *urls* again before their outputs expire, for the length of a block.
+    """Run the commands of *urls* again before their outputs expire, during a block.
 
     The tasks of a job read the outputs from files (`job_url`).
     """

@@ -172,7 +172,7 @@ def fill_masks(text: str, stored: str) -> str:
         if span.value_in(text) != MASK:
             return span.value_in(text)
         if span.parameter not in passwords:
-            raise ValueError(f"*** stands for a stored {span.parameter}, and there is none")
+            raise ValueError(f"*** stands for a stored {span.parameter}, but none is stored")
         # the two forms have different escapes
         if bool(_SCHEME.match(text)) != bool(_SCHEME.match(stored)):
             raise ValueError("the form of the url changes, so enter the password again")

@@ -1,8 +1,8 @@
 """Finds the changes of problems to report to a receiver outside. Pure.
 
-The receiver hears of the beginning of a problem, of a change of severity or code, and of the end.
-The decision compares the present problems with the problems that the receiver knows. So an
-undelivered notice is due again, and streamer needs no queue.
+streamer notifies the receiver of the beginning of a problem, of a change of severity or code, and
+of the end. The decision compares the present problems with the problems already notified.
+So an undelivered notice is due again, and streamer needs no queue.
 """
 
 import enum
@@ -33,7 +33,7 @@ class Event(enum.StrEnum):
 @final
 @dataclass(frozen=True, slots=True)
 class NotifiedProblem:
-    """A problem that the receiver knows. ``since``: the first check that found the problem."""
+    """A problem already notified. ``since``: the first check that found the problem."""
 
     kind: ProblemKind
     subject: Subject
@@ -97,8 +97,8 @@ def find_notices(
 ) -> list[Notice]:
     """Return the notices that are due, the worst problems first.
 
-    *since*: the beginning of each problem. *notified*: the problems that the receiver knows, of
-    which *ended* have ended. *on*: the severities and kinds of problems to report.
+    *since*: the beginning of each problem. *notified*: the problems already notified, of which
+    *ended* have ended. *on*: the severities and kinds of problems to report.
     """
     reported, worst = frozenset(on), list(Severity)
     current = {problem.key: problem for problem in reversed(list(problems))}
@@ -119,7 +119,7 @@ def find_notices(
 def after(
     notified: Mapping[Key, NotifiedProblem], notices: Iterable[Notice]
 ) -> dict[Key, NotifiedProblem]:
-    """Return the problems that the receiver knows after *notices*."""
+    """Return the notified problems after *notices*."""
     heard = dict(notified)
     for notice in notices:
         if notice.event is Event.ENDED:

@@ -84,17 +84,17 @@ def unproven(
     ]
     if tolerated is None and installation is None:
         return (
-            f'streamer leaves replication slot "{source.slot}" alone: it has not reached the '
+            f'streamer does not use replication slot "{source.slot}": streamer has not reached the '
             "target, and spool.directory has no installation id that proves whose slot this is"
         )
     if foreign:
         return (
-            f'streamer leaves replication slot "{source.slot}" alone: publication '
+            f'streamer does not use replication slot "{source.slot}": publication '
             f'"{source.publication}" belongs to installation {foreign[0]}'
         )
     if tolerated is None and installation not in objects.installations:
         return (
-            f'streamer leaves replication slot "{source.slot}" alone: it has not reached the '
+            f'streamer does not use replication slot "{source.slot}": streamer has not reached the '
             "target, and no publication has a comment that proves whose slot this is"
         )
     return None

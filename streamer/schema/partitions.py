@@ -199,7 +199,7 @@ def _own_rows(
 ) -> str:
     key = PartitionKey.parse(key_text)
     if key.strategy == "HASH":
-        raise UnclearPartitionError("only its source knows the rows of a hash partition")
+        raise UnclearPartitionError("only its source can tell the rows of a hash partition")
     if any(item.rest for item in key.items):
         raise UnclearPartitionError(
             f"its partition key uses a collation or an operator class: {key_text}"

@@ -1,6 +1,6 @@
 """Labels that ended versions of a history contain and that the new enum of the column lacks.
 
-Such a version keeps its value. So the target's enum gets these labels, after the labels of the
+An ended version keeps its value. So the target's enum gets these labels, after the labels of the
 source. An existing enum gets the labels in a transaction before the change.
 """
 

@@ -162,5 +162,6 @@ async def _wait_for_users(
         is_own = name == table.mapped.mapping.source
         if not is_own and table.tables.is_behind(name, command.place.lsn):
             raise TargetContentionError(
-                f'table "{name}", which has a column of the type that changes, is behind'
+                f'table "{name}", which has a column of the type that changes, must first apply '
+                "earlier changes"
             )

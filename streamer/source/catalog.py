@@ -219,7 +219,7 @@ async def check_same_database(
 ) -> None:
     """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
 
-    Without the privilege to read the system identifier, the process that streams decides alone.
+    Without the privilege to read the system identifier, only the process that streams decides.
     """
     try:
         row = await fetch_one(connection, _DATABASE_SQL)

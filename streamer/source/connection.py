@@ -94,9 +94,7 @@ def translate(error: psycopg.Error, label: str) -> StreamerError:
             message, hint="set wal_level = logical in postgresql.conf and restart that server"
         )
     if state == "54000" or _ALLOCATION.search(message):
-        return SourceLimitError(
-            f"{message}: a row is larger than the source can send, which is 1 GB"
-        )
+        return SourceLimitError(f"{message}: a row is larger than 1 GB, the limit of the source")
     hint = limit_hint(f"{message} {error.diag.message_hint or ''}")
     # configuration_limit_exceeded; and out_of_memory, if a setting limits the shared memory
     if state == "53400" or (state == "53200" and hint is not None):
@@ -295,7 +293,7 @@ async def _is_pooled(
 async def connection(
     source: SourceMapping, *, replication: bool = False, at: Mapping[str, str] = ANYWHERE
 ) -> AsyncIterator[Connection]:
-    """Connect for the length of a block, and translate the block's errors."""
+    """Connect during a block, and translate the block's errors."""
     connected = await connect(source, replication=replication, at=at)
     try:
         with translating(source.label):

@@ -133,8 +133,8 @@ def _failed(exc: psycopg.Error, label: str, run: ScriptRun) -> StreamerError:
     if not isinstance(error, SourceError) or exc.sqlstate is None:
         return error
     return ScriptError(
-        f'script "{run.script_id}" failed{place(run.script, exc.diag)}, and nothing of it took '
-        f"effect: {error.message}",
+        f'script "{run.script_id}" failed{place(run.script, exc.diag)}, and the source rolled '
+        f"the script back: {error.message}",
         hint="correct the script and run the command again with the same id",
     )
 

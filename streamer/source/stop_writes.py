@@ -175,8 +175,7 @@ class WriteFacts:
             problems.append((text, self._grant("pg_signal_backend")))
         for sql in self.role_settings:
             text = (
-                "a default_transaction_read_only of a role takes precedence over that of the "
-                "database"
+                "the default_transaction_read_only of a role takes precedence over the database's"
             )
             problems.append((text, Remedy.of("run at the source: ", at_source(sql))))
         return problems + self.of_superusers()

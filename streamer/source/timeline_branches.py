@@ -54,7 +54,7 @@ def common_end(stored: Branch, now: Branch) -> Lsn | None:
     """Return the point at which two branches fork; `EVERYTHING` if equal, None without a common
     part.
     """
-    if not (stored.has_ends and now.has_ends):  # compare the numbers alone
+    if not (stored.has_ends and now.has_ends):  # compare only the numbers
         return EVERYTHING if stored.timeline == now.timeline else now.end_of(stored.timeline)
     fork_lsn = None
     old, new = ([*b.ends, (b.timeline, EVERYTHING)] for b in (stored, now))

@@ -601,8 +601,8 @@ class TargetConnection:
             transport.abort()
 
     async def close(self, seconds: float = 5.0) -> None:
-        """Close in order, or at once if that takes longer than *seconds* or the connection is
-        broken.
+        """Close cleanly, or at once if a clean close takes longer than *seconds* or the connection
+        is broken.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -745,7 +745,7 @@ async def _read_activity(address: TargetAddress, pid: int) -> Activity | None:
 async def target_connection(
     address: TargetAddress, application_name: str = "streamer"
 ) -> AsyncIterator[TargetConnection]:
-    """Connect for the length of a block."""
+    """Connect during a block."""
     connection = await TargetConnection.connect(address, application_name)
     try:
         yield connection

@@ -1,4 +1,4 @@
-"""Reads the target's sequences, and sets them ahead.
+"""Reads the target's sequences, and advances the sequences past the values of the sources.
 
 ``setval`` is not transactional, so a value stays set after a rollback. That does no harm, because a
 sequence only moves forward.

@@ -132,7 +132,7 @@ def steps() -> list[Step]:
 
 @contextlib.contextmanager
 def load(source: Database) -> Iterator[None]:
-    """Change rows of all tables in a second thread, for the length of a block."""
+    """Change rows of all tables in a second thread, during a block."""
     over = threading.Event()
     chosen = random.Random(14)
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("without_spark")
 
 @contextlib.contextmanager
 def locked(db: Database, table: str) -> Iterator[None]:
-    """A user keeps writers out of a table for the length of a block."""
+    """A user keeps writers out of a table during a block."""
     with db.connect() as connection:
         connection.execute(f"begin; lock table {table} in share mode".encode())
         yield

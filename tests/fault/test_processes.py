@@ -54,7 +54,7 @@ def children(process: Process) -> list[psutil.Process]:
 
 @contextmanager
 def asked_all_the_time(port: int) -> Iterator[Counter[str]]:
-    """Ask the port for the length of a block; yield the numbers of answers by kind."""
+    """Ask the port during a block; yield the numbers of answers by kind."""
     stopping, answers = threading.Event(), Counter[str]()
 
     def ask() -> None:

@@ -133,7 +133,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def workload(fleet: Fleet, left_out: set[str]) -> Iterator[Counter[str]]:
-    """Change rows of random tenants for the length of a block; yield the number of commits."""
+    """Change rows of random tenants during a block; yield the number of commits."""
     stopping, done, chance = threading.Event(), Counter[str](), random.Random(1)
 
     def work() -> None:

@@ -173,7 +173,7 @@ async def test_password_commands_that_hang_stop_their_own_sources_only(
             records = await read_source_records(bookkeeping)
             return {record.waiting_for for record in records} >= {
                 "the output of its password_command",
-                "the end of other password commands, before its own runs",
+                "its turn to run password_command, after the commands of other connections",
             }
 
         await until(is_said, "status says what the others wait for")

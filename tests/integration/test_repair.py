@@ -214,7 +214,7 @@ async def test_what_a_limited_resync_cannot_do_leaves_the_table_as_it_was(
             source.execute(f"update {table} set v = v || '+' where id = 1")
             await streamer.caught_up()
 
-        await refused("keyed", EU, "does not hold unchanged")
+        await refused("keyed", EU, "does not store the source's values")
         await refused("hist", RowScope(("nothing = 1",)), "nothing")
         source.execute("update keyed set v = 'bad' where id = 5")
         await streamer.caught_up()

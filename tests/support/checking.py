@@ -118,7 +118,7 @@ async def prepare_bookkeeping(checker: Checker) -> None:
 
 @contextlib.contextmanager
 def prepared(db: Database, gid: str) -> Iterator[None]:
-    """Have a prepared transaction for the length of a block, or until a session ends the
+    """Have a prepared transaction during a block, or until a session ends the
     transaction.
     """
     db.execute(f"begin; insert into items values (1); prepare transaction {quote_literal(gid)}")

@@ -59,7 +59,7 @@ class Site:
 
     @contextmanager
     def running(self, *, until_ready: bool = True, spark: bool = False) -> Iterator[None]:
-        """Run the program for the length of a block."""
+        """Run the program during a block."""
         with Process(self.config, *self.arguments, environment=self.environment, spark=spark) as it:
             self.process = it
             if until_ready:

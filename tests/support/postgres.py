@@ -113,7 +113,7 @@ def own_directory(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def kept_running(server: Server) -> Iterator[None]:
-    """Make *server*, run the server for the length of a block, and remove the server. If the block
+    """Make *server*, run the server during a block, and remove the server. If the block
     fails, the files stay for a search, until the owner of the parent directory removes the files.
 
     Raises ServerError with the last lines of the log if the server does not start.
@@ -136,7 +136,7 @@ def kept_running(server: Server) -> Iterator[None]:
 def running(
     directory: Path, binaries: Path, settings: dict[str, str] | None = None
 ) -> Iterator[CopiedServer]:
-    """Run a server for the length of a block, in a new directory beside *directory*."""
+    """Run a server during a block, in a new directory beside *directory*."""
     server = CopiedServer(own_directory(directory), binaries, SETTINGS | (settings or {}))
     with kept_running(server):
         yield server
@@ -320,7 +320,7 @@ def _has_event_loop() -> bool:
 
 @contextlib.contextmanager
 def database(server: Server, prefix: str, template: str = "template1") -> Iterator[Database]:
-    """Make a database for the length of a block, and drop the database and its slots."""
+    """Make a database during a block, and drop the database and its slots."""
     name = f"{prefix}_{os.getpid()}_{next(_numbers)}"
     with operator(server) as connection:
         strategy = _CHEAPEST_COPY if connection.execute(_COPIES_CHEAPLY_SQL).fetchone() else ""
@@ -366,7 +366,7 @@ def _make_bookkeeping(server: Server) -> None:
 
 @contextlib.contextmanager
 def target_database(server: Server) -> Iterator[Database]:
-    """Make a database with bookkeeping for the length of a block, on a server that tests share."""
+    """Make a database with bookkeeping during a block, on a server that tests share."""
     with database(server, "target", _BOOKKEEPING) as made:
         made.execute(_NEW_INSTALLATION_SQL)
         yield made
@@ -386,7 +386,7 @@ _operators: dict[Server, list[Connection]] = {}
 
 @contextlib.contextmanager
 def operator(server: Server) -> Iterator[Connection]:
-    """Connect as superuser for the length of a block; each statement commits."""
+    """Connect as superuser during a block; each statement commits."""
     idle = _operators.get(server)
     connection = None if idle is None else _pop_live(idle)
     if connection is None:

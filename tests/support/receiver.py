@@ -64,7 +64,7 @@ class Receiver:
 
 @contextlib.asynccontextmanager
 async def receiving() -> AsyncIterator[Receiver]:
-    """Receive for the length of a block."""
+    """Receive during a block."""
     receiver = Receiver("")
     server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
     receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

@@ -88,7 +88,7 @@ class Standby(Server):
 def standby(
     primary: Server, directory: Path, major: str = "18", slot: str = "standby"
 ) -> Iterator[Standby]:
-    """Run a standby of *primary* for the length of a block."""
+    """Run a standby of *primary* during a block."""
     server = Standby(primary, own_directory(directory), major, slot)
     with kept_running(server):
         server.wait()

@@ -64,7 +64,7 @@ async def test_files_and_the_target_wait_for_no_command(tmp_path: Path, gate: Pa
         states = {awaited_password(by_shell(f"cat {gate}", f"hangs{n}")) for n in range(40)}
         assert states == {
             "the output of its password_command",
-            "the end of other password commands, before its own runs",
+            "its turn to run password_command, after the commands of other connections",
         }
     finally:
         for task in waiting:

@@ -133,7 +133,7 @@ def _add_actions(router: APIRouter, service: AdminService, status: StatusReader)
 
     @router.post("/sources/restart", tags=["servers"], status_code=202)
     async def restart_source(request: Request, values: api_models.SourceName) -> dict[str, Any]:
-        """End the work on a running source in order, and begin again; other sources continue.
+        """Restart the work on a running source; other sources continue.
 
         The list of acts shows the outcome of the request.
         """

@@ -158,7 +158,7 @@ class Events:
         return marks_of(self.past(), now, self._started_at, source=source, table=table)
 
     def path_facts(self, held_tables: int, held_bytes: int) -> PathFacts:
-        """Return what this process knows about changes on their way to the target."""
+        """Return this process's facts about changes on their way to the target."""
         work, target = self.history.work.summarize(), self._engine.target
         pipelines = [s.pipeline for s in self._engine.supervisors if s.pipeline is not None]
         undelivered = [pipeline.undelivered for pipeline in pipelines]
@@ -178,7 +178,7 @@ class Events:
         )
 
     def source_states(self) -> dict[tuple[str, str | None], ShownState]:
-        """Return `known_states` of sources alone, without the tables."""
+        """Return `known_states` of the sources, without the tables."""
         return {(s.source.label, None): s.condition for s in self._engine.supervisors}
 
     def known_states(self) -> dict[tuple[str, str | None], ShownState]:

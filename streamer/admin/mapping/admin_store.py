@@ -497,7 +497,7 @@ class AdminStore:
             full = url
             if has_mask(url):
                 if plain is None:
-                    raise InvalidError("url: *** stands for a stored password, and there is none")
+                    raise InvalidError("url: *** stands for a stored password, but none is stored")
                 try:
                     full = fill_masks(url, plain)
                     check_url(full)

@@ -82,10 +82,10 @@ class _DatabaseFields(_Body):
 
 
 class _UrlFields(_Body):
-    database_id: Id = Field(description="The database of `/api/databases` it belongs to.")
+    database_id: Id = Field(description="The id of its database in `/api/databases`.")
     url: Url = Field(
-        description="A libpq URL or key=value string; `${NAME}` is replaced from the environment "
-        f"when it is used. `{MASK}` stands for a stored password."
+        description="A libpq URL or key=value string; `${NAME}` stands for an environment "
+        f"variable. `{MASK}` stands for a stored password."
     )
     sid: Sid | None = Field(
         default=None, description="Written to the column `sid` of the target's tables."
@@ -93,7 +93,7 @@ class _UrlFields(_Body):
 
 
 class _TableFields(_Body):
-    database_id: Id = Field(description="The database of `/api/databases` it belongs to.")
+    database_id: Id = Field(description="The id of its database in `/api/databases`.")
     name: Name = Field(
         description="The source's table, or a pattern with `*`. Without `schema`, `schema.table` "
         "means both."
@@ -356,8 +356,8 @@ class BulkAnswer(BaseModel):
 
 
 class HistoryMark(BaseModel):
-    """An event to mark in a chart. ``at``: unix time. A restart, error or copy of which the process
-    knows.
+    """An event to mark in a chart. ``at``: unix time. A restart, error or copy in the memory of the
+    process.
     """
 
     at: int

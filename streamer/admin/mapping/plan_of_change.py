@@ -278,7 +278,7 @@ def _plan_table(
 def columns_alone(
     record: RelationRecord, mapping: RelationMapping, relation: SourceRelation | None
 ) -> tuple[str, ...] | None:
-    """Return the columns that a new `set` changes, if streamer can copy them alone."""
+    """Return the columns that a new `set` changes, if streamer can copy only these columns."""
     is_in_sync = record.snapshot_lsn is not None and not record.needs_resync
     if not is_in_sync or record.quarantined or relation is None:
         return None

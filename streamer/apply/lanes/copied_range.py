@@ -82,7 +82,9 @@ class CopiedRange:
             if self._has(new):
                 return payload
             if self._keeps_deleted:
-                raise UnknownRowError("a key moved to a later chunk, and deleted rows stay")
+                raise UnknownRowError(
+                    "a key moved to a later chunk, and the rule keeps deleted rows"
+                )
             return b"D" + bytes(payload[1:end])
         if not self._has(new):
             return None

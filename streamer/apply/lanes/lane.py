@@ -641,7 +641,8 @@ class Lane:
             for lane_transaction in transactions:
                 for single in lane_transaction.split():
                     spool.append(single)
-            # The worker gives back the committing window after the transactions that follow.
+            # The worker returned later transactions first, and now returns the window whose commit
+            # failed.
             self.returned.insert(0, spool)
             self.is_at_point = False
         self._uncount(len(transactions))

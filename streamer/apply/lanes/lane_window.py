@@ -137,7 +137,7 @@ class LaneWindow:
             self.change_count += len(changes.payloads)
 
     def single_transaction(self, number: int) -> "LaneWindow":
-        """Return a window of transaction *number* alone, with the same plans."""
+        """Return a window with only transaction *number*, with the same plans."""
         window = LaneWindow(self.lane, [self.transactions[number]], [self.parts[number]])
         for mapped, changes, plan in self.parts[number]:
             relation = window.relations.setdefault(mapped, RelationWindow(mapped))

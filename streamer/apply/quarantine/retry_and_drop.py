@@ -88,8 +88,9 @@ async def _begin(request: QuarantineRequest, writer: QuarantineWriter) -> bool:
     """Begin the transaction that fulfils *request*; return False if the request is fulfilled
     already.
 
-    A process that took over meanwhile may have fulfilled the request, or a COMMIT whose answer was
-    lost. No progress row moves here, so the lock on the request's row admits a single process.
+    Another process may have taken over and fulfilled the request, or the answer to an earlier
+    COMMIT was lost. No progress row moves here, so the lock on the request's row admits a single
+    process.
     """
     await writer.begin()
     if await lock_request(writer.target, request.request_id):

@@ -195,7 +195,7 @@ class ApplyPlan:
 
     @cached_property
     def written(self) -> dict[str, str]:
-        """The target's names of source columns that the target stores unaltered."""
+        """The target's names of the columns whose source values the target stores."""
         columns = self.relation.columns
         return {columns[c.position].name: c.name for c in self.source_columns}
 
@@ -375,7 +375,7 @@ class ApplyPlan:
         """The compiled implementation of a fold, if this process has it and the table fits.
 
         In a clone that keeps removed rows, a delete may concern a row that is not pending. A mark
-        in a filtered table needs the facts of a delete, and the folder stores keys alone.
+        in a filtered table needs the facts of a delete, and the folder stores only keys.
         """
         rule = self.mapping.rule
         keeps_removed = (self.outlives or rule.skip_truncate) and not rule.is_disjoint

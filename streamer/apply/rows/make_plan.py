@@ -78,7 +78,7 @@ def make_plan(
     if has_sid and sid is None:
         raise TargetSchemaError(
             f'target table "{mapping.target}" has a column "sid" but this source has no sid',
-            hint="give its url a sid, or the table in the mapping",
+            hint="give a sid to its url, or to the table in the mapping",
         )
     if mapping.rule.sid is not None and not target.has_sid:
         raise missing_sid(mapping)

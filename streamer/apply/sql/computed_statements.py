@@ -12,10 +12,10 @@ removes the row, or with `on_delete: mark` marks the row. A staged update carrie
 the column for the mark, and a row that passes gets NULL in this column. A marked row counts as
 missing.
 
-The statements read unsent unchanged values from the target if the target stores these values
-unaltered. Otherwise the table stops. ``mask`` contains a letter for each column without an
-expression, then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in
-from the target. Pure.
+The statements read unsent unchanged values from the target if the target stores the source's
+values. Otherwise the table stops. ``mask`` contains a letter for each column without an expression,
+then for each input. ``u`` means unchanged and unknown, ``f`` unchanged and filled in from the
+target. Pure.
 """
 
 from collections.abc import Iterable

@@ -125,11 +125,11 @@ class Statements(SetStatements):
     ) -> str:
         """Return a block like `ordered` that continues after changes that the target refuses.
 
-        `REFUSED` lists refused changes, and later changes of the same keys. *keys* contains two
-        numbers for every ``seq``, from 1 to *key_count*, or 0. With *immediate*, the server checks
-        deferred constraints at every change. An error that does not depend on a row ends the block.
-        If a row already has the key, a session may have inserted the row after the search. So the
-        block repeats the change, until the same row conflicts again.
+        `REFUSED` lists refused changes, and later changes of the same keys. *keys* contains two key
+        numbers for every ``seq``, each from 1 to *key_count*, or 0 for no key. With *immediate*,
+        the server checks deferred constraints at every change. An error that does not depend on a
+        row ends the block. If a row already has the key, a session may have inserted the row after
+        the search. So the block repeats the change, until the same row conflicts again.
         """
         first = ",".join(str(key) for key, _ in keys)
         second = ",".join(str(key) for _, key in keys)

@@ -332,7 +332,7 @@ class SetStatements:
         )
 
     def delete_others(self, op: int) -> str:
-        """Delete this source's rows without a key staged as *op*, twice as in `truncate`."""
+        """Delete this source's rows whose key no row staged as *op* has; twice, see `truncate`."""
         staged = self._staged_as(op, self.matches_new_key)
         is_staged = f"exists (select from {staged.source} where {staged.condition})"
         delete = self.delete_rows(RowPlace(f"not {is_staged}{self._sid_matches('t')}"))

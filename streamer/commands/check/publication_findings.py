@@ -171,7 +171,8 @@ def _publishing_obstacles(facts: SourceFacts, changes: PublicationChanges) -> li
 def _check_surplus(facts: SourceFacts, changes: PublicationChanges) -> Iterable[Finding]:
     """Find members that the mapping lacks and that `run` may not remove.
 
-    Find none if a rule matches no table: a surplus member may be the table that the rule means.
+    Return no finding if a rule matches no table: a surplus member may be the table that the rule
+    means.
     """
     if any(finding.severity is Severity.ERROR for finding in facts.mapping_findings):
         return

@@ -302,7 +302,9 @@ def check_position(facts: SourceFacts, target: TargetFacts | None) -> Iterable[F
             exc.remedy = resync_source(synced, *options, database=source.database, sid=source.sid)
             yield from_error(place, exc)
         else:
-            yield warning(place, f"{exc.message}; nothing depends on it, so `run` re-creates it")
+            yield warning(
+                place, f"{exc.message}; no table is in sync, so `run` re-creates the slot"
+            )
 
 
 def _check_history(facts: SourceFacts, server: SourceServer, record: SourceRecord | None) -> None:
@@ -408,7 +410,7 @@ def check_rule(
 
 
 def _unwritten(mapping: RelationMapping, relation: SourceRelation) -> list[str]:
-    """Return the columns that expressions use and that the target does not get unchanged."""
+    """Return the columns that expressions use and whose source values the target does not get."""
     unwritten = []
     for name in mapping.expression_inputs(relation.column_names):
         target_name = mapping.target_column(name)

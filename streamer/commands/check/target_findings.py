@@ -100,7 +100,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
     effect = "if changes are also replicated from here, they may travel back"
     if not server.may_set_origin:
         problem = f'role "{server.role}" may not tag its writes as replicated: {effect}'
-        fix = in_words("before PostgreSQL 14 only superusers may")
+        fix = in_words("before PostgreSQL 14 only superusers have this privilege")
         if server.version >= 14_00_00:
             fix = at_target(*replication_origin.grants_sql(quote_identifier(server.role)))
         yield warning(TARGET, problem, fix)

@@ -350,7 +350,7 @@ class Cutover:
                 self._record = await read_cutover(self._bookkeeping, self._source_id)
                 await self._undo()
         except (StreamerError, TimeoutError) as exc:
-            why = str(exc) or "that took too long"
+            why = str(exc) or "the undo took too long"
             undo = Remedy.of(f"go back with `{self._command} --undo`")
             raise CutoverError(f"{failure}; going back failed: {why}", hint=undo) from exc
         raise CutoverError(

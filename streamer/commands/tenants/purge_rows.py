@@ -161,8 +161,8 @@ async def _check_known(bookkeeping: Bookkeeping, database: str, sid: str) -> Non
         targets = await read_targets(connection, database)
     if not targets and not await _read_purges(bookkeeping, database, sid):
         raise MappingError(
-            f'streamer knows no target table of "{SourceLabel(database, sid)}"',
-            hint=f"`{command('tenants list')}` shows the tenants that it knows",
+            f'the bookkeeping has no target table of "{SourceLabel(database, sid)}"',
+            hint=f"`{command('tenants list')}` shows the known tenants",
         )
 
 

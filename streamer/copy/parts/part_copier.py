@@ -96,7 +96,7 @@ class CopyEnds:
 
 @contextmanager
 def connect(url: str, application_name: str) -> Iterator["psycopg.Connection[Any]"]:
-    """Connect with settings pinned, for the length of a block. *url*: made by `job_url`."""
+    """Connect with settings pinned, during a block. *url*: made by `job_url`."""
     keepalives = {name: str(value) for name, value in session_settings.KEEPALIVES.items()}
     defaults = {"connect_timeout": "10"} | keepalives
     from_url = {k: str(v) for k, v in conninfo_to_dict(open_job_url(url)).items() if v is not None}
@@ -392,8 +392,8 @@ class PartCopier:
     def _bytes_as_stored(self) -> Iterator[None]:
         """Make a source whose encoding is SQL_ASCII send text unchanged.
 
-        With any other client encoding the source would validate the text, and its error would not
-        name the row.
+        With any other client encoding, the source would validate the text and report an error
+        without the row.
         """
         is_any = self._source.info.parameter_status("server_encoding") == "SQL_ASCII"
         if is_any:

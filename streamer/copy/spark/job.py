@@ -167,7 +167,7 @@ def run_job(context: "SparkContext", path: Path) -> Any:
 
 @contextmanager
 def _ends_file(ends: dict[str, Any], directory: Path) -> Iterator[str]:
-    """Write *ends* to a file that only this user can read, for the length of a block."""
+    """Write *ends* to a file that only this user can read, during a block."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=directory, prefix="ends-", suffix=".json"
     ) as file:

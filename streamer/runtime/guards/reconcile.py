@@ -337,7 +337,7 @@ def _find_departed(state: SourceState, tables: Sequence[MappedTable]) -> dict[Re
 def _is_dropped(table: MappedTable, state: SourceState) -> bool:
     """Whether `on_table_dropped` ends a missing table: neither its OID nor its membership exists.
 
-    A renamed table has both.
+    A renamed table still has its OID and its membership.
     """
     if table.mapping.rule.on_table_dropped is OnTableDropped.STOP or table.oid in state.oids:
         return False

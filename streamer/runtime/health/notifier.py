@@ -1,11 +1,11 @@
 """Informs a webhook of the beginning, the changes and the end of problems (section ``notify``).
 
-After each check, the notifier compares the present problems with the problems that the receiver
-knows. The bookkeeping stores these, so a restart repeats no notice, and replicas agree. While the
-target is away, the memory of the process replaces the bookkeeping, and only a process that starts
-meanwhile repeats notices.
+After each check, the notifier compares the present problems with the notified problems. The
+bookkeeping stores these, so a restart repeats no notice, and replicas agree. While the target is
+away, the memory of the process replaces the bookkeeping, and only a process that starts meanwhile
+repeats notices.
 
-A receiver that is away delays notices alone. The next attempt sends the changes since the last
+A receiver that is away delays only notices. The next attempt sends the changes since the last
 notice, so no queue grows.
 """
 
@@ -135,7 +135,7 @@ class Notifier:
         return find_notices(problems, self._since, self._notified, ended, on)
 
     async def _read(self, bookkeeping: Bookkeeping) -> bool:
-        """Read the problems that the receiver knows; return False after an error."""
+        """Read the notified problems; return False after an error."""
         if not self._target.is_well:
             return True
         try:
@@ -143,7 +143,7 @@ class Notifier:
                 await self._write(bookkeeping)
             self._notified = await read_notified(bookkeeping)
         except TargetError as exc:  # the state of the target shows the failure
-            log.debug("streamer cannot read the notices that the receiver knows", reason=str(exc))
+            log.debug("streamer cannot read the notices already sent", reason=str(exc))
             return False
         return True
 
@@ -153,7 +153,7 @@ class Notifier:
         try:
             await self._write(bookkeeping)
         except TargetError as exc:  # the next check tries again
-            log.debug("streamer cannot store the notices that the receiver knows", reason=str(exc))
+            log.debug("streamer cannot store the notices already sent", reason=str(exc))
 
     async def _write(self, bookkeeping: Bookkeeping) -> None:
         """Store the notices of `_unstored`. Raises TargetError."""

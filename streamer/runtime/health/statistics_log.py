@@ -24,7 +24,7 @@ class Totals:
 
 
 class StatisticsLog:
-    """Knows the totals of the last line of each source."""
+    """Keeps the totals of the last line of each source."""
 
     def __init__(
         self, metrics: Metrics, supervisors: Sequence[Supervisor], interval: float

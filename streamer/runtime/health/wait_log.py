@@ -1,7 +1,7 @@
 """Logs the reason of a long wait, every `REPORT_SECONDS` for as long as the wait lasts.
 
-The process itself knows the states of sources and target, and the waits of tables. The reason why a
-start waits comes from the bookkeeping, as in `status`.
+The states of sources and target, and the waits of tables, come from the process itself. The reason
+why a start waits comes from the bookkeeping, as in `status`.
 """
 
 import asyncio

@@ -145,7 +145,7 @@ class Engine:
         return self._health.readiness()
 
     def other_problems(self) -> list[Reason]:
-        """Return the problems that do not keep a source from being in sync."""
+        """Return the problems that leave every source in sync."""
         return self._health.other_problems()
 
     async def apply(self, mapping: Mapping) -> None:
@@ -167,7 +167,7 @@ class Engine:
         await renew_passwords(self._address.url, target, self.supervisors)
 
     def stop(self) -> None:
-        """Ask the process to stop in order."""
+        """Ask the process to shut down cleanly."""
         self._stopping.set()
 
     async def run(self) -> None:

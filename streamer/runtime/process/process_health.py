@@ -58,7 +58,7 @@ class ProcessHealth:
         return find_problems(self.target, self._guards, self._supervisors, self._problem_log.stored)
 
     def other_problems(self) -> list[Reason]:
-        """Return the problems that do not keep a source from being in sync."""
+        """Return the problems that leave every source in sync."""
         return [reason_of(problem) for problem in self.problems() if not problem.blocks]
 
     def readiness(self) -> list[Reason]:

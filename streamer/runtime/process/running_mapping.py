@@ -232,8 +232,8 @@ async def _resolve(
 ) -> dict[str, list[RelationMapping]]:
     """Return the tables of the sources that answer, by label. Raises MappingError.
 
-    *stored*: the tables that stream already. A new table without a sid or target does not stop
-    these.
+    *stored*: the tables that stream already. A new table without a sid or target stops none of the
+    streaming tables.
     """
     tables = {}
     for source in mapping.sources:

@@ -42,8 +42,8 @@ def find_users(
     """Return the replicas that run *mapping*, or that may return with *mapping*. Pure except for
     *is_dead*.
 
-    A replica that ended in order has no row. *is_dead*: whether the process of a name is known to
-    have ended.
+    A replica that shut down cleanly has no row. *is_dead*: whether the process of a name is known
+    to have ended.
     """
     return [
         replica

@@ -1,9 +1,9 @@
 """This process among the replicas of its configuration: the sources that the process runs.
 
 Every second the process reports a beat, and reads the owner of each lock from the target. From
-these facts each process decides alone which sources to take and to give back, see
+these facts each process decides by itself which sources to take and to release, see
 `streamer.runtime.replicas.shares`. The process locks a source before the supervisor begins. A
-returned source ends in order and is unlocked last.
+returned source stops cleanly and is unlocked last.
 
 While the target does not answer, the process keeps its sources: their attempts wait, and take the
 locks again. If another replica was faster, this process gives up the source.
@@ -67,7 +67,7 @@ FOLLOW_SECONDS: Final = 5.0
 PROBE_SECONDS: Final = 10.0
 """The interval at which a replica tries to reach the sources that it gave up."""
 REMOVED_SECONDS: Final = 60.0
-"""How long a replica leaves a source alone after a peer removed it: the replica may be about to
+"""How long a replica does not take a source that a peer removed: the replica may be about to
 read the same configuration.
 """
 SHOW_SECONDS: Final = 3.0
@@ -227,7 +227,7 @@ class Replica:
             _log_unreleased(exc)
 
     async def sign_off(self) -> None:
-        """Report to the replicas that this process ended in order."""
+        """Report to the replicas that this process shut down cleanly."""
         if self._number:
             try:
                 async with asyncio.timeout(1.0):
@@ -381,7 +381,8 @@ class Replica:
     async def _begin(self, shared: Shared) -> None:
         """Lock a source and run it; or leave the source to the process that holds the lock.
 
-        A source with a journal on this disk stays: the process with the lock gives the source back.
+        A source with a journal on this disk stays assigned here: the process with the lock will
+        release the source.
         """
         holder = await self._locks.reserve(shared.source)
         if holder is None and self._is_stopping:

@@ -41,8 +41,8 @@ class Requests:
         publish: Callable[[list[MappedRelation]], Awaitable[None]],
         begin_anew: Callable[[], None],
     ) -> None:
-        """*publish* publishes relations and requests their copies. *begin_anew* ends the attempt in
-        order.
+        """*publish* publishes relations and requests their copies. *begin_anew* ends the attempt
+        cleanly.
         """
         self._bookkeeping = bookkeeping
         self._source_id = record.source_id

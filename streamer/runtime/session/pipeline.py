@@ -12,7 +12,7 @@
 
 A pipeline waits for the lock of its source, opens a session by `open_session`, and runs the tasks
 that stream. The pipeline ends when the source is lost, after an error for an
-operator, or on request. An ordered stop ends the reader first, waits until dispatched changes are
+operator, or on request. A clean stop ends the reader first, waits until dispatched changes are
 durable, and then tells the source how far the target is.
 """
 
@@ -136,7 +136,7 @@ class Pipeline:
             await self._services.locks.release(fence)
 
     def begin_anew(self) -> None:
-        """End this attempt in order; another attempt follows at once."""
+        """End this attempt cleanly; another attempt follows at once."""
         self.begins_anew = True
         self.stop.set()
 
@@ -265,7 +265,7 @@ class Pipeline:
                 await session.coordinator.close()
                 await session.tables.close()
         except TimeoutError:
-            log.error("the end of an attempt takes too long", source=self._source.label)
+            log.error("closing an attempt takes too long", source=self._source.label)
             raise DefectError("the former attempt did not end in time") from None
         finally:
             session.dispatcher.reset()

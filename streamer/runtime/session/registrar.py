@@ -40,7 +40,8 @@ class Registrar:
     ) -> list[MappedRelation]:
         """Create and return relations with their records, lanes and states.
 
-        *may_resume*: true at a start; relations that join while the source streams begin anew.
+        *may_resume*: true at a start; relations that join while the source streams do not
+        continue at a former position.
         """
         expected, added, tables = list(mappings), [], self.tables
         bookkeeping = self.services.bookkeeping

@@ -30,8 +30,8 @@ async def change_rules(session: Session, source: SourceMapping, clashes: Clashes
     """Apply the rules of *source*, but not to *clashes*; return False if the rules need a new
     attempt.
 
-    A table that is missing or cannot be published stops alone, as at a start. Raises StreamerError,
-    and then no rule has changed.
+    A table that is missing or cannot be published stops, and the remaining tables continue, as at a
+    start. Raises StreamerError, and then no rule has changed.
     """
     relations, publishing = session.relations, session.registrar.publishing
     bookkeeping = session.services.bookkeeping

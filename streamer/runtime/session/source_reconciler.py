@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from streamer.bookkeeping.sources import SourceRecord
     from streamer.mapping.rename_targets import Obstacle
 
-IS_JOURNAL: Final = "changes come by a journal, which is in text"
+IS_JOURNAL: Final = "changes come from a journal, which is in text format"
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class Supervisor:
         self._assigned.set()
 
     def unassign(self) -> None:
-        """End the present attempt in order, and begin no other attempt until `assign`."""
+        """End the present attempt cleanly, and begin no other attempt until `assign`."""
         self._assigned.clear()
         self.failure = None
         self.begin_anew()

@@ -1,6 +1,6 @@
 """Watches the WAL that each source retains for streamer, and acts before the source's disk is full.
 
-The guard measures at the source alone, over its own connection, so the guard works during an outage
+The guard measures only at the source, over its own connection, so the guard works during an outage
 of the target. At half of the limit the guard warns, at 80 % it slows copies down. The policy acts
 at the limit: warn; spool, which reads the slot into a journal
 (`streamer.runtime.wal_retention.journaling`); or drop, which drops the slot. After a drop, the
@@ -81,7 +81,7 @@ class Runner(Protocol):
         ...
 
     def begin_anew(self) -> None:
-        """End the pipeline in order, and restart it."""
+        """End the pipeline cleanly, and restart it."""
         ...
 
     def allow_streaming(self, may: bool) -> None:

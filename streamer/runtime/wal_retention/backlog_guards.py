@@ -31,7 +31,7 @@ class BacklogGuards:
 
     @asynccontextmanager
     async def running(self, sources: Sequence[SourceMapping]) -> AsyncIterator[None]:
-        """Guard *sources* for the length of a block, and sources that join meanwhile."""
+        """Guard *sources* during a block, and sources that join meanwhile."""
         async with asyncio.TaskGroup() as self._group:
             self.keep(sources)
             yield

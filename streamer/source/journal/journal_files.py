@@ -361,7 +361,7 @@ def _read_header(file: Path, number: int) -> tuple[Header, Lsn]:
     if header is None:
         raise JournalError(
             f"{file} was written by another version of streamer",
-            hint="let that version empty it first",
+            hint="run that version until the journal is empty",
         )
     if header.number != number:
         raise JournalError(f"{file} is damaged: it was number {header.number}", hint=_HINT)
@@ -421,7 +421,7 @@ def _lock(path: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise SpoolError(f"the journal in {path} is another process's") from None
+        raise SpoolError(f"another process uses the journal in {path}") from None
     return lock
 
 

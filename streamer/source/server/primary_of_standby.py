@@ -63,7 +63,7 @@ def primary_hint(source: SourceMapping, *sql: str) -> Remedy:
 async def connection_to_primary(
     source: SourceMapping, plain: Connection
 ) -> AsyncIterator[Connection]:
-    """Connect to the primary of the standby behind *plain*, for the length of a block.
+    """Connect to the primary of the standby behind *plain*, during a block.
 
     The block receives errors of the driver. Raises SourceConnectionError, also if a host of the url
     belongs to a different cluster.
@@ -169,7 +169,7 @@ class RunningTransactions:
             await self._stack.aclose()
             self._primary = None
             error = translate(exc, self._source.label) if isinstance(exc, psycopg.Error) else exc
-            return f"{awaited}, which streamer cannot ask: {error.message}"
+            return f"{awaited}, which streamer cannot reach: {error.message}"
         if not writers:
             return awaited
         return f"{awaited}, without the transactions that run there now: {', '.join(writers)}"

@@ -42,7 +42,7 @@ def chunk_columns(
     first = columns[key[0]]
     begins = f'its key begins with "{first.name}" of type {first.type}'
     if _is_ordered(first, bytewise):
-        return f"{begins}, which is computed or not copied as it is"
+        return f"{begins}, which is computed, or copied with a different value"
     if without_modifier(first.type) in TEXT_TYPES:
         return f"{begins}, whose order is not that of its bytes in UTF-8"
     return f"{begins}, whose order may differ between servers"

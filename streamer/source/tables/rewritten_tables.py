@@ -1,8 +1,8 @@
 """Finds tables whose rows ALTER TABLE rewrote, which no change in the stream shows.
 
-SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. So may ALTER COLUMN TYPE with
-USING and the former type. VACUUM FULL, CLUSTER and TRUNCATE give a table a new file, too. Two signs
-distinguish ALTER TABLE from these commands:
+SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. ALTER COLUMN TYPE with USING
+and the former type can leave such rows, too. VACUUM FULL, CLUSTER and TRUNCATE give a table a new
+file, too. Two signs distinguish ALTER TABLE from these commands:
 
 - ALTER TABLE creates a new TOAST table; the other commands only swap the files of table and TOAST
   table.
