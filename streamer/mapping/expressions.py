@@ -49,10 +49,10 @@ class Conjunct:
 class Expression:
     """The text of an expression in the configuration.
 
-    ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; only
-    words that name a column of the relation are. ``is_plain``: the expression consists of columns,
-    constants and comparisons, which never fail on a row. ``may_follow_locale``: the expression can
-    sort text or change its case, and names no collation.
+    ``columns``: the column names that sqlglot finds. ``names``: all words that can be columns; a
+    word is a column only if the relation has a column of that name. ``is_plain``: the expression
+    consists of columns, constants and comparisons, which never fail on a row.
+    ``may_follow_locale``: the expression can sort text or change its case, and names no collation.
     """
 
     text: str

@@ -459,9 +459,9 @@ def resolve(
 ) -> list[RelationMapping]:
     """Apply the rules of *source* to its *relations*; in order of name.
 
-    Raises MappingError if two patterns match the same relation, if two relations would write the
-    same rows, or if a rule gives a relation no sid or target. An exact rule for a missing relation
-    is an error, too, unless `on_table_dropped` allows the loss. The names of `former_names` do not
+    Raises MappingError if two patterns match the same relation, or if two relations would write the
+    same rows; also for a relation without a sid or target. An exact rule for a missing relation is
+    an error, too, unless `on_table_dropped` allows the loss. The names of `former_names` do not
     count.
     """
     return resolve_new(source, (), relations, target_namespace)[0]

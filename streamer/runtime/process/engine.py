@@ -141,7 +141,7 @@ class Engine:
         return self._mapping.problem
 
     def readiness(self) -> list[Reason]:
-        """Return the reasons why a source is not in sync; empty if all sources are."""
+        """Return the reasons why a source is not in sync; empty if all sources are in sync."""
         return self._health.readiness()
 
     def other_problems(self) -> list[Reason]:

@@ -62,7 +62,7 @@ class ProcessHealth:
         return [reason_of(problem) for problem in self.problems() if not problem.blocks]
 
     def readiness(self) -> list[Reason]:
-        """Return the reasons why a source is not in sync; empty if all sources are."""
+        """Return the reasons why a source is not in sync; empty if all sources are in sync."""
         reasons = [reason_of(problem) for problem in self.problems() if problem.blocks]
         if not self._supervisors:
             problem = self._mapping_problem()
