@@ -52,8 +52,8 @@ def add_user(
 ) -> None:
     """Add a user, or change a user's password and role. Prompts for the password, or reads stdin.
 
-    The command warns about passwords of fewer than 12 characters. It needs `mapping_database`;
-    without it, users are in `admin.users`.
+    The command warns about passwords of fewer than 12 characters. The command needs
+    `mapping_database`; without that setting, users are in `admin.users`.
     """
     from streamer.admin.service.access import hash_password
     from streamer.commands.table_requests import command_actor

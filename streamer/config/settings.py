@@ -534,7 +534,8 @@ class SourceSettings(Strict):
         default=False,
         title="Forward replicated changes",
         description="Also replicate changes that the source itself received by replication. "
-        "Cascading replication needs this; two databases that feed each other must not set this.",
+        "Cascading replication needs this setting; two databases that feed each other must not "
+        "use this setting.",
     )
     failover: bool = Field(
         default=False,

@@ -8,8 +8,8 @@ the same columns, or with types that may have changed values: see
 `streamer.source.tables.rewritten_tables`.
 
 The bookkeeping records the partitions in the snapshot of a copy. The table's status reports a
-partition that is attached later with rows until the next copy. It reports a foreign partition again
-after a copy, because streamer never sees changes of its rows.
+partition that is attached later with rows until the next copy. The check reports a foreign
+partition again after a copy, because streamer never sees changes of its rows.
 """
 
 from collections import defaultdict

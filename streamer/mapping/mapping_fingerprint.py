@@ -18,8 +18,8 @@ def fingerprint(mapping: Mapping) -> str:
     """Return the fingerprint of *mapping*, 12 hexadecimal digits.
 
     The fingerprint leaves out passwords, because each reader of the bookkeeping could try
-    candidates. It also leaves out settings with their defaults, so that a version with further
-    settings agrees with an older version.
+    candidates. The fingerprint also leaves out settings with their defaults, so that a version with
+    further settings agrees with an older version.
     """
     text = json.dumps(_plain(mapping), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LENGTH]

@@ -59,8 +59,8 @@ NOT_NULL: Final = """
      where v.conrelid = a.attrelid and v.contype = 'n' and v.conkey[1] = a.attnum
        and not v.convalidated))
 """.strip()
-"""Whether column a has no nulls. A constraint that is not valid (PostgreSQL 18) does not prove
-this.
+"""Whether column a has no nulls. A constraint that is not valid (PostgreSQL 18) is no proof,
+because the column may have old nulls.
 """
 
 COLUMN: Final = {

@@ -1,9 +1,9 @@
 """Creates and removes the time partitions of a target table, for the rule's `partition_by`.
 
 A partition begins as a table of its own, gets the rows of its interval from the default partition,
-and is then attached. That locks the default partition, and a removal locks the whole table. No
-statement waits for a lock longer than `LOCK_SECONDS`, because sessions queue behind the lock; the
-caller tries again later.
+and is then attached. The attachment locks the default partition, and a removal locks the whole
+table. No statement waits for a lock longer than `LOCK_SECONDS`, because sessions queue behind the
+lock; the caller tries again later.
 
 streamer removes a partition only if the partition has a name that streamer gives, and begins where
 the name says. Bounds are compared as times.

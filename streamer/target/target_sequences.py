@@ -1,7 +1,7 @@
 """Reads the target's sequences, and advances the sequences past the values of the sources.
 
-``setval`` is not transactional, so a value stays set after a rollback. That does no harm, because a
-sequence only moves forward.
+``setval`` is not transactional, so a value stays set after a rollback. A value after a rollback
+does no harm, because a sequence only moves forward.
 """
 
 from collections.abc import Mapping

@@ -4,8 +4,8 @@ Spooled changes need not be durable: after a crash the source sends changes in f
 live in a directory of the process. The process removes the directory at its end; after a crash, the
 next process removes the directory.
 
-A lane's spool is a sequence of segment files. It has a position for reading and a position for
-writing, and deletes segments after their release.
+A lane's spool is a sequence of segment files. The spool has a position for reading and a position
+for writing, and deletes segments after their release.
 """
 
 import mmap

@@ -1,9 +1,9 @@
 """Stages wide rows in several temporary tables, for exact order only.
 
-A staged row holds the new values and, to find a row by all columns, the old values too. These may
-be more than the columns of a table, or larger than a page. So rows of more than `PART_COLUMNS_MAX`
-values are spread over parts that always fit: `seq` and up to that many values. The block that
-applies the rows reads all parts in parallel, by cursors.
+A staged row holds the new values and, to find a row by all columns, the old values too. The row may
+then have more columns than a table can have, or be larger than a page. So rows of more than
+`PART_COLUMNS_MAX` values are spread over parts that always fit: `seq` and up to that many values.
+The block that applies the rows reads all parts in parallel, by cursors.
 
 A staged value is usually named `s.c_5`. In a part the name is `s.p1.c_5`, where ``s`` is the label
 of the block and ``p1`` the record with the part's row. Pure.

@@ -2,8 +2,8 @@
 
 There are two ways to start the process. ``streamer run`` starts ``python -m streamer.copy.spark.job
 --serve`` and writes lines ``run FILE`` and ``cancel FILE`` to its standard input. The driver stays
-warm between jobs. It ends when standard input is closed, so it never outlives streamer. By hand, or
-with spark-submit on a cluster: ``spark_job.py --job FILE``.
+warm between jobs. The process ends when standard input is closed, so the process never outlives
+streamer. By hand, or with spark-submit on a cluster: ``spark_job.py --job FILE``.
 
 A job file names a ``program``, a module of `PROGRAMS` with ``run(context, job, ends)``. This module
 imports little: it imports the program while the JVM starts.

@@ -1,6 +1,6 @@
 """The long-running process, as a list of its parts.
 
-`run` enters the parts in the order in which they start. They end in the reverse order:
+`run` enters the parts in the order in which they start. The parts end in the reverse order:
 
     services          process/open_services.py        connections, spools, workers, drainer
     the target's state target_health.py               while the target is away, too

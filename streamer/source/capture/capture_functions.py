@@ -1,11 +1,12 @@
 """SQL of the functions and event triggers that capture changes of definitions at a source.
 
 The functions run inside commands of the application, and so in its sessions. Three rules make that
-safe. The functions pin all settings that change a text or a plan. They send only facts with
-positive evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists as
-dropped. They do little: a first function, small enough to compile at once, checks whether a command
-concerns a table that streamer publishes. If not, the function sends a small message.
-`streamer.source.capture.table_description` defines the functions that describe a table. Pure.
+safe. The functions pin all settings that change a text or a plan. The functions send only facts
+with positive evidence: catalog rows that this transaction wrote, and objects that PostgreSQL lists
+as dropped. The functions do little work: a first function, small enough to compile at once, checks
+whether a command concerns a table that streamer publishes. If not, the function sends a small
+message. `streamer.source.capture.table_description` defines the functions that describe a table.
+Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -216,8 +217,8 @@ insert into {schema}.{place} default values returning xmin into last_xid;
 # Most commands of an application concern temporary objects, or tables that streamer does not
 # publish. The first command of a session pays for each expression and query of this function. A row
 # names the table of an object, or NULL if the full query must find the table. The value is NULL for
-# partitions and for objects without a direct table. It is also NULL under an old snapshot, because
-# the table may have joined the publication later.
+# partitions and for objects without a direct table. The value is also NULL under an old snapshot,
+# because the table may have joined the publication later.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {light_pins} as $function$

@@ -3,7 +3,7 @@
 An event trigger runs after each command that changes a definition. Its function writes the state of
 every affected table into the WAL, between the changes before and after the command. The state names
 the parts that the transaction changed. A second function writes the objects that a command dropped.
-These are transactional logical messages, which roll back with the transaction (PostgreSQL
+The functions send transactional logical messages, which roll back with the transaction (PostgreSQL
 documentation, "pg_logical_emit_message"). PostgreSQL 12 and 13 do not send such messages; there the
 functions insert rows into a published table (`streamer.decode.table_messages`). A function turns
 errors into warnings, so no command of the application fails.
