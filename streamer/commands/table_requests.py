@@ -85,7 +85,7 @@ async def request(
     """Request *action* for the tables that *table*, a name or a pattern, matches.
 
     *unless*: names of further tables that *table* may match without an error. *actor*: the
-    operator; by default the user of the command line. Raises MappingError without a match.
+    operator; by default the user of the command line. Raises MappingError if no table matches.
     """
     pattern = parse_relation(table, "public")
     async with installed(address, f"streamer {action}") as bookkeeping:

@@ -21,7 +21,7 @@ class CopyQueue:
     """The relations that wait for a copy, and the relations in a round."""
 
     def __init__(self, free: "Callable[[MappedRelation], None]" = lambda _: None) -> None:
-        """*free* is called when a round no longer holds a relation."""
+        """Calls *free* when a round no longer holds a relation."""
         self._free = free
         self._waiting: dict[MappedRelation, None] = {}
         self._copying: set[MappedRelation] = set()

@@ -41,7 +41,7 @@ class RoundRemoval:
         reports: CopyReports,
         wake: Callable[[], None],
     ) -> None:
-        """*wake* is called when a relation is free."""
+        """Calls *wake* when a relation is free."""
         self._context = context
         self._queue = queue
         self._reports = reports
@@ -61,8 +61,8 @@ class RoundRemoval:
     ) -> None:
         """Remove *mapped* from its round, if any.
 
-        *again*: the reason why the copy begins again, or None. *then* is called once no task writes
-        to the table.
+        *again*: the reason why the copy begins again, or None. Calls *then* once no task writes to
+        the table.
         """
         batch = self._queue.begin_removal(mapped)
         if batch is not None:

@@ -36,8 +36,8 @@ def slices(data: bytes, bounds: Sequence[int]) -> list[bytes]:
 def pieces(data: bytes) -> Iterator[bytes]:
     """Yield *data* in pieces of at most `PIECE_BYTES`.
 
-    Pages of a mapped file count as memory of the process until it releases them. So the function
-    releases the pages of a piece when the caller requests the next piece.
+    Pages of a mapped file count as memory of the process until the process releases the pages. So
+    the function releases the pages of a piece when the caller requests the next piece.
     """
     view = memoryview(data)
     file = view.obj

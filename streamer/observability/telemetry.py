@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def open_telemetry(
     endpoint: str, headers: Mapping[str, Secret], interval: float, metrics: Metrics
 ) -> "TelemetryExport":
-    """Return the export of *metrics* and spans. Raises SettingsError without the packages."""
+    """Return the export of *metrics* and spans. Raises SettingsError if the packages of
+    OpenTelemetry are missing.
+    """
     try:
         from streamer.observability.opentelemetry_export import TelemetryExport
     except ImportError as exc:  # also for packages of other versions

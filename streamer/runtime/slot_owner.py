@@ -58,7 +58,7 @@ class SlotOwner:
         return objects
 
     async def verify(self, plain: Connection, source: SourceMapping) -> None:
-        """Raise SourceTakenError unless the slot is proven to be ours."""
+        """Raise SourceTakenError unless this installation can prove that the slot belongs to it."""
         objects = await read_source_objects(plain, source)
         problem = unproven(objects, source, self._installation.id, self._tolerated)
         if problem is not None:

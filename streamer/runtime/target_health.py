@@ -46,7 +46,8 @@ ANSWER_SECONDS: Final = 5.0
 REQUEST_POLL_SECONDS: Final = 5.0
 """The task also polls for requests, because a lost connection loses its notifications."""
 
-# default_transaction_read_only does not matter, because each of our sessions sets it to off.
+# default_transaction_read_only does not matter, because each session of streamer sets the parameter
+# to off.
 _IS_READ_ONLY_SQL: Final = "select pg_catalog.pg_is_in_recovery()"
 
 
@@ -194,8 +195,8 @@ class TargetMonitor:
         on_request: Callable[[bool], None],
         on_error: Callable[[StreamerError], None],
     ) -> None:
-        """*on_request* is called with True after a notification that *is_request*, with False when
-        a poll finds requests.
+        """Calls *on_request* with True after a notification for which *is_request* is true, and
+        with False when a poll finds requests.
         """
         self.health = TargetHealth(server_name(address.dsn.reveal()))
         self._address = address

@@ -1,4 +1,6 @@
-"""The array types in our statements, so that the driver need not query servers for these types."""
+"""The array types in streamer's statements, so that the driver need not query servers for these
+types.
+"""
 
 from typing import Any, Final
 
@@ -11,8 +13,8 @@ OWN_ARRAYS: Final = {
     1022: ("float8", 701),
     1185: ("timestamptz", 1184),
 }
-"""Arrays in our statements, by OID: the name and OID of their element type. Every server has the
-same OIDs (src/include/catalog/pg_type.dat).
+"""Arrays in streamer's statements, by OID: the name and OID of their element type. Every server has
+the same OIDs (src/include/catalog/pg_type.dat).
 """
 
 

@@ -126,7 +126,8 @@ def translate(error: BaseException) -> StreamerError:
     # A block of PL/pgSQL has empty texts for an error without column or constraint.
     translated.column = getattr(error, "column_name", None) or None
     translated.constraint = getattr(error, "constraint_name", None) or None
-    # Our block in exact order puts the key of the change here. No hint of a server has this form.
+    # streamer's block for exact order reports the key of the change as the hint. No other hint has
+    # this form.
     hint = getattr(error, "hint", None)
     translated.key = hint if hint is not None and hint.startswith("Key (") else None
     staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
@@ -141,7 +142,9 @@ _COPY_COLUMN: Final = re.compile(
 
 
 def _change_number(error: BaseException) -> int | None:
-    """Return the number of the staged row in an error of our block in exact order, or of COPY."""
+    """Return the number of the staged row in an error of streamer's block for exact order, or of
+    COPY.
+    """
     sequence = getattr(error, "data_type_name", None)
     if sequence and sequence.isdigit():
         return int(sequence)
@@ -251,7 +254,7 @@ class _Introspected(NamedTuple):
 
 
 class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of the driver with the array types of our statements in advance.
+    """A connection of the driver that has the array types of streamer's statements in advance.
 
     The driver would read an array's type at its first use in each session, which takes three
     statements and 15 ms.

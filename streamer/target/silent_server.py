@@ -42,7 +42,7 @@ class ReadActivity(Protocol):
 
 
 class SilenceMonitor:
-    """Monitors a connection; *sever* is called when the connection is dead."""
+    """Monitors a connection; calls *sever* when the connection is dead."""
 
     def __init__(
         self,

@@ -114,7 +114,7 @@ def _with_headers(send: Send, *, is_api: bool) -> Send:
             is_page = headers.get("content-type", "").startswith("text/html")
             headers.setdefault("Content-Security-Policy", PAGE_POLICY if is_page else DATA_POLICY)
             headers.setdefault("X-Content-Type-Options", "nosniff")
-            # With no-referrer, browsers would also omit the origin of our own forms.
+            # With no-referrer, browsers would also omit the origin of streamer's forms.
             headers.setdefault("Referrer-Policy", "same-origin" if is_page else "no-referrer")
             headers.setdefault("Cross-Origin-Resource-Policy", "same-origin")
             if is_api or is_page:

@@ -143,7 +143,7 @@ class RemoteClient:
             return
 
     async def draft(self, seconds: float = SECONDS_MAX) -> Row:
-        """Return the state of the draft. Raises NotFoundError if the answer is not our API's."""
+        """Return the state of the draft. Raises NotFoundError if a different program answers."""
         draft: Any = await self._request("GET", "/draft", timeout=seconds)
         if not isinstance(draft, dict) or "mapping_database" not in draft:
             raise NotFoundError(f"{self._url} is not streamer")

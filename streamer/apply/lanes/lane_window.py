@@ -22,7 +22,7 @@ class RelationWindow:
     plan: ApplyPlan | None = None
     """The newest plan of the changes."""
     versions: list[Versions] = field(default_factory=list)
-    """Instead of folds, for a history table."""
+    """The changes of a history table, which has no folds."""
 
     @property
     def is_set(self) -> bool:

@@ -64,7 +64,7 @@ class QuarantineWriter:
         self._blocked: dict[MappedRelation, BlockedKeys] = {}
         """The state as of this transaction's writes."""
         self._ahead: dict[MappedRelation, BlockedKeys] = {}
-        """The state if the window that the writer tries as sets succeeds."""
+        """The state after the window, if the writer can write the window as sets."""
         self._at_savepoint: dict[MappedRelation, BlockedKeys] = {}
         self._changed: set[MappedRelation] = set()
         self._is_begun = False

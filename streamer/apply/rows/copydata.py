@@ -2,7 +2,7 @@
 
 PostgreSQL documentation, COPY, "Text Format" and "Binary Format". Rows of text transport become
 text rows, rows of binary transport binary rows, with unchanged values. A check of each chunk
-decides about escapes. Most chunks contain no special bytes except our separators, and need no
+decides about escapes. Most chunks contain no special bytes except the separators, and need no
 escapes. Pure.
 """
 

@@ -73,7 +73,7 @@ class Usage:
     locale: str = ""
     """Provider, collation and character types of the database."""
     may_beat: bool = True
-    """Whether our role may commit heartbeats."""
+    """Whether streamer's role may commit heartbeats."""
     server_started: str = ""
     """When the server started: a copy of a server has the same system identifier."""
     is_synchronous: bool = False

@@ -507,7 +507,7 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
     if usage.is_target and not facts.source.forward_origins:
         yield info(
             place,
-            "a streamer also writes to this database, and its changes are not replicated from here",
+            "a streamer process also writes to this database, and the source omits those changes",
             in_words(
                 "set `forward_origins: true` to replicate these changes, if they cannot return "
                 "to this database"

@@ -130,7 +130,7 @@ class Stage:
         return os.environ | {"TMPDIR": temporary, "SPARK_LOCAL_DIRS": temporary}
 
     async def compare(self) -> list[dict[str, Any]]:
-        """Run ``streamer compare`` and return the tables. Raises DemoError without a comparison."""
+        """Run ``streamer compare`` and return the tables. Raises DemoError after a failure."""
         process = await asyncio.create_subprocess_exec(
             *self._command("compare", "--json"),
             stdin=asyncio.subprocess.DEVNULL,

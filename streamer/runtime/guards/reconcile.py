@@ -145,7 +145,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class PublicationPlan:
-    """The consequences for tables, and the required members of our publications."""
+    """The consequences for tables, and the required members of streamer's publications."""
 
     cases: Mapping[RelationName, Case]
     tables: tuple[MappedTable, ...]

@@ -244,7 +244,7 @@ class SlotCheck:
     ) -> ChangeStream:
         """Begin to read at *start_lsn*, which `open_slot` has returned.
 
-        *on_slot* is called with the slot, unless the changes come from a journal.
+        Calls *on_slot* with the slot, unless the changes come from a journal.
         """
         failpoint("slot.checked")
         if self._journal is not None:

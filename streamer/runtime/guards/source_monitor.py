@@ -61,7 +61,7 @@ class SourceMonitor:
         )
 
     async def run(self, on_check: Callable[[], None]) -> None:
-        """Check until cancelled; *on_check* is called after each check.
+        """Check until cancelled; call *on_check* after each check.
 
         Raises SlotMissingError, SlotInvalidatedError, SourceDivergedError, SourceConnectionError.
         """
@@ -77,7 +77,7 @@ class SourceMonitor:
                 with translating(source.label):
                     names = [mapped.mapping.source for mapped in relations]
                     seen = await read_guard_facts(plain, source, names, self._server.version)
-                    took = time.monotonic() - began  # excludes the time that changes take
+                    took = time.monotonic() - began  # without later changes at the source
                     self._check_slot(seen)
                     relations.clock.measured(seen.clock_seconds, began, time.monotonic())
                     self._tables.lag.record_end(seen.flush_lsn, began)

@@ -37,7 +37,7 @@ class Discovery:
         appeared: Callable[[str], None],
         target_namespace: str,
     ) -> None:
-        """*interval*: seconds between checks; 0: none. *appeared* is called with a label."""
+        """*interval*: seconds between checks; 0: none. Calls *appeared* with a label."""
         self._tables = tables
         self._interval = interval or None
         self._appeared = appeared

@@ -207,7 +207,9 @@ class Engine:
     async def _export_telemetry(
         self, parts: contextlib.AsyncExitStack, tasks: EnduringTasks
     ) -> None:
-        """Export metrics and spans, if configured. Raises SettingsError without the packages."""
+        """Export metrics and spans, if configured. Raises SettingsError if the packages of
+        OpenTelemetry are missing.
+        """
         section = self._settings.opentelemetry
         if section.endpoint is not None:
             export = await asyncio.to_thread(

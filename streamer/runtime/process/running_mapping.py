@@ -188,8 +188,8 @@ class RunningMapping:
 async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkeeping) -> str:
     """Return the installation id that marks the objects of removed sources.
 
-    Raises MappingError without the target: the source would continue, while another source
-    may be about to write its rows.
+    Raises MappingError if the target does not answer: the source would continue, while another
+    source may be about to write its rows.
     """
     try:
         return await read_installation(bookkeeping)

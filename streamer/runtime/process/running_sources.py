@@ -161,7 +161,9 @@ class RunningSources:
 async def _remove_objects(
     source: SourceMapping, bookkeeping: Bookkeeping, installation: str
 ) -> bool:
-    """Remove the objects at a source, and its bookkeeping; return whether the slot was ours."""
+    """Remove the objects at a source, and its bookkeeping; return whether the slot belonged to
+    streamer.
+    """
     records = await read_source_records(bookkeeping)
     record = find_source(records, source.database, source.sid)
     if record is not None:

@@ -13,7 +13,7 @@ from streamer.util.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """``services``: the services for the holder of the lock, who has ``fence``."""
+    """``services``: services of a process that holds the source's lock with the token ``fence``."""
 
     source: SourceMapping
     services: Services

@@ -103,7 +103,7 @@ class Dispatcher:
         stop_lsn: Lsn | None = None,
         ddl_token: str | None = None,
     ) -> None:
-        """*replaced* is called when the stream sends a new table under a relation's name.
+        """Calls *replaced* when the stream sends a new table under a relation's name.
 
         *with_origins*: the stream forwards transactions that carry a replication origin.
         *ddl_token*: the dispatcher ignores messages about definitions without this token, because

@@ -77,7 +77,9 @@ class Supervisor:
 
     @property
     def retained_wal_bytes(self) -> int | None:
-        """The WAL that the source retains for our slot, by the last measurement of this process."""
+        """The WAL that the source retains for streamer's slot, by the last measurement of this
+        process.
+        """
         if self.pipeline is not None:
             if self.health.restart_lsn is None:
                 return None

@@ -38,8 +38,8 @@ class Journaler:
         check_timeline: Callable[[], Awaitable[None]] | None,
         flushed: Callable[[], None],
     ) -> None:
-        """*check_timeline* raises an error if the source's timeline has changed. *flushed* is
-        called after each flush.
+        """*check_timeline* raises an error if the source's timeline has changed. Calls *flushed*
+        after each flush.
         """
         self._flushed = flushed
         self._check_timeline = check_timeline

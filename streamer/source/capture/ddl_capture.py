@@ -264,7 +264,8 @@ async def read_present(
 ) -> DefinitionMessage:
     """Return the message that a command on table *name* would send now.
 
-    Reading the text of defaults locks the table. Raises SyncError without a message.
+    Reading the text of defaults locks the table. Raises SyncError if the function returns no
+    message.
     """
     describe = f"{quote_identifier(schema_of(source))}.describe"
     table = quote_qualified(name.namespace, name.name)
