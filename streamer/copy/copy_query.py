@@ -27,7 +27,7 @@ class CopyOrder:
     """A table's copy, as input for the query.
 
     ``columns``: the columns of the source's table. ``destination``: the table that COPY fills,
-    quoted. ``sid``: the value of the target's column kvsz_sid, if written.
+    quoted. ``sid``: the value of the target's column `sid`, if written.
     """
 
     relation_id: int

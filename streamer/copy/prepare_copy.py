@@ -265,7 +265,7 @@ class TableCopy:
 
     @property
     def sid(self) -> str | None:
-        """The SQL of the target's column kvsz_sid, if written."""
+        """The SQL of the target's column `sid`, if written."""
         return None if self.plan is None else self.plan.sid
 
     @property
