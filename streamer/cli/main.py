@@ -526,8 +526,8 @@ def compare(
     """Compare the rows and definitions of sources and target while both keep changing.
 
     The exit code is 0 if all rows are equal, and 1 if rows differ or the command cannot tell. The
-    comparison holds no locks and stops no stream: the command rereads each row that differs on both
-    sides until the target has the source's changes. The command compares only the definitions that
+    comparison holds no locks and stops no stream: it rereads each row that differs on both sides
+    until the target has the source's changes. The command compares only the definitions that
     `create` asks for.
     """
     if repair and sql is not None:
