@@ -8,7 +8,7 @@ piece has an ``end_lsn``; until then a lost connection can still undo the transa
 Streamed transactions (protocol version 2, STREAM START … STREAM COMMIT) arrive before the commit. A
 `StreamSpool` keeps each top-level transaction, which becomes pieces at STREAM COMMIT. STREAM ABORT
 of a subtransaction removes exactly the messages with the subtransaction's xid. The removed messages
-include RELATION messages: the source rolled back that definition as well, and sends the valid
+include RELATION messages. The source has rolled back such a definition, and sends the valid
 definition before the next change (`cleanup_rel_sync_cache` in pgoutput.c).
 
 A transactional logical message whose prefix begins with `pgoutput.OWN_PREFIX` is an *instruction*.

@@ -460,9 +460,9 @@ def resolve(
     """Apply the rules of *source* to its *relations*; in order of name.
 
     Raises MappingError if two patterns match the same relation, or if two relations would write the
-    same rows; also for a relation without a sid or target. An exact rule for a missing relation is
-    an error, too, unless `on_table_dropped` allows the loss. The names of `former_names` do not
-    count.
+    same rows. A relation without a sid or target also raises MappingError. An exact rule for a
+    missing relation is an error, too, unless `on_table_dropped` allows the loss. The names of
+    `former_names` do not count.
     """
     return resolve_new(source, (), relations, target_namespace)[0]
 

@@ -126,8 +126,8 @@ def translate(error: BaseException) -> StreamerError:
     # A block of PL/pgSQL has empty texts for an error without column or constraint.
     translated.column = getattr(error, "column_name", None) or None
     translated.constraint = getattr(error, "constraint_name", None) or None
-    # streamer's block for exact order reports the key of the change as the hint. No other hint has
-    # this form.
+    # streamer's block for exact order reports the key of the change as the hint. No hint of a
+    # server has this form.
     hint = getattr(error, "hint", None)
     translated.key = hint if hint is not None and hint.startswith("Key (") else None
     staged = _COPY_COLUMN.search(getattr(error, "context", None) or "")
