@@ -252,7 +252,7 @@ def test_a_condition_of_copies_uses_columns_that_the_target_has(tmp_path: Path, 
     static_mapping.load(file)
     refused = f'{{{other}, copy_where: "v > 1"}}'
     file.write_text(LEFT_OUT.replace("orders: {}", f"orders: {refused}"))
-    with pytest.raises(MappingError, match=r'copy_where: the target does not have column "v"'):
+    with pytest.raises(MappingError, match=r'source column "v"'):
         static_mapping.load(file)
 
 
