@@ -80,7 +80,7 @@ def check_expression(expression: str, metrics: dict[str, set[str]]) -> set[str]:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
-def test_an_alert_is_whole_and_speaks_of_what_there_is(
+def test_an_alert_is_complete_and_uses_existing_metrics(
     rule: dict[str, Any], metrics: dict[str, set[str]]
 ) -> None:
     assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
@@ -137,7 +137,7 @@ def test_promtool_takes_rules_and_configuration(tmp_path: Path) -> None:
 # ---- Grafana -----------------------------------------------------------------------------------
 
 
-def test_the_dashboard_shows_what_there_is(metrics: dict[str, set[str]]) -> None:
+def test_the_dashboard_uses_existing_metrics(metrics: dict[str, set[str]]) -> None:
     panels = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
     used = ""
@@ -196,7 +196,7 @@ def test_the_configuration_of_compose_is_accepted(monkeypatch: pytest.MonkeyPatc
         assert f"create table {rule.pattern.name} (" in made
 
 
-def test_what_compose_mounts_is_there_and_nothing_is_open_to_the_network() -> None:
+def test_mounted_files_of_compose_exist_and_no_port_is_open_to_the_network() -> None:
     for name, service in COMPOSE["services"].items():
         for volume in service.get("volumes", []):
             path = volume.split(":")[0]
@@ -248,7 +248,7 @@ def test_kubernetes_runs_one_process_and_asks_it_the_right_things(
 # ---- systemd -----------------------------------------------------------------------------------
 
 
-def test_the_unit_is_what_systemd_takes(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     path = DEPLOY / "systemd" / "streamer.service"
     unit = configparser.RawConfigParser(strict=True, comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[assignment,method-assign]
@@ -305,7 +305,7 @@ def test_image_runs_as_an_ordinary_user() -> None:
     ]
 
 
-def test_image_begins_with_a_digest_and_says_what_it_is() -> None:
+def test_the_image_begins_with_a_digest_and_has_labels() -> None:
     """A tag may name a different image tomorrow. Later stages begin with the image of the digest."""
     first, *later = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
     assert re.fullmatch(r"python:3\.\d+-slim@sha256:[0-9a-f]{64}", first)

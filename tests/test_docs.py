@@ -44,7 +44,7 @@ def test_the_walk_over_settings_finds_them() -> None:
 
 
 @pytest.mark.parametrize("path", reference.files(), ids=lambda path: path.name)
-def test_the_reference_is_what_the_code_says(path: Path) -> None:
+def test_the_reference_agrees_with_the_code(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == reference.generated(path), "run: make reference"
 
 
@@ -58,7 +58,7 @@ def test_every_setting_and_each_of_its_values_is_described() -> None:
         assert set(CHOICES.get(name.rpartition(".")[2], ())) >= values, name
 
 
-def test_every_error_code_says_what_to_do() -> None:
+def test_every_error_code_has_a_next_step() -> None:
     text = "".join(path.read_text() for path in (ROOT / "streamer").rglob("*.py"))
     codes = set(re.findall(r'^    code(?:: ClassVar\[str\])? = "(\w+)"', text, re.MULTILINE))
     classes = reference.error_classes()
@@ -103,7 +103,7 @@ def test_example_names_every_setting() -> None:
     assert {name.rpartition(".")[2] for name in SETTINGS} - words == set()
 
 
-def test_example_gives_what_is_optional_its_default() -> None:
+def test_example_gives_optional_settings_their_defaults() -> None:
     values = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
 
     for name in SETTINGS:

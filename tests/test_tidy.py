@@ -289,7 +289,7 @@ def reached(module: Module) -> Iterator[Module]:
 
 
 @pytest.mark.parametrize("name", sorted(PURE))
-def test_what_decides_reaches_no_server_no_loop_and_no_clock(name: str) -> None:
+def test_pure_modules_reach_no_server_no_loop_and_no_clock(name: str) -> None:
     for needed in reached(NAMES[name]):
         impure = outside_imports(needed) & IMPURE
         assert not impure, f"{needed.name} imports {', '.join(sorted(impure))}"

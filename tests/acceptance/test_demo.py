@@ -120,7 +120,7 @@ def test_interrupt_leaves_no_process_and_no_directory(place: Path) -> None:
     demo.assert_nothing_is_left()
 
 
-def test_configuration_says_what_is_compared(tmp_path: Path) -> None:
+def test_the_configuration_lists_the_compared_tables(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "target: {url: postgresql://host/dw}\nsources:\n  - database: shop\n"
@@ -144,7 +144,7 @@ def test_configuration_says_what_is_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.22"])
-def test_old_java_is_refused_with_what_to_do(
+def test_old_java_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     program = tmp_path / "bin" / "java"
@@ -158,7 +158,7 @@ def test_old_java_is_refused_with_what_to_do(
     assert "install a Java runtime of version 17" in str(refused.value.hint)
 
 
-def test_missing_java_is_refused_with_what_to_do(
+def test_missing_java_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))

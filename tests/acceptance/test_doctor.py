@@ -60,7 +60,7 @@ def test_an_empty_mapping_comes_before_a_target_that_is_away(tmp_path: Path) -> 
     assert 0 < found.find("The mapping: no sources.") < found.find("The target:"), found
 
 
-def test_it_finds_what_is_wrong_until_nothing_is(
+def test_doctor_lists_each_problem_until_the_last_is_mended(
     config: Path, source: Database, target: Database
 ) -> None:
     before = command(config, "doctor")

@@ -61,7 +61,7 @@ def command_lines(processes: list[psutil.Process]) -> str:
     return "\n".join(lines)
 
 
-def test_a_stranger_fetches_what_an_open_spark_broadcasts(open_spark: psutil.Process) -> None:
+def test_any_client_can_fetch_broadcasts_of_an_open_spark(open_spark: psutil.Process) -> None:
     """The client of the next test works without protection."""
     found = [broadcast_blocks(address) for address in listening(family(open_spark))]
     assert SECRET.encode() in b"".join(found)

@@ -63,7 +63,7 @@ def test_a_mapping_without_copies_needs_no_spark(
     assert compared.returncode == 0, compared.stdout + compared.stderr
 
 
-def test_a_copy_without_pyspark_says_what_to_install(config: Path) -> None:
+def test_a_copy_without_pyspark_names_the_package_to_install(config: Path) -> None:
     config.write_text(config.read_text().replace("initial: none", "initial: copy"))
     checked = streamer(config, "check")
     assert checked.returncode == 1

@@ -237,14 +237,14 @@ async def test_a_right_token_is_taken_whoever_guesses_beside_it(open_admin: Open
             assert (await client.get("/api/databases")).status_code == 200
 
 
-async def test_what_is_no_hash_is_refused_at_the_start(open_admin: OpenAdmin) -> None:
+async def test_an_invalid_password_hash_is_refused_at_the_start(open_admin: OpenAdmin) -> None:
     with pytest.raises(SettingsError, match="hash-password") as error:
         async with open_admin("admin: {users: [{name: a, password_hash: hunter2}]}"):
             pass
     assert "hunter2" not in str(error.value)
 
 
-async def test_answers_say_what_browsers_may_do(open_admin: OpenAdmin) -> None:
+async def test_answers_have_security_headers_for_browsers(open_admin: OpenAdmin) -> None:
     async with open_admin() as admin, admin.client() as client:
         for path in ("/api/databases", "/healthz", "/api/nothing"):
             headers = (await client.get(path, headers={"Origin": "http://evil.example"})).headers

@@ -130,7 +130,7 @@ async def test_trouble_of_one_source_does_not_undo_the_others(open_admin: OpenAd
         assert (await client.get("/api/draft")).json()["changed"] is False
 
 
-async def test_what_is_unfinished_is_left_out_and_said(open_admin: OpenAdmin) -> None:
+async def test_unfinished_databases_are_left_out_and_named(open_admin: OpenAdmin) -> None:
     async with open_admin() as admin, admin.client() as client:
         await make_shop(client)
         await post(client, "databases", name="empty")
@@ -145,7 +145,7 @@ async def test_what_is_unfinished_is_left_out_and_said(open_admin: OpenAdmin) ->
         ]
 
 
-async def test_a_discarded_draft_is_what_was_applied(open_admin: OpenAdmin) -> None:
+async def test_a_discarded_draft_equals_the_applied_mapping(open_admin: OpenAdmin) -> None:
     async with open_admin() as admin, admin.client() as client:
         await make_shop(client)
         await client.patch("/api/settings", json={"on_error": "quarantine"})
@@ -326,7 +326,9 @@ async def test_a_file_that_cannot_be_is_refused_with_its_line(
         assert await admin.service.store.content() == before
 
 
-async def test_an_import_is_the_whole_mapping_and_keeps_what_stays(open_admin: OpenAdmin) -> None:
+async def test_an_import_replaces_the_whole_mapping_and_keeps_numbers_and_passwords(
+    open_admin: OpenAdmin,
+) -> None:
     async with open_admin() as admin, admin.client() as client:
         await make_shop(client)
         await post(client, "databases", name="other")

@@ -98,7 +98,7 @@ async def test_a_listener_that_comes_after_all_have_left_gets_events(
             await stream.aclose()
 
 
-async def test_who_does_not_keep_up_is_cut_off(open_admin: OpenAdmin) -> None:
+async def test_a_slow_listener_is_disconnected(open_admin: OpenAdmin) -> None:
     async with open_admin() as admin:
         queue = admin.events.subscribe()
         for number in range(module.QUEUE_MAX + 5):
@@ -133,7 +133,7 @@ async def test_listening_ends_with_the_session(open_admin: OpenAdmin) -> None:
             await told(stream)
 
 
-async def test_rates_and_errors_are_kept_for_who_comes_later(open_admin: OpenAdmin) -> None:
+async def test_rates_and_errors_are_kept_for_later_listeners(open_admin: OpenAdmin) -> None:
     async with open_admin() as admin:
         supervisor = source()
         supervisor.health.table_states = {"public.t": "ready"}

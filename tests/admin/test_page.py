@@ -184,7 +184,7 @@ def csrf_of(text: str) -> str:
     return found[1]
 
 
-async def test_pages_say_what_browsers_may_do_and_have_nothing_inline(
+async def test_pages_have_security_headers_and_no_inline_script(
     open_admin: OpenAdmin,
 ) -> None:
     async with open_admin(USERS) as admin, admin.client(None) as client:

@@ -96,7 +96,7 @@ async def test_events_are_filtered_by_kind_and_source_and_have_durations(
             assert f'href="/events?kind=errors&amp;page={number}"' in page
 
 
-async def test_the_head_says_who_is_signed_in_and_whether_the_page_is_read_only(
+async def test_the_head_names_the_user_and_a_read_only_role(
     open_admin: OpenAdmin,
 ) -> None:
     tag = re.compile(r'<span class="tag" title="[^"]+">read-only</span>')

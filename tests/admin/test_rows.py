@@ -112,7 +112,7 @@ async def test_lists_are_paged_sorted_filtered_and_counted(open_admin: OpenAdmin
         ("tables", {"database_id": 2**63, "name": "x"}, 422, "database_id"),
     ],
 )  # fmt: skip
-async def test_what_is_wrong_is_named_and_not_repeated(
+async def test_an_invalid_field_is_named_and_its_value_not_repeated(
     open_admin: OpenAdmin, path: str, body: Any, status: int, field: str
 ) -> None:
     async with open_admin() as admin, admin.client() as client:

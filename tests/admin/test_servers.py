@@ -35,7 +35,7 @@ analyze
 """
 
 
-async def test_discover_shows_every_table_and_what_would_hinder_it(
+async def test_discover_shows_every_table_and_its_obstacles(
     open_admin: OpenAdmin, source: Database
 ) -> None:
     source.execute(SOURCE)
@@ -109,7 +109,7 @@ async def test_a_database_that_cannot_be_looked_at(
             assert (await client.post("/api/discover", json=body)).status_code == 422
 
 
-async def test_a_plan_says_what_applying_would_do(
+async def test_a_plan_names_the_effects_of_an_apply(
     open_admin: OpenAdmin, source: Database, target: Database
 ) -> None:
     source.execute(SOURCE)
@@ -148,7 +148,7 @@ async def test_a_plan_says_what_applying_would_do(
         assert (await post(client, "apply", force=True))["revision"] == 1
 
 
-async def test_a_plan_compares_with_what_is_streamed(
+async def test_a_plan_compares_with_the_streamed_tables(
     open_admin: OpenAdmin, stream: MakeStreamer, source: Database, target: Database
 ) -> None:
     for db in (source, target):

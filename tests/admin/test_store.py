@@ -71,7 +71,7 @@ async def test_a_newer_schema_is_refused_in_one_line_unless_older_programs_run_o
     assert "\n" not in str(error.value)
 
 
-async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 100)
     with pytest.raises(StoreError, match=r"notes\.txt"):

@@ -152,7 +152,7 @@ def test_from_nothing_to_a_copy_that_is_watched(
     assert PASSWORD not in site.process.output
 
 
-def test_errors_are_shown_with_what_to_do_and_are_mended(
+def test_errors_are_shown_with_their_remedies_and_mended(
     sites: Sites, source: Database, target: Database
 ) -> None:
     for db in (source, target):
@@ -252,7 +252,7 @@ def log_in(page: Page, name: str, password: str) -> None:
     page.get_by_role("button", name="Log in").click()
 
 
-def test_who_looks_changes_nothing_and_everything_is_there_for_the_keyboard(
+def test_a_viewer_changes_nothing_and_the_keyboard_reaches_every_control(
     sites: Sites, source: Database
 ) -> None:
     source.execute("create table t (id int primary key)")

@@ -202,7 +202,7 @@ async def test_a_promotion_inside_a_first_copy_begins_it_again(
         await streamer.stop()
 
 
-async def test_what_no_slot_of_the_new_primary_brings_stops_the_source(
+async def test_changes_missing_on_the_new_primary_stop_the_source(
     pair: tuple[OnEither, Standby], target: Database, tmp_path: Path
 ) -> None:
     source, second = pair

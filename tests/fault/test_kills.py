@@ -535,7 +535,7 @@ def test_every_failpoint_is_here() -> None:
 
 
 SINCE = {"column lists shrink and grow": 15}
-"""The first versions of PostgreSQL that know what a story is about."""
+"""The first versions of PostgreSQL with the feature that a story needs."""
 
 
 @pytest.mark.timeout(300)

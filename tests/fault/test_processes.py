@@ -203,7 +203,7 @@ def test_two_processes_share_the_sources_and_one_port_survives_the_death_of_its_
         eventually(lambda: shares(process).total() == 2, SECONDS, "not streaming again")
         for name in NAMES[:2]:
             assert_same(source, target, name)
-        # WHEN all have to stop THEN all end in order
+        # WHEN all have to stop THEN all shut down cleanly
         both = children(process)
         assert process.terminate() == 0
         assert not any(child.is_running() for child in both)

@@ -167,7 +167,7 @@ def test_replicas_share_sources_and_survive_the_death_and_the_freezing_of_one(
         )
         shared(second, third, limited=frozen, write=site.write)
         site.are_equal(third)
-        # WHEN a process ends in order THEN the remaining processes have its sources
+        # WHEN a process shuts down cleanly THEN the remaining processes run its sources
         assert second.terminate() == 0
         shared(third, limited=frozen)
         site.are_equal(third)

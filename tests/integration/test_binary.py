@@ -235,7 +235,7 @@ NO_FIT = {
 """The advice about a column, by the definitions at source and target."""
 
 
-async def test_what_does_not_fit_comes_as_text(
+async def test_tables_that_do_not_qualify_for_binary_come_as_text(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     for side, db in enumerate((source, target)):

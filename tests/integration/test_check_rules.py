@@ -58,7 +58,9 @@ create table p1 partition of p for values from (1) to (2);
 """
 
 
-async def test_what_a_pattern_matches_and_is_not_replicated(checker: Checker) -> None:
+async def test_relations_that_a_pattern_matches_but_streamer_cannot_replicate(
+    checker: Checker,
+) -> None:
     checker.source.execute(KINDS)
     checker.configure("'*':")
     await checker.finds(INFO, "public.*: also matches views, not replicated: public.v")
@@ -75,7 +77,7 @@ async def test_what_a_pattern_matches_and_is_not_replicated(checker: Checker) ->
         await checker.finds(INFO, "also matches temporary tables", "temporary_one")
 
 
-async def test_what_is_left_out_is_named_once_and_is_no_problem(checker: Checker) -> None:
+async def test_excluded_tables_are_named_once_and_are_no_problem(checker: Checker) -> None:
     checker.source.execute(
         "create schema bi; create table bi.report (id int); create table t (id int primary key);"
         "create unlogged table bi.fast (id int); create table tmp_1 (id int) inherits (t);"
@@ -129,7 +131,7 @@ async def test_a_partition_that_is_a_foreign_table_is_named(checker: Checker) ->
     await checker.is_gone(WARNING, "updates and deletes are not replicated")
 
 
-async def test_what_is_named_and_cannot_be_replicated(checker: Checker) -> None:
+async def test_named_relations_that_cannot_be_replicated(checker: Checker) -> None:
     checker.source.execute(KINDS)
     checker.configure("u: {}\nv: {}\nm: {}\nf: {}\np1: {}\ntemporary_one: {}")
     await checker.mends(ERROR, "public.u: is unlogged and cannot be replicated")

@@ -45,7 +45,7 @@ def same(source: Database, target: Database, table: str, columns: str) -> bool:
 async def test_rows_from_before_get_the_values_that_no_change_brings_or_the_error_says_how(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    # GIVEN tables in step, and a domain with a default at the source alone
+    # GIVEN tables in sync, and a domain with a default only at the source
     source.execute("create domain seven as int default 7")
     target.execute("create domain seven as int")
     for name in CHANGES:

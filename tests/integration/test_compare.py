@@ -533,7 +533,7 @@ async def test_an_interrupted_comparison_goes_on_with_the_ranges_left_and_an_err
     assert result.continued_from is not None
 
 
-async def test_what_an_interrupted_comparison_found_counts_on_request_and_for_the_same_rows_only(
+async def test_results_of_an_interrupted_comparison_count_on_request_and_only_for_the_same_rows(
     stream: MakeStreamer,
     compare: Compare,
     source: Database,

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 
 MARKS = ", deleted_at timestamptz"
 FACTS = {
-    # name: rule, columns of the target alone, index of the target, source's identity, change
+    # name: rule, columns only at the target, index of the target, source's identity, change
     "updated": ("", "", "unique", "default", "update {} set v = 'new' where id = 1"),
     "partial": ("", "", "unique", "default", "update {} set v = 'new' where id = 2"),
     "key_only": ("columns: {id: id}", "", "unique", "default", "update {} set id = id"),

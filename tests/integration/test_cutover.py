@@ -359,7 +359,7 @@ async def test_a_session_that_the_role_cannot_see_fails_the_stop_and_the_check(
 
 @contextmanager
 def forward_roles(source: Database, target: Database) -> Iterator[None]:
-    """Let streamer connect to both sides as roles with the rights of the forward stream alone."""
+    """Let streamer connect to both sides as roles with only the privileges of the forward stream."""
     with ordinary_role(target) as writer:
         reader = source.url_user = f"reader_{source.name}"
         administer(source, f"create role {reader} login replication")

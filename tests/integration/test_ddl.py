@@ -335,7 +335,7 @@ async def test_two_tenants_share_a_table(
 async def one_expression_for_both(
     streamer: Streamer, source: Database, second: Database, target: Database
 ) -> None:
-    """An operator decides when a column is computed anew for the rows of both tenants."""
+    """An operator decides if the rows of both tenants would get new computed values."""
     if target.value("select current_setting('server_version_num')::int < 170000"):
         return  # without SET EXPRESSION
     for db in (source, second):

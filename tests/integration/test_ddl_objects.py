@@ -74,7 +74,7 @@ COMMANDS = [
         "alter table t drop constraint parent_key,"
         " add constraint parent_key unique (parent, id) include (amount)"
     ),
-    "alter table t alter column amount type bigint",  # makes indexes and constraints anew
+    "alter table t alter column amount type bigint",  # builds indexes and constraints again
     "insert into t (id, amount) values (60, -5)",
     "drop index by_name; insert into t values (61, 'x')",
     "drop index concurrently low",

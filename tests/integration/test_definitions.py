@@ -140,7 +140,7 @@ def test_objects_without_texts_are_read_beside_any_lock(source: Database) -> Non
 
 
 @pytest.mark.since(15)  # NULLS NOT DISTINCT
-def test_names_go_through_the_mapping_and_sid_leads_what_is_unique(
+def test_names_go_through_the_mapping_and_sid_leads_unique_keys(
     source: Database, target: Database
 ) -> None:
     source.execute(TYPES + COLUMNS + OBJECTS)

@@ -236,7 +236,7 @@ async def test_partitions_come_and_go_and_tables_are_rewritten(
         )
 
 
-async def test_what_partitions_brought_is_what_a_snapshot_does_not_see(source: Database) -> None:
+async def test_only_partitions_unseen_by_the_snapshot_are_reported(source: Database) -> None:
     """CREATE TABLE … PARTITION OF brings no rows, at any depth and after any writes."""
     source.execute(
         """

@@ -149,7 +149,9 @@ async def test_history_ends_versions_that_leave_and_begins_those_that_enter(
 
 
 @streams("t: {initial: none, type: append, filter: 'v > 10'}", source=TWO)
-async def test_append_keeps_what_leaves_as_it_was_last(shared: Shared) -> None:
+async def test_append_keeps_rows_that_leave_the_filter_with_their_last_values(
+    shared: Shared,
+) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
     source.execute("insert into t values (1, 20, 'a'), (2, 1, 'b')")
@@ -212,7 +214,7 @@ async def test_unchanged_values_are_taken_from_the_target_where_it_has_them(shar
     ],
 )
 @streams("t: {initial: none, truncate_target: true, <rule>}", source=TOAST)
-async def test_what_cannot_be_known_stops_the_table_and_says_what_to_do(
+async def test_a_value_that_was_not_sent_stops_the_table_with_a_remedy(
     shared: Shared, rule: str, change: str
 ) -> None:
     source, target = shared.source, shared.target
@@ -399,7 +401,7 @@ PROBLEMS = {
         for n in range(len(PROBLEMS))
     ),
 )
-async def test_what_does_not_fit_stops_that_table_with_its_reason(shared: Shared) -> None:
+async def test_a_rule_that_does_not_fit_stops_its_table_with_the_reason(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
     rules = "\n".join(f"t{n}: {{{rule}}}" for n, rule in enumerate(PROBLEMS))

@@ -41,7 +41,7 @@ def ours(target: Database) -> list[tuple[object, ...]]:
     )
 
 
-async def test_what_is_missing_is_built_and_nothing_else(
+async def test_only_missing_indexes_are_built(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(
@@ -190,7 +190,7 @@ BUILDING = (
 )
 
 
-async def test_what_a_killed_build_leaves_is_dropped_and_built_again(
+async def test_the_index_of_a_killed_build_is_dropped_and_built_again(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.execute(f"{PEOPLE}; {ORDERS}")

@@ -102,6 +102,6 @@ def test_every_function_that_can_be_called_is_harmless(
         *("ts_rewrite('a', 'select 1')", "pg_terminate_backend(1)", "currval('s')"),
     ],
 )
-def test_what_reaches_beyond_the_row_is_refused(text: str) -> None:
+def test_an_expression_that_needs_more_than_the_row_is_refused(text: str) -> None:
     with pytest.raises(ExpressionError, match=r"function|is not immutable"):
         parse_expression(text)

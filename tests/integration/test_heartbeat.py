@@ -72,7 +72,7 @@ async def test_an_idle_source_tells_how_long_a_commit_takes(
         assert metrics["streamer_source_state", "error"] == 0
 
 
-async def test_what_only_heartbeats_move_is_not_stored_for_each_and_counts_as_caught_up(
+async def test_a_position_moved_only_by_heartbeats_is_stored_rarely_and_counts_as_caught_up(
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:
     async with stream(TABLE, settings=FAST) as s:
@@ -140,7 +140,7 @@ async def test_heartbeats_can_be_off(
         assert (await s.status())["heartbeat_seconds"] is None
 
 
-async def test_who_may_not_execute_it_streams_without_heartbeats(
+async def test_a_role_without_the_privilege_streams_without_heartbeats(
     role: str, stream: MakeStreamer, source: Database, target: Database
 ) -> None:
     signature = "boolean, text, text"

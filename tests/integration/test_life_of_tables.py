@@ -130,7 +130,7 @@ async def test_a_rule_that_mends_a_table_in_error(shared: Shared) -> None:
 
 
 @streams("{'*': {}}", source="create table a (v int)")
-async def test_a_pattern_matches_what_is_new(shared: Shared) -> None:
+async def test_a_pattern_matches_new_tables(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
     source.execute("create table b (v int); insert into b values (1)")

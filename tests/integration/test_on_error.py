@@ -95,7 +95,7 @@ BREAKS = {
 
 @pytest.mark.parametrize(("break_it", "mend_it", "expected"), BREAKS.values(), ids=BREAKS)
 @streams("t: {initial: none}", both=T)
-async def test_what_was_refused_goes_on_when_it_is_mended(
+async def test_refused_changes_are_applied_once_the_cause_is_removed(
     shared: Shared, break_it: str, mend_it: str, expected: str
 ) -> None:
     await refuse_and_mend(shared, shared.source, shared.target, break_it, mend_it, expected)

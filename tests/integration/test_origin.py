@@ -120,7 +120,7 @@ async def has_copied_twice(target: Database) -> bool:
     return bool(target.value(attempts))
 
 
-async def test_a_cascade_passes_on_what_it_got_with_its_own_commit_times(
+async def test_a_cascade_forwards_changes_with_its_own_commit_times(
     server: Server, tmp_path: Path
 ) -> None:
     with contextlib.ExitStack() as databases:

@@ -96,7 +96,7 @@ async def test_passwords_change_without_a_restart(
         await streamer.table_state("public.t", "ready", SECONDS)
         await arrives(2)
 
-        # The servers learn the second password first, and end all sessions.
+        # The servers get the second password first, and end all sessions.
         give("second-secret", to_streamer=False)
         for role in ("reader", "writer"):
             asking.execute(END_SQL.format(role=role))

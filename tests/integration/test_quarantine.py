@@ -745,7 +745,7 @@ CHANGES_TYPES = "ddl: capture\non_ddl: {change_type: apply}"
 async def test_a_type_that_changes_while_rows_are_in_quarantine_reaches_the_others_afterwards(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
-    """A copy brings values that the source computed anew, and waits until quarantine has no row."""
+    """A copy writes values that the source computed again, and waits until quarantine has no row."""
     ddl = "create table t (id int primary key, v text, w int)"
     make(source, target, ddl)
     target.execute("alter table t add constraint positive check (w > 0)")

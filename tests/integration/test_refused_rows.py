@@ -45,7 +45,7 @@ HELPS = {
 
 
 @pytest.mark.parametrize("transport", ["text", "binary"])
-async def test_a_refused_row_names_its_key_and_what_helps(
+async def test_a_refused_row_names_its_key_and_a_remedy(
     source: Database, target: Database, stream: MakeStreamer, transport: str
 ) -> None:
     source.execute("create type mood as enum ('a', 'it''s')")

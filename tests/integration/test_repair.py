@@ -192,7 +192,7 @@ async def test_keys_are_brought_and_a_truncate_meanwhile_counts(
         assert target.execute(KEYED) == source.execute("select * from keyed order by id")
 
 
-async def test_what_a_limited_resync_cannot_do_leaves_the_table_as_it_was(
+async def test_an_impossible_limited_resync_leaves_the_table_unchanged(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     source.execute(DDL)
@@ -369,7 +369,7 @@ async def test_killed_meanwhile_it_begins_again_and_no_change_is_lost(
 @pytest.mark.follows("runbooks:tables-differ#1")
 @pytest.mark.follows("runbooks:tables-differ#2")
 @pytest.mark.follows("runbooks:tables-differ#3")
-async def test_commands_look_at_rows_that_differ_and_repair_them(
+async def test_commands_show_and_repair_rows_that_differ(
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:
     names = {"orders": "t"}

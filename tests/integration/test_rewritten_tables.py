@@ -126,7 +126,7 @@ async def test_a_table_that_was_unlogged_for_a_while_reports_a_gap(
             )
             await follow_the_remedy(streamer, target, table)
             assert_same(source, target, table)
-            # The copy knows the storage, so the next rewrite shows again.
+            # The copy has recorded the storage, so the next rewrite shows again.
             await knows_storage(streamer, source, target, table)
             alter = f"alter table {table} alter n type int using n + 1"
             await asyncio.to_thread(source.execute, alter)

@@ -97,7 +97,7 @@ async def _equal(streamer: Shared, *tables: str) -> None:
 
 
 async def _comes_back(streamer: Shared, target: Database) -> None:
-    """A resync by difference leaves the facts of equal rows alone."""
+    """A resync by difference does not change the facts of equal rows."""
     before = target.execute("select id, _op, _at, _lsn from t where id <> 2 order by id")
     target.execute("update t set v = 'wrong' where id = 2")
     await streamer.ask("resync", "public.t", mode="diff")
@@ -114,7 +114,7 @@ UNFIT = "create table t (id int primary key, _op text)"
 
 
 @streams("t: {metadata: {lsn: _lsn}}", both=UNFIT)
-async def test_a_table_that_does_not_fit_says_what_to_do(shared: Shared) -> None:
+async def test_a_table_that_does_not_fit_has_a_remedy(shared: Shared) -> None:
     await shared.table_state("t", "error", SECONDS)
     error = (await shared.table("t"))["error"]
     assert f"alter table {shared.own('t')} add column _lsn pg_lsn" in error.replace('"', "")

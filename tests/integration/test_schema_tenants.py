@@ -310,7 +310,7 @@ async def test_a_schema_without_a_sid_of_its_own_stops_no_tenant(
                 return await condition() == "None"
 
             await streamer.eventually(is_gone)
-        # A table in sync that loses its sid stops alone, until it has its former name.
+        # Only the table that loses its sid stops, until it has its former name.
         source.execute("alter schema tenant_b rename to other; insert into other.orders values (9)")
         remedy = await remedy_of(streamer, "tenant_b.orders", "needs a schema that matches")
         assert "narrow the name of the rule" in str(remedy)

@@ -107,7 +107,7 @@ class Pair:
 
     @property
     def has_equal_notes(self) -> bool:
-        """Whether both ways keep values of the target alone for the same rows.
+        """Whether both ways keep values that only the target has, for the same rows.
 
         For a set, a row that leaves the filter and comes back in the same window has not left. Of
         equal rows without a key, each way may change a different row.

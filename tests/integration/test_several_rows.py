@@ -157,7 +157,7 @@ async def test_a_key_that_is_inserted_again_has_one_row_without_a_unique_index(
             "where id in (1, 2); update {0} set id = 4 where id = 9"
         )
         await streamer.caught_up()
-        # THEN each key has the new row alone
+        # THEN each key has only the new row
         expected = [(1, "newer"), (2, "newer"), (3, "new"), (4, "new"), (5, "old")]
         for name in OUTLIVES:
             assert rows(name) == expected, name

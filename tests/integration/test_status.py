@@ -49,7 +49,7 @@ async def test_a_copy_shows_how_far_it_is_while_its_rows_are_not_yet_committed(
         assert the(table, "rows_per_second", "seconds_left") == (None, None)
 
 
-async def test_what_a_paused_table_holds_is_shown_and_goes_when_it_is_resumed(
+async def test_held_changes_of_a_paused_table_are_shown_until_it_is_resumed(
     stream: MakeStreamer, source: Database, target: Database
 ) -> None:
     for db in (source, target):
@@ -100,7 +100,7 @@ async def test_what_a_paused_table_holds_is_shown_and_goes_when_it_is_resumed(
     assert target.value("select count(*) from t") == 50
 
 
-async def test_what_is_committed_once_a_table_is_seen_to_be_paused_is_held(
+async def test_a_commit_after_the_state_paused_is_shown_is_held(
     stream: MakeStreamer, source: Database, target: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the program takes to go on from having said so."""

@@ -192,7 +192,7 @@ async def test_a_history_table_made_by_hand_without_its_columns_is_refused(share
     assert "kvsz_start" in (await shared.table("h"))["error"]
 
 
-async def test_a_round_that_begins_again_leaves_alone_what_it_has_finished(
+async def test_a_round_that_begins_again_does_not_copy_finished_tables(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.execute("create table a (v int); create table b (v int)")
@@ -397,7 +397,7 @@ async def test_a_task_that_outlives_its_process_copies_no_row_twice(
                 "update streamer.sync_partition set finished_at = now() where finished_at is null"
             )
 
-            # WHEN the next process begins that copy anew, and the task commits meanwhile
+            # WHEN the next process begins that copy again, and the task commits meanwhile
             streamer.start()
             waits = (
                 "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"

@@ -167,7 +167,7 @@ async def test_a_table_whose_key_changes_before_its_copy_is_applied_by_the_new_k
             assert contents(target, name, "a, b") == contents(source, name, "a, b")
 
 
-async def test_ddl_does_not_wait_for_a_copy_and_what_it_rewrites_is_copied_anew(
+async def test_ddl_does_not_wait_for_a_copy_and_rewritten_tables_are_copied_again(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN several tables whose parts are planned
@@ -200,7 +200,7 @@ async def test_ddl_does_not_wait_for_a_copy_and_what_it_rewrites_is_copied_anew(
         await streamer.eventually(lambda: _are_ready(streamer), 60)
         for name in changes:
             assert contents(source, name, "id, a, b") == contents(target, name, "id, a, b")
-        # The three tables come together or one by one, as the process hears of them.
+        # The three tables come together or one by one, as the process detects the tables.
         assert (sizes[0], sum(sizes[1:])) == (5, 3)
         source.execute("insert into added values (99, 1, 1, 1)")
         await streamer.caught_up(60)
@@ -240,7 +240,7 @@ async def test_a_snapshot_that_is_gone_ends_its_round_at_once(
     assert sizes == [1, 1]
 
 
-async def test_who_holds_a_table_is_shown_while_its_copy_waits_and_others_are_copied(
+async def test_the_blocking_session_is_shown_while_a_copy_waits_and_others_are_copied(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait_limits, "CHECK_SECONDS", 0.1)

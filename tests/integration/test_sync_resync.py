@@ -424,7 +424,7 @@ async def test_rows_of_others_are_removed_with_consent_only(
         assert_same(source, target, "t")
 
 
-async def test_keep_leaves_alone_what_the_source_does_not_have(
+async def test_keep_leaves_rows_that_the_source_lacks(
     source: Database, target: Database, stream: MakeStreamer
 ) -> None:
     ddl = "create table t (id int primary key, v text); insert into t values {};"
@@ -453,7 +453,7 @@ async def test_keep_leaves_alone_what_the_source_does_not_have(
 
 
 @pytest.mark.parametrize("mode", ["reload", "diff"])
-async def test_an_ordinary_role_does_not_set_off_what_refers_to_the_rows(
+async def test_an_ordinary_role_fires_no_foreign_keys_that_refer_to_the_rows(
     source: Database, target: Database, stream: MakeStreamer, mode: str
 ) -> None:
     """Foreign keys work for such a role, so deleting all rows would delete referencing rows."""
@@ -488,7 +488,7 @@ async def test_an_ordinary_role_does_not_set_off_what_refers_to_the_rows(
     source="create table t (id int primary key, v text); insert into t values (1, 'a')",
     target="create table t (id int primary key)",
 )
-async def test_force_leaves_out_what_the_target_lacks(shared: Shared) -> None:
+async def test_force_leaves_out_columns_that_the_target_lacks(shared: Shared) -> None:
     source, target = shared.source, shared.target
     await shared.table_state("t", "error")
     await resync(shared, force=True)
@@ -498,7 +498,7 @@ async def test_force_leaves_out_what_the_target_lacks(shared: Shared) -> None:
     assert 'no column "v"' in (await shared.table("t"))["error"]
 
 
-async def test_an_exchange_waits_for_a_user_who_has_rows_locked(
+async def test_a_swap_waits_for_a_user_with_row_locks(
     source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamer.copy.staging_tables.LOCK_SECONDS", 1)

@@ -329,7 +329,7 @@ async def test_a_renamed_table_follows_a_pattern_without_a_copy(
 
         await streamer.eventually(has_moved)
         await is_equal(streamer, source, target, "s.a_2")
-        assert target.value(filled.format("s.a_2")) == before  # no copy has written the row anew
+        assert target.value(filled.format("s.a_2")) == before  # no copy has written the row again
     source.execute("insert into s.a_2 values (6); alter table s.a_2 rename to a_3")
     source.execute("insert into s.a_3 values (7)")
     async with stream('"a_*": {}\n"s.*": {target: "s.*"}', group=CAPTURE) as streamer:

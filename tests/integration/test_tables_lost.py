@@ -1,4 +1,4 @@
-"""A table that is dropped, renamed, misspelled or no longer published stops alone."""
+"""A dropped, renamed, misspelled or unpublished table stops, and the other tables continue."""
 
 import asyncio
 from pathlib import Path

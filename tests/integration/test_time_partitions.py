@@ -129,7 +129,7 @@ async def test_a_table_of_the_operator_gets_partitions_before_its_copy(shared: S
     both="create table t (id int primary key, v text, at timestamptz not null)",
     source="insert into t values (1, 'v', now())",
 )
-async def test_a_table_without_partitions_stops_and_says_what_to_do(shared: Shared) -> None:
+async def test_a_table_without_partitions_stops_with_a_remedy(shared: Shared) -> None:
     await shared.table_state("t", "error")
     error = str((await shared.table("t"))["error"])
     assert 'is not partitioned by range of column "at"' in error
@@ -141,7 +141,7 @@ async def test_a_table_without_partitions_stops_and_says_what_to_do(shared: Shar
     assert len(shared.target.execute(PARTITIONS)) == 29
 
 
-async def test_a_running_process_removes_what_has_expired(
+async def test_a_running_process_removes_expired_partitions(
     source: Database,
     target: Database,
     stream: MakeStreamer,
@@ -191,7 +191,7 @@ async def test_versions_are_in_the_partitions_of_their_ends(
 ) -> None:
     source, target = shared.source, shared.target
     await shared.caught_up()
-    # THEN the copy fills the partition of open versions alone
+    # THEN the copy fills only the partition of open versions
     assert target.execute(OPEN) == [(g, "v") for g in range(1, 10)]
     assert len(target.execute(PARTITIONS)) == 3 + 1 + 3 + 1 + 1
     # WHEN versions end, in sets and in exact order
@@ -267,7 +267,7 @@ async def test_check_knows_time_partitions(checker: Checker) -> None:
     assert await checker.findings() == []
 
 
-async def test_check_names_what_keeps_streamer_from_keeping_partitions(
+async def test_check_names_the_obstacles_to_keeping_partitions(
     role: str, checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_partitions, "ROWS_MAX", 3)

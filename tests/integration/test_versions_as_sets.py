@@ -274,7 +274,7 @@ def insert_all(keys: list[int]) -> list[bytes]:
     return [encode.insert(RELID, [numeric(key, binary=False), b"v", None]) for key in keys]
 
 
-async def test_streamer_takes_numbers_only_where_that_is_what_the_column_does(
+async def test_streamer_draws_numbers_only_if_the_column_draws_them_too(
     target: Database, transaction: TargetTransaction
 ) -> None:
     kinds = {
@@ -321,7 +321,7 @@ async def test_a_hot_key_is_one_chain(target: Database, transaction: TargetTrans
     assert target.value("select count(*) from hot where kvsz_end = '9999-01-01'") == 1
 
 
-async def test_what_a_chain_cannot_express_asks_for_exact_order(
+async def test_changes_that_a_chain_cannot_express_need_exact_order(
     target: Database, transaction: TargetTransaction
 ) -> None:
     side = await make_side("refused", 1, False, target, transaction)

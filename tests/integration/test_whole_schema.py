@@ -82,7 +82,7 @@ async def test_tables_get_all_definitions_and_stay_in_step(
             assert_same(source, target, table)
 
 
-async def test_what_cannot_be_made_is_named_and_stops_nothing(
+async def test_definitions_that_cannot_be_created_are_named_and_stop_no_table(
     source: Database, target: Database, stream: MakeStreamer, tmp_path: Path
 ) -> None:
     source.execute(SHOP)

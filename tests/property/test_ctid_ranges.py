@@ -75,7 +75,7 @@ def one_heap(megabytes: int, *, pages: int | None = None) -> Heap:
     return Heap("t", size, size // PAGE_BYTES if pages is None else pages)
 
 
-def test_a_table_whose_bulk_is_in_its_toast_is_cut_by_what_it_holds() -> None:
+def test_a_table_with_most_bytes_in_toast_is_cut_by_its_whole_size() -> None:
     """10 GB in 100 pages: eighty tasks, not a single task."""
     parts = cut(copy_source((one_heap(10 * 1024, pages=100),)))
     assert len(parts) == 10 * 1024 * MEGABYTE // PART_BYTES == 80

@@ -475,7 +475,7 @@ def test_a_window_of_an_append_table_gives_what_exact_order_gives(
 
 
 @given(names.flatmap(lambda name: st.tuples(st.just(name), windows(APPEND[name]))))
-def test_an_append_table_keeps_what_the_source_deletes(
+def test_an_append_table_keeps_rows_that_the_source_deletes(
     case: tuple[str, tuple[Table, list[bytes], Table]],
 ) -> None:
     name, (before, payloads, after) = case

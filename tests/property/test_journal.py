@@ -115,7 +115,7 @@ def row_messages(messages: list[bytes]) -> list[bytes]:
 
 
 @given(transactions, st.integers(1, 5))
-def test_what_is_written_is_read(rows: list[list[bytes]], flush_every: int) -> None:
+def test_written_records_are_read(rows: list[list[bytes]], flush_every: int) -> None:
     with small_files() as path:
         journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, rows, flush_every)
@@ -234,7 +234,7 @@ def test_another_history_is_refused() -> None:
         journal.close()
 
 
-def test_what_the_target_has_is_deleted_and_what_is_left_is_a_journal() -> None:
+def test_applied_segments_are_deleted_and_the_rest_is_a_journal() -> None:
     with small_files() as path:
         journal = Journal.create(path, IDENTITY, START, FIRST)
         whole = fill(journal, [[bytes(50)] * 3 for _ in range(9)], 1)

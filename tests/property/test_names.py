@@ -51,7 +51,7 @@ def test_any_text_is_a_rule_or_a_mapping_error(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=5).map("".join), stored)
-def test_a_pattern_matches_what_its_stars_can_stand_for(wanted: str, name: str) -> None:
+def test_a_pattern_matches_names_with_any_text_for_its_stars(wanted: str, name: str) -> None:
     pattern = RelationPattern("public", wanted, name_is_pattern=True)
     letters = [".*" if letter == "*" else letter for letter in wanted]
     expected = re.fullmatch("".join(letters), name, re.DOTALL) is not None
@@ -140,7 +140,7 @@ def test_a_position_is_printed_as_postgresql_does_and_read_back(number: int) -> 
 
 
 @given(st.one_of(st.text(max_size=12), st.text("0123456789abcdefABCDEFxX_+-/ \n", max_size=12)))
-def test_only_what_postgresql_takes_for_a_position_is_one(text: str) -> None:
+def test_only_positions_that_postgresql_accepts_are_positions(text: str) -> None:
     if re.fullmatch(r"[0-9a-fA-F]{1,8}/[0-9a-fA-F]{1,8}", text):
         high, low = text.split("/")
         assert Lsn.parse(text) == int(high + low.zfill(8), 16)

@@ -165,7 +165,7 @@ def test_any_bytes_are_a_row_or_an_expected_error(rest: bytes, binary: bool) -> 
 
 
 @given(st.lists(st.tuples(cells, cells), max_size=6), st.booleans())
-def test_merging_keeps_what_is_newer_and_fills_what_is_not_known(
+def test_merging_keeps_newer_values_and_fills_unknown_values(
     pairs: list[tuple[Cell, Cell]], binary: bool
 ) -> None:
     newer, older = [pair[0] for pair in pairs], [pair[1] for pair in pairs]

@@ -76,7 +76,7 @@ class Observer:
             return await ask()
 
     async def close(self) -> None:
-        """Let the next question connect anew."""
+        """Let the next question open a new connection."""
         await self.bookkeeping.close()
         await self._sources.close()
 

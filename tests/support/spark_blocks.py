@@ -1,4 +1,4 @@
-"""A stranger at Spark's ports: speaks the block transfer protocol over a plain socket.
+"""An unauthorized client at Spark's ports: speaks the block transfer protocol over a plain socket.
 
 The frames follow Spark's `network-common`: an eight byte length that includes itself, a type, and
 the message. `OpenBlocks` in an RPC request names blocks; `ChunkFetchRequest` fetches them.

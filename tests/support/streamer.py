@@ -54,7 +54,7 @@ class Streamer:
         return ALL
 
     def start(self) -> None:
-        if self._has_run:  # a process that starts again knows nothing of the one before
+        if self._has_run:  # a process that starts again has no state of the former process
             self.engine = Engine(self.settings, self.mapping, StopCondition())
         self._has_run = True
         self._task = asyncio.create_task(self.engine.run(), name="engine")

@@ -343,7 +343,8 @@ def lock_unmapped(world: World) -> None:
     source = world.random.choice(world.mapped)
     if not world.is_streaming(source):
         return
-    # The slot stays as soon as a table is copied. Before, a start makes the slot anew, and waits.
+    # The slot stays as soon as a table is copied. Before that, a start creates the slot again, and
+    # waits.
     is_ready = (
         "select 1 from streamer.relation r join streamer.source s on s.id = r.source_id"
         f" where s.slot = '{source.slot}' and r.state = 'ready'"

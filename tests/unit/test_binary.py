@@ -68,7 +68,7 @@ def test_another_type_at_the_target_is_not() -> None:
     assert said == 'column "v" of table "public.t" is type 25, and type 1043 at the target'
 
 
-def test_what_is_not_written_does_not_matter() -> None:
+def test_columns_that_are_not_written_do_not_matter() -> None:
     source, target = of_types(id=INT8, m=MOOD), there(id=INT8)
     assert obstacle(source, target, relation_mapping(exclude=["m"])) is None
     assert obstacle(source, None, relation_mapping(exclude=["m"])) is None
@@ -87,7 +87,7 @@ def test_a_sid_is_text(oid: int, fits: bool) -> None:
     assert obstacle(of_types(id=INT8, sid=oid), target) is None
 
 
-def test_an_interval_may_be_infinite_for_those_who_know_it() -> None:
+def test_an_interval_may_be_infinite_on_servers_with_infinite_intervals() -> None:
     interval = set(BINARY_TYPES["interval"])
     assert binary_types(17_00_00, 16_00_04) == binary_types(16_00_00, 16_00_00) - interval
     assert binary_types(15_00_00, 18_00_00) == binary_types(17_00_00, 17_00_00)

@@ -65,7 +65,7 @@ def test_an_installation_of_unknown_origin_says_so(repository: Path, tmp_path: P
     assert "\ncommit unknown\n" in invoke("--version").stdout
 
 
-def test_the_version_names_what_the_program_runs_with() -> None:
+def test_the_version_names_the_software_beside_the_program() -> None:
     lines = invoke("--version").stdout.splitlines()
     names = [line.partition(" ")[0] for line in lines]
     assert names == ["streamer", "commit", "Python", "PostgreSQL", "Spark"]

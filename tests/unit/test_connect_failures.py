@@ -84,7 +84,7 @@ def test_the_hint_for_the_target_is_about_the_cause(raised: Exception, hint: str
         ("postgresql://", "pg_isready"),
     ],
 )
-def test_a_probe_leaves_to_the_environment_what_the_url_leaves_out(url: str, command: str) -> None:
+def test_a_probe_takes_missing_parameters_from_the_environment(url: str, command: str) -> None:
     assert probe_command(url) == command
 
 

@@ -38,7 +38,7 @@ def text(
         ("é€😀".encode(), "é€😀".encode()),
     ],
 )
-def test_what_copy_reads_as_something_else_is_escaped(value: bytes, escaped: bytes) -> None:
+def test_characters_that_copy_would_misread_are_escaped(value: bytes, escaped: bytes) -> None:
     assert escape_text(value) == escaped
     assert text([[b"x", value]], 2) == b"x\t" + escaped + b"\n"
 
@@ -119,7 +119,7 @@ def test_constants_of_ours_become_items_of_rows(
     assert constant(value, binary=binary) == expected
 
 
-def test_what_the_decoder_reads_goes_through_unchanged() -> None:
+def test_rows_of_the_decoder_pass_unchanged() -> None:
     row, _ = read_text_row(encode.insert(1, [b"1", None, b"x\\y"]))
     assert text([row], 3) == b"1\t\\N\tx\\\\y\n"
 

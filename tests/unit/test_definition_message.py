@@ -155,7 +155,7 @@ def test_labels_of_two_sessions_are_united() -> None:
     assert [label for _, label in mood.labels] == ["a", "theirs", "b", "mine"]
 
 
-def test_a_whole_state_drops_what_was_known_when_it_was_asked_for() -> None:
+def test_a_whole_state_drops_parts_known_at_its_request() -> None:
     known = table(ID, NAME, OTHER, objects=(INDEX, KEY))
     seen = table(ID, NAME, objects=(INDEX,)).identities
     told = table(ID)

@@ -120,7 +120,7 @@ def test_anything_else_is_refused(text: str) -> None:
         parse_expression(text)
 
 
-def test_refusals_say_what_is_wrong() -> None:
+def test_refusals_name_the_reason() -> None:
     with pytest.raises(ExpressionError, match="SELECT is not allowed"):
         parse_expression("a = (select 1)")
     with pytest.raises(ExpressionError, match=r"now\(\) is not immutable"):
@@ -166,7 +166,7 @@ def test_functions_are_asked_for_by_name_and_types_are_not() -> None:
         (None, "not one of PostgreSQL's own"),
     ],
 )
-def test_functions_are_judged_by_what_the_server_says(
+def test_functions_are_judged_by_the_catalogs_of_the_server(
     flags: dict[str, bool] | None, problem: str | None
 ) -> None:
     names = ("is_volatile", "is_stable", "needs_rows", "returns_rows")

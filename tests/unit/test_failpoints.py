@@ -63,6 +63,6 @@ def test_kill_is_sigkill(monkeypatch: pytest.MonkeyPatch) -> None:
         "apply.write=error;sync.copied=error",
     ],
 )
-def test_what_names_no_failpoint_is_refused(text: str) -> None:
+def test_an_unknown_failpoint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"STREAMER_FAILPOINTS|invalid literal"):
         failpoints._parse(text)

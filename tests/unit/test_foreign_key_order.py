@@ -29,7 +29,7 @@ def window(*relations: RelationWindow) -> LaneWindow:
     return made
 
 
-def test_groups_are_what_keys_connect_in_any_order() -> None:
+def test_foreign_keys_connect_tables_to_groups_in_any_order() -> None:
     pairs = [(name("c"), name("b")), (name("x"), name("y")), (name("b"), name("a"))]
     for order in (pairs, pairs[::-1]):
         assert connect(order) == {

@@ -36,7 +36,7 @@ def test_the_help_shows_the_panels_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_and_its_options_say_in_sentences_what_they_do(name: str) -> None:
+def test_the_help_of_commands_and_options_consists_of_sentences(name: str) -> None:
     command = COMMANDS[name]
     for text in (command.help, *(p.help for p in command.params if p.name != "help")):
         assert re.fullmatch(r"\S.*[.]", text, re.DOTALL), text

@@ -28,7 +28,7 @@ def test_a_stream_that_begins_after_the_stored_transaction_passes() -> None:
     assert HistoryCheck(None, Lsn(10)).saw_transaction(at(11))
 
 
-def test_only_what_is_newer_than_what_is_stored_is_stored() -> None:
+def test_only_newer_transactions_are_stored() -> None:
     history = HistoryCheck(at(30), Lsn(10))
     for lsn in (20, 30, 40, 50):
         assert history.saw_transaction(at(lsn))

@@ -54,7 +54,7 @@ def test_a_key_can_be_replaced() -> None:
     assert Keyring(Secret(new), None).decrypt(both.encrypt("secret"), "x") == "secret"
 
 
-def test_what_is_no_key_is_refused_without_repeating_it() -> None:
+def test_an_invalid_key_is_refused_and_not_repeated() -> None:
     with pytest.raises(StoreError, match="generate-key") as error:
         Keyring(Secret("hunter2"), None).encrypt("secret")
     assert "hunter2" not in str(error.value)

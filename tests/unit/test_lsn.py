@@ -28,7 +28,7 @@ def test_lower_case_and_leading_zeros_are_read() -> None:
     "text",
     ["", "/", "1", "1/", "/1", "1/2/3", "g/1", "123456789/1", "1/123456789", "1.0/1"],
 )
-def test_what_is_no_position_is_refused_and_named(text: str) -> None:
+def test_an_invalid_position_is_refused_and_named(text: str) -> None:
     with pytest.raises(ValueError, match="not an LSN") as caught:
         Lsn.parse(text)
     assert repr(text) in str(caught.value)
@@ -37,7 +37,7 @@ def test_what_is_no_position_is_refused_and_named(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["-1/1", "+1/1", "1/-1", " 1/1", "1/1\n", "0x1/1", "1_0/1", "\u0661/1"]
 )
-def test_what_python_reads_as_a_number_and_postgresql_does_not_is_refused(text: str) -> None:
+def test_a_number_of_python_that_postgresql_rejects_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an LSN"):
         Lsn.parse(text)
 

@@ -146,7 +146,7 @@ def test_a_key_column_whose_name_another_column_takes_is_missed() -> None:
         )
 
 
-def test_what_the_target_computes_is_not_written() -> None:
+def test_columns_that_the_target_computes_are_not_written() -> None:
     plan = make_plan(
         relation(["id", "sum"], ["id"]),
         relation_mapping(),
@@ -176,7 +176,7 @@ def test_a_column_that_nothing_fills_must_be_able_to_do_without(
         assert columns_of(plan) == [(0, "id")]
 
 
-def test_an_identity_column_that_takes_no_updates_is_refused_with_what_to_run() -> None:
+def test_an_identity_column_without_updates_is_refused_with_the_statement_to_run() -> None:
     target = target_relation(["id", target_column("n", "bigint", identity_always=True)])
     with pytest.raises(TargetSchemaError, match="GENERATED ALWAYS AS IDENTITY") as caught:
         make_plan(relation(["id", "n"], ["id"]), relation_mapping(), target)
@@ -253,7 +253,7 @@ def test_renamed_or_excluded_it_does_not_meet_it() -> None:
 
 
 @pytest.mark.parametrize("identity", ["d", "i"])
-def test_the_key_is_what_the_source_says(identity: str) -> None:
+def test_the_key_is_the_key_of_the_source(identity: str) -> None:
     plan = make_plan(
         relation(["a", "b", "c"], ["c", "a"], identity=identity),
         relation_mapping(),
@@ -299,7 +299,7 @@ def full(
     )
 
 
-def test_whole_old_rows_are_found_by_what_the_target_keeps_unique() -> None:
+def test_whole_old_rows_are_found_by_unique_columns_of_the_target() -> None:
     plan = full([("c", "a"), ("b",)])
     assert plan.identity is Identity.KEY
     assert key_of(plan) == ["c", "a"]
@@ -411,7 +411,7 @@ def test_a_key_is_a_value_or_a_tuple_but_always_a_list_where_it_is_written() -> 
     assert double.get_key(row) == (b"A", b"B")
 
 
-def test_a_plan_keeps_what_it_was_made_for() -> None:
+def test_a_plan_keeps_its_definitions() -> None:
     plan = make_plan(
         relation(["a"], ["a"]),
         relation_mapping(target='my."t.x"'),

@@ -68,7 +68,7 @@ def test_a_table_without_schema_is_in_the_default_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a.b.c", "a..b", '"a.b"."c".d'])
-def test_what_is_no_table_name_is_refused_with_what_to_write(text: str) -> None:
+def test_an_invalid_table_name_is_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(MappingError, match="is not a table name") as caught:
         parse_relation(text, "public")
     assert caught.value.retry is Retry.MANUAL
@@ -167,12 +167,12 @@ def test_two_patterns_that_claim_one_table_are_refused_by_name() -> None:
     }
 
 
-def test_an_exact_rule_settles_what_two_patterns_claim() -> None:
+def test_an_exact_rule_decides_where_two_patterns_match() -> None:
     mapping = source(table_rule("log.*"), table_rule("*.events"), table_rule("log.events"))
     assert resolved(mapping, "log.events") == {"log.events": "public.events"}
 
 
-def test_what_is_excluded_no_pattern_matches_but_an_exact_name_does() -> None:
+def test_no_pattern_matches_an_excluded_table_but_an_exact_name_does() -> None:
     mapping = replace(
         source(table_rule("*.*", target="*.*"), table_rule("bi.kept")),
         exclude_tables=tuple(parse_relation(name, "public") for name in ("bi.*", "*.tmp_*", "t")),

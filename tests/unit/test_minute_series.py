@@ -60,7 +60,7 @@ def test_a_process_that_stood_still_leaves_a_gap_and_a_clock_that_goes_back_begi
     assert series.points("shop") == []
 
 
-def test_only_what_is_newer_is_returned() -> None:
+def test_only_newer_values_are_returned() -> None:
     points = filled(600).points("shop", since=START + 570)
     assert [at for at, _ in points] == [START + 580, START + 590]
 

@@ -153,7 +153,7 @@ OWN = NoticeDuty(
         (replace(OWN, is_target_well=False), Subject("shop"), True, False),
     ],
 )
-def test_one_replica_tells_of_a_problem_and_only_who_sees_all_tells_of_its_end(
+def test_one_replica_reports_a_problem_and_only_a_whole_mapping_reports_its_end(
     duty: NoticeDuty, subject: Subject, covers: bool, may_end: bool
 ) -> None:
     assert duty.covers(subject) is covers
@@ -176,7 +176,7 @@ def test_a_signature_is_that_of_standard_webhooks() -> None:
     ("status", "reason"),
     [(404, "answers 404"), (302, "answers 302"), (500, "answers 500"), (None, "no answer for")],
 )
-async def test_what_a_receiver_does_not_accept_is_undelivered_and_names_no_secret(
+async def test_a_refused_notice_is_undelivered_and_names_no_secret(
     status: int | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with receiving() as receiver:

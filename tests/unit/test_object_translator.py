@@ -235,7 +235,7 @@ def test_a_dropped_check_drops_no_index_of_the_same_name(
     assert translation.statements == statements
 
 
-def test_create_says_what_the_target_should_have() -> None:
+def test_create_decides_which_objects_the_target_gets() -> None:
     check = ConstraintDefinition(12, "c", "above", columns=("n",), expression="(n > 0)")
     source = described("id", "n", objects=(BY_N, KEY, check))
     target = described("id", "n", objects=(KEY,))

@@ -36,7 +36,7 @@ def job(size_bytes: int, report: str | None = None) -> dict[str, Any]:
         ({"spark_master": "yarn"}, 0, None, True),
     ],
 )
-def test_spark_compares_what_is_large_or_what_a_cluster_or_a_file_asks_for(
+def test_spark_compares_large_tables_and_on_request_of_a_cluster_or_a_file(
     settings: dict[str, Any], size_bytes: int, report: str | None, wanted: bool
 ) -> None:
     section, asked = SyncSection(**settings), job(size_bytes, report)

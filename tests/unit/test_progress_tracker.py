@@ -54,7 +54,7 @@ def test_the_position_stops_at_the_commit_before_the_gap_whosever_that_is() -> N
     assert tracker.flush_lsn == 110
 
 
-def test_a_keepalive_is_acknowledged_once_what_is_before_it_is_durable() -> None:
+def test_a_keepalive_is_acknowledged_once_earlier_changes_are_durable() -> None:
     tracker, lane, _ = make()
     tracker.keepalive(Lsn(105))
     assert tracker.flush_lsn == 105

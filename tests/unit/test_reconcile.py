@@ -424,7 +424,7 @@ def test_a_second_plan_finds_nothing_more_to_change(name: str) -> None:
         (World(ABSENT, table=table(has_returned=True)), True, replace(LAST, fingerprint="1.1/")),
     ],
 )
-def test_a_plan_says_what_to_publish_and_to_remember(
+def test_a_plan_has_the_members_to_publish_and_the_facts_to_store(
     world: World, is_published: bool, memory: LastPublished
 ) -> None:
     before, after = world.run()

@@ -112,7 +112,7 @@ def plan(
     return {each.name: each for each in planned}
 
 
-def test_reasons_name_what_the_target_lacks() -> None:
+def test_reasons_name_the_objects_that_the_target_lacks() -> None:
     assert {n: p.reason for n, p in plan(place(exclude="b")).items()} == {
         "lower_b": 'the target does not get column "b"',
         "t_a_key": None,

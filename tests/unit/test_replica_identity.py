@@ -27,7 +27,7 @@ def table(kind: str, key: tuple[str, ...] = (), name: str = "leaf") -> TableIden
         (table("i"), [], NONE),
     ],
 )
-def test_only_what_every_leaf_logs_like_the_root_is_published(
+def test_updates_are_published_only_if_every_leaf_logs_like_the_root(
     root: TableIdentity, leaves: list[TableIdentity], published: str
 ) -> None:
     identity = RelationIdentity(root, tuple(leaves), bool(leaves), {})

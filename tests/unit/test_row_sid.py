@@ -98,7 +98,8 @@ def test_a_new_table_without_a_place_stops_no_table_that_streams() -> None:
     assert [mapping.sid for mapping in mapped] == ["a", "b", "x"]
     assert "other.orders" in str(refused)
     assert resolve_new(source, known, known, "public")[1] is None
-    # A table in sync whose sid is gone, or that is given twice, is no stranger's mistake.
+    # A table in sync whose sid is gone, or that is given twice, is not the mistake of another
+    # program.
     for names in (["other.orders"], ["tenant_b.orders", "tenant_b1.orders"], []):
         with pytest.raises(MappingError):
             resolve_new(source, [parse_name(name) for name in names], [*new, *known], "public")

@@ -53,12 +53,12 @@ def test_a_table_goes_by_its_own_on_error_or_by_that_of_all(
     assert mapping.sources[0].rules[0].on_error == expected
 
 
-def test_another_word_is_refused_with_what_may_stand_there(tmp_path: Path) -> None:
+def test_an_unknown_word_is_refused_with_the_allowed_words(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"line 2: on_error: .*'stop'"):
         static_mapping.load(write(tmp_path, on_error="skip"))
 
 
-def test_what_can_be_done_is_taken(tmp_path: Path) -> None:
+def test_an_allowed_word_is_accepted(tmp_path: Path) -> None:
     _, mapping = static_mapping.load(write(tmp_path))
 
     assert [rule.on_error for rule in mapping.sources[0].rules] == ["stop"]

@@ -53,7 +53,7 @@ def test_a_form_has_every_setting_and_gives_the_defaults_back(kind: str) -> None
     st.lists(NAMES, max_size=4),
     st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1),
 )
-def test_what_a_table_says_survives_its_form(
+def test_the_settings_of_a_table_survive_their_form(
     columns: dict[str, str], exclude: list[str], condition: str
 ) -> None:
     fields = settings_forms.fields_of("table")
@@ -127,7 +127,7 @@ def test_a_reference_typed_as_password_stays_one() -> None:
         "host = a password = 'secret",
     ],
 )
-def test_what_cannot_be_read_is_not_shown_either(typed: str) -> None:
+def test_a_value_that_cannot_be_read_is_not_shown(typed: str) -> None:
     assert "secret" not in shown_url(typed)
 
 

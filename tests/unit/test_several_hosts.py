@@ -39,7 +39,7 @@ class Hosts:
 
 
 @pytest.mark.parametrize("first", [TimeoutError(), ConnectionRefusedError(), STARTS, REFUSED])
-async def test_each_host_of_the_target_gets_its_own_time_whatever_became_of_the_others(
+async def test_each_host_of_the_target_gets_a_separate_time_limit(
     first: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = Hosts({"old": first})

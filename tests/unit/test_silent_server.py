@@ -73,11 +73,11 @@ async def test_a_dead_connection_is_distinguished_from_a_long_statement(
     assert await severed_after(*answers) == expected
 
 
-async def test_who_still_sends_is_not_stuck() -> None:
+async def test_a_connection_that_still_sends_is_not_stuck() -> None:
     assert await severed_after(IDLE, IDLE, IDLE, moves=True) is None
 
 
-async def test_nothing_is_asked_about_what_is_answered_soon() -> None:
+async def test_a_statement_that_is_answered_soon_needs_no_check() -> None:
     async def ask() -> Activity | None:
         raise AssertionError
 

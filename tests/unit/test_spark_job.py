@@ -19,7 +19,7 @@ from streamer.copy.spark.security import (
 from streamer.postgres.conninfo import with_password_of
 
 
-def test_what_is_shipped_imports_by_itself(tmp_path: Path) -> None:
+def test_shipped_modules_import_without_the_rest(tmp_path: Path) -> None:
     """With psycopg and no further package, also where a different version is installed."""
     archive = tmp_path / "tasks.zip"
     write_shipped(archive)

@@ -20,7 +20,7 @@ FINAL += ["P0001", "P0002", "XX000"]
 
 
 @pytest.mark.parametrize("state", TRANSIENT + FINAL)
-def test_all_who_ask_agree_whether_to_try_again(state: str) -> None:
+def test_all_callers_agree_whether_to_try_again(state: str) -> None:
     at_target = asyncpg.PostgresError("no")
     at_target.sqlstate = state
     by_libpq = psycopg.errors.lookup(state)("no")

@@ -250,7 +250,7 @@ def test_a_key_changes_by_one_update_that_keeps_unknown_values() -> None:
     assert move.endswith(f't."id" {EQUALS} s.o_0')
 
 
-def test_an_append_table_deletes_only_what_stands_in_the_way() -> None:
+def test_an_append_table_deletes_only_rows_with_the_same_key() -> None:
     clone, append = (
         Statements(apply_plan(["id", "a"], ["id"], table_type=table_type)).ordered(partial=False)
         for table_type in (TableType.CLONE, TableType.APPEND)

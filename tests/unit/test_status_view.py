@@ -316,7 +316,7 @@ def test_a_long_status_is_shown_in_pages_that_keys_turn() -> None:
     assert not pager.press("q")
 
 
-def test_what_fits_is_shown_without_a_foot() -> None:
+def test_a_list_that_fits_is_shown_without_a_foot() -> None:
     assert [t.plain for t in Pager().page(Text("now"), [Text("a")], 10)] == ["now", "a"]
 
 

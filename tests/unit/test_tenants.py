@@ -38,7 +38,7 @@ def found(tables: list[TenantTable], there: TableDefinition) -> list[Drift]:
     return [each for each in judge(tables, {T: there}) if not each.is_equal]
 
 
-def test_the_matrix_names_who_deviates_from_most_tenants_and_from_the_target() -> None:
+def test_the_matrix_names_tenants_that_deviate_from_most_tenants_or_the_target() -> None:
     same = {"id": "integer", "email": "text", "amount": "numeric(10,2)"}
     tables = [tenant(f"t{n}", same, KEY, UNIQUE) for n in range(5)]
     tables[1] = tenant("t1", same | {"amount": "numeric(12,2)"}, KEY)

@@ -45,7 +45,7 @@ def test_a_missing_character_is_refused_and_never_valid_utf8(conversion: TextCon
     assert "0xc3" in str(caught.value)
 
 
-def test_rows_keep_what_is_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_keep_values_that_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     message = encode.insert(1, [b"\x80", None, encode.TOAST, b"ascii"])
     row, end = WIN1252.reading(read_text_row)(message)
     assert end == len(message)

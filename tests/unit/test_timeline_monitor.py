@@ -80,7 +80,7 @@ async def test_a_timeline_that_has_everything_is_stored_before_the_attempt_ends(
 @pytest.mark.parametrize(
     ("history", "held_lsn"), [(HISTORY, Lsn(FORK + 1)), ("", Lsn(1))], ids=["lost", "stranger"]
 )
-async def test_a_timeline_that_lacks_what_the_target_had_before_is_not_stored(
+async def test_a_timeline_that_lacks_changes_of_the_target_is_not_stored(
     stored: list[tuple[int, int]], history: str, held_lsn: Lsn
 ) -> None:
     """The next attempt compares the positions with the fork, and stops."""

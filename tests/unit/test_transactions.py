@@ -210,7 +210,7 @@ def test_a_large_transaction_comes_in_pieces_and_only_the_last_has_an_end() -> N
     )
 
 
-def test_pieces_of_a_large_transaction_keep_what_each_was_made_with() -> None:
+def test_pieces_of_a_large_transaction_keep_their_definitions() -> None:
     assembler = Assembler(piece_bytes_max=1)
     pieces = assembler.feed_each(
         begin(), define(columns="a"), row("1"), row("2"), define(columns="ab"), row("3"), commit()
@@ -503,7 +503,7 @@ def test_instructions_of_a_large_transaction_come_with_the_piece_that_has_them()
 # ---- a lost connection -------------------------------------------------------------------------
 
 
-def test_a_reset_forgets_what_is_unfinished() -> None:
+def test_a_reset_discards_unfinished_transactions() -> None:
     assembler = Assembler()
     assembler.feed(start(5), define(xid=5), row("1", xid=5), STOP)
     assembler.feed(begin(), define(), row("2"))

@@ -49,7 +49,7 @@ def test_116_columns_look_like_the_kind_of_a_value() -> None:
     assert read_text_row(payload) == (row, len(payload))
 
 
-def test_null_is_not_what_looks_like_it() -> None:
+def test_null_differs_from_values_that_look_like_null() -> None:
     row, _ = read_text_row(encode.insert(1, [None, b"\\N", b""]))
     assert row[0] is NULL
     assert row[1:] == [b"\\N", b""]
@@ -101,7 +101,7 @@ def test_truncation_shows_in_the_end_or_as_an_index_error() -> None:
             assert end != size
 
 
-def test_merging_takes_from_the_older_row_only_what_was_not_sent() -> None:
+def test_merging_takes_only_unsent_values_from_the_older_row() -> None:
     newer, _ = read_text_row(encode.insert(1, [b"1", TOAST, TOAST, None, TOAST]))
     older, _ = read_text_row(encode.insert(1, [b"0", b"big", None, b"x", TOAST]))
     merged = merge(newer, older)

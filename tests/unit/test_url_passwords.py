@@ -60,7 +60,7 @@ def test_whatever_libpq_takes_for_a_password_is_masked(user: str, password: str,
         assert shown.get("password") in (None, "***") or str(shown["password"]).startswith("${")
 
 
-def test_a_mask_means_what_is_stored_as_long_as_it_leads_to_the_same_place() -> None:
+def test_a_mask_stands_for_the_stored_password_while_the_server_is_the_same() -> None:
     stored = "postgresql://u:s%20x@h/db?sslpassword=y"
 
     assert fill_masks("postgresql://u:***@h/db?sslpassword=***", stored) == stored
@@ -99,7 +99,7 @@ def test_a_password_is_not_sent_to_another_place(text: str) -> None:
         "postgresql://u:p@ss@h/db",
     ],
 )
-def test_what_libpq_cannot_read_is_refused_and_not_repeated(text: str) -> None:
+def test_a_url_that_libpq_cannot_read_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ValueError, match=r".") as error:
         check_url(text)
     assert "p@ss" not in str(error.value)

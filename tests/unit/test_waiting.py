@@ -46,7 +46,7 @@ def test_while_the_target_is_away_it_is_all_that_is_waited_for() -> None:
     assert find_waits(TargetHealth("dw"), [(EU, health)]) == [Wait("target", "no answer yet")]
 
 
-def test_a_start_says_what_the_bookkeeping_has_of_it() -> None:
+def test_the_reason_of_a_waiting_start_comes_from_the_bookkeeping() -> None:
     stored = record(
         state="starting", error=ErrorReport("the creation of a slot waits for pid 7", "slot_wait")
     )

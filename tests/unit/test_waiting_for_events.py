@@ -18,7 +18,7 @@ async def test_a_wait_ends_when_the_event_is_set_or_the_time_is_over() -> None:
     assert await wait_for_event(event, None)
 
 
-async def test_who_waits_for_a_lane_hears_that_its_worker_has_settled_everything() -> None:
+async def test_a_task_that_waits_for_a_lane_wakes_once_its_worker_has_no_changes() -> None:
     owner = mock.Mock(spec=LaneOwner)
     lane = Lane("shop", mock.Mock(), owner, mock.Mock())
     transactions: list[Any] = [
