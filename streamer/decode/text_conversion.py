@@ -6,7 +6,7 @@ The source's conversion provides the table of characters
 (`streamer.source.server.database_encoding`). Python's codecs would differ from PostgreSQL in some
 characters.
 
-A value with a character that has no equivalent becomes an `UnconvertedText`, which no COPY accepts.
+A value with a character without an equivalent becomes an `UnconvertedText`, which no COPY accepts.
 The change is then handled like a change whose value the target refuses. Pure.
 """
 
@@ -108,7 +108,7 @@ class TextConversion:
         return read_converted
 
     def in_pieces(self, view: memoryview) -> Iterator[bytes]:
-        """Yield a text in UTF-8, with `_NOT_UTF8` before each character that has no equivalent."""
+        """Yield a text in UTF-8, with `_NOT_UTF8` before each character without an equivalent."""
         incomplete = b""
         size = 0
         for piece in pieces(cast("bytes", view)):
@@ -136,7 +136,7 @@ class TextConversion:
         return len(data)
 
     def missing(self, view: memoryview) -> bytes | None:
-        """Return the first character of a text that has no equivalent in UTF-8."""
+        """Return the first character of a text without an equivalent in UTF-8."""
         for piece in self.in_pieces(view):
             if (at := piece.find(_NOT_UTF8)) >= 0:
                 character = self._find.match(piece, at + 1)

@@ -254,7 +254,7 @@ class _Introspected(NamedTuple):
 
 
 class _DriverConnection(asyncpg.Connection):  # type: ignore[misc]
-    """A connection of the driver that has the array types of streamer's statements in advance.
+    """A connection of the driver with the array types of streamer's statements in advance.
 
     The driver would read an array's type at its first use in each session, which takes three
     statements and 15 ms.

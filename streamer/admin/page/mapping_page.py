@@ -94,7 +94,7 @@ def server_line(discovered: Row) -> str:
 
 
 def error_text(error: StreamerError) -> str:
-    """Return the text of an error about a new database, which has no label yet."""
+    """Return the text of an error about a new database, still without a label."""
     message = error.message.removeprefix('source "discover": ')
     return f"{message}; {error.hint}" if error.hint else message
 

@@ -22,7 +22,7 @@ class RelationWindow:
     plan: ApplyPlan | None = None
     """The newest plan of the changes."""
     versions: list[Versions] = field(default_factory=list)
-    """The changes of a history table, which has no folds."""
+    """The changes of a history table, which streamer does not fold."""
 
     @property
     def is_set(self) -> bool:

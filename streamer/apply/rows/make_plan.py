@@ -172,7 +172,7 @@ def _check_sent(mapping: RelationMapping, columns: Sequence[PlanColumn]) -> None
 
 
 def check_time(mapping: RelationMapping, column: str, type_name: str) -> None:
-    """Refuse a column of `partition_by` that has no time. Raises TargetSchemaError. Pure."""
+    """Refuse a column of `partition_by` without a time. Raises TargetSchemaError. Pure."""
     if not is_time(type_name):
         raise TargetSchemaError(
             f'column "{column}" of target table "{mapping.target}" has type {type_name}, and '

@@ -611,7 +611,7 @@ class Worker:
         }
 
     def _move(self, lane: Lane, to: TransactionQueue) -> None:
-        """Move *lane*, which has no change in a commit, and its queued transactions to *to*."""
+        """Move *lane*, without a change in a commit, and its queued transactions to *to*."""
         transactions = self._withdraw(lane)
         lane.queue = to
         to.put(lane, *transactions)

@@ -76,7 +76,7 @@ class CopyEnds:
     snapshot_name: str
     application_name: str
     place: Place
-    """The source's server, which has the snapshot."""
+    """The source's server with the snapshot."""
     fence: tuple[int, int, int, str]
     """The parameters of `streamer.target.fencing_token.FENCE_SQL`."""
     rows_per_second: float | None = None

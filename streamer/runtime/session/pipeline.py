@@ -77,7 +77,7 @@ LARGE_BURST_REST_SECONDS: Final = 0.03
 
 The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
 to large segments, and each message costs the walsender less. Larger bursts make larger target
-transactions, too, which have a fixed price each.
+transactions, too, each at a fixed price.
 """
 REST_TIMES: Final = 9
 """After a burst, reading pauses for this multiple of the processor time since the last burst. So a

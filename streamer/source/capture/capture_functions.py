@@ -631,7 +631,7 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
 
 
 _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
-"""The beginnings of statements that name the role, or that have no effect when repeated."""
+"""The beginnings of statements that name the role, or without an effect when repeated."""
 
 
 def version_comment(statements: Sequence[str]) -> str:
