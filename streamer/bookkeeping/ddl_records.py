@@ -61,6 +61,7 @@ class DdlRecord:
     database: Annotated[str, Codec("s.database")]
     sid: Annotated[str | None, Codec("s.sid")]
     table: Annotated[str, Codec("r.source")]
+    row_sid: Annotated[str | None, Codec("r.row_sid")]
     state: str
     changes: list[str]
     query: str

@@ -24,7 +24,7 @@ from streamer.util.lsn import Lsn
 
 _POSITIONS_SQL: Final = """
 select s.database, s.sid, s.acknowledged_lsn::text as acknowledged_lsn,
-       r.id as relation_id, r.source, r.state, r.visible_lsn::text as visible_lsn,
+       r.id as relation_id, r.source, r.row_sid, r.state, r.visible_lsn::text as visible_lsn,
        exists (select from streamer.request q where q.relation_id = r.id and q.state = 'queued')
            as has_request
 from streamer.source s left join streamer.relation r on r.source_id = s.id
@@ -66,6 +66,7 @@ class RelationPosition:
 
     relation_id: int
     source: str
+    row_sid: str | None
     state: str
     visible_lsn: Lsn | None
     has_request: bool
@@ -75,7 +76,7 @@ class RelationPosition:
 class SourcePosition:
     """A source with its mapped tables, in the order of their names."""
 
-    label: str
+    label: SourceLabel
     acknowledged_lsn: Lsn
     relations: list[RelationPosition] = field(default_factory=list)
 
@@ -97,6 +98,7 @@ async def read_positions(bookkeeping: Bookkeeping) -> dict[str, SourcePosition]:
                 RelationPosition(
                     row["relation_id"],
                     row["source"],
+                    row["row_sid"],
                     row["state"],
                     None if visible is None else Lsn.parse(visible),
                     row["has_request"],

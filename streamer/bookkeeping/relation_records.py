@@ -221,6 +221,14 @@ async def find_other_writer(
     return (rows[0]["target"], rows[0]["database"]) if rows else None
 
 
+async def read_sources_of_sid(session: Executor, sid: str) -> set[int]:
+    """Return the ids of the sources with tables whose rows have *sid*."""
+    rows = await session.fetch(
+        "select distinct source_id from streamer.relation where row_sid = $1", sid
+    )
+    return {row["source_id"] for row in rows}
+
+
 async def find_relation_of_sid(session: Executor, database: str, sid: str) -> str | None:
     """Return a source table of *database* whose rows have *sid* by the rule of the table."""
     table: str | None = await session.fetch_value(_OF_SID_SQL, database, sid)
@@ -229,7 +237,7 @@ async def find_relation_of_sid(session: Executor, database: str, sid: str) -> st
 
 async def read_labels(
     session: Executor, relation_ids: Collection[int]
-) -> dict[int, tuple[str, str]]:
+) -> dict[int, tuple[SourceLabel, str]]:
     """Return the label of the source and the source's table of relations, by id."""
     rows = await session.fetch(_LABELS_SQL, list(relation_ids))
     return {r["relation_id"]: (SourceLabel(r["database"], r["sid"]), r["source"]) for r in rows}

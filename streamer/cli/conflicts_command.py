@@ -25,7 +25,7 @@ def conflicts(
     keeps the newest conflicts of each table (`conflicts_kept`).
     """
     from streamer.commands import conflict_log as conflicts_command
-    from streamer.commands.command_scope import Scope
+    from streamer.mapping.scope import Scope
 
     _, _, address = load_with_target()
     scope = Scope(tuple(tables or ()), database, sid)

@@ -56,9 +56,9 @@ def cutover(
     time limit, the command restores the state before the cut-over. --undo restores that state at
     any step before the last.
     """
-    from streamer.commands.command_scope import Scope
     from streamer.commands.cutover.cutover import Cutover
     from streamer.commands.cutover.cutover_steps import CutoverOptions, FinalComparison, StopWrites
+    from streamer.mapping.scope import Scope
 
     settings, mapping = load(needs_sources=True)
     try:

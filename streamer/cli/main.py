@@ -290,8 +290,8 @@ def status(
 
     from streamer.commands import status as status_command
     from streamer.commands import status_output
-    from streamer.commands.command_scope import Scope
     from streamer.commands.status_problems import only_problems
+    from streamer.mapping.scope import Scope
 
     settings, mapping, state = load_to_show()
     address = target_of(settings)
@@ -457,8 +457,8 @@ def wait(
     With --problems, the command waits for the sources with a problem when it starts.
     """
     from streamer.commands import wait as wait_command
-    from streamer.commands.command_scope import Scope
     from streamer.commands.status_problems import with_problems
+    from streamer.mapping.scope import Scope
 
     _, mapping, address = load_with_target(needs_sources=True)
     scope = Scope((*(tables or ()), *(named or ())), database, sid)
@@ -594,7 +594,7 @@ def _compare(
         condition = compare_command.parse_where(where)
     except StreamerError as exc:
         fail(str(exc), exc.exit_code)
-    scope = ComparisonScope(tuple(tables or ()), database, sid, condition)
+    scope = ComparisonScope(tuple(tables or ()), database, sid, where=condition)
     run = repair_command.repair if repairs else compare_command.compare
     results = run_to_end(run(settings, mapping, scope, options))
     if as_json:
@@ -677,8 +677,8 @@ def teardown(
     and exits with 3. Objects in the schema `streamer` that streamer did not create stay.
     """
     from streamer.commands import teardown as teardown_command
-    from streamer.commands.command_scope import Scope
     from streamer.commands.table_requests import command_actor
+    from streamer.mapping.scope import Scope
 
     settings, mapping, address = load_with_target(needs_sources=True)
     try:

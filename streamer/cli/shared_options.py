@@ -70,7 +70,7 @@ DatabaseOption = Annotated[
 SidOption = Annotated[
     str | None,
     typer.Option(
-        help="Only the source with this sid.",
+        help="Only the source with this sid, or the tables whose rows have this sid.",
         autocompletion=_completing(lambda mapping: (s.sid for s in mapping.sources if s.sid)),
     ),
 ]

@@ -117,9 +117,9 @@ def remove_tenant(
     import asyncio
 
     from streamer.admin.service import edit_draft
-    from streamer.commands.command_scope import Scope
     from streamer.commands.table_requests import command_actor
     from streamer.commands.tenants import add_and_remove
+    from streamer.mapping.scope import Scope
 
     if not yes:
         fail("this drops the tenant's replication slot; add --yes to confirm", 2)
@@ -250,8 +250,8 @@ def drift(
     tenants, the definition of the target, and the tenants that deviate. The exit code is 1 if a
     tenant or the target deviates, or if a tenant does not answer.
     """
-    from streamer.commands.command_scope import Scope
     from streamer.commands.tenants import tenant_drift as drift_command
+    from streamer.mapping.scope import Scope
 
     _, mapping, address = load_with_target(needs_sources=True)
     scope = Scope(tuple(tables or ()), database, sid)

@@ -9,8 +9,9 @@ from streamer.bookkeeping.bookkeeping_schema import is_installed
 from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.sources import read_source_records
 from streamer.bookkeeping.stored_conflicts import read_newest_conflicts
-from streamer.commands.command_scope import Scope
+from streamer.commands.table_requests import by_name
 from streamer.commands.terminal_table import Listing, ListingColumn
+from streamer.mapping.scope import Scope
 from streamer.target.connection import TargetAddress
 
 
@@ -48,14 +49,12 @@ async def read_conflicts(address: TargetAddress, scope: Scope, limit: int) -> li
     try:
         if not await is_installed(bookkeeping):
             return []
-        sources = {
-            record.source_id: record
-            for record in await read_source_records(bookkeeping)
-            if scope.database in (None, record.database) and scope.sid in (None, record.sid)
+        sources = {r.source_id: r for r in await read_source_records(bookkeeping)}
+        relations = {
+            relation.relation_id: relation
+            for relation in await read_relation_records(bookkeeping)
+            if scope.select(sources[relation.source_id], by_name([relation]))
         }
-        records = await read_relation_records(bookkeeping)
-        chosen = scope.select((r.source, r) for r in records if r.source_id in sources)
-        relations = {relation.relation_id: relation for relation in chosen}
         conflicts = await read_newest_conflicts(bookkeeping, list(relations), limit)
     finally:
         await bookkeeping.close()

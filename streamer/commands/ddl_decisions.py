@@ -15,6 +15,7 @@ from streamer.errors.command_lines import command
 from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import parse_relation
 from streamer.mapping.rules import SourceLabel
+from streamer.mapping.scope import Scope
 from streamer.target.connection import TargetAddress
 
 
@@ -24,7 +25,8 @@ async def read_records(
     """Return waiting changes of definitions, oldest first; *with_done*: also finished changes."""
     async with installed(address, "streamer ddl") as bookkeeping:
         records = await read_ddl(bookkeeping, with_done=with_done)
-    return [r for r in records if database in (None, r.database) and sid in (None, r.sid)]
+    scope = Scope(database=database, sid=sid)
+    return [r for r in records if scope.select(r, [(r.table, r.row_sid, r)])]
 
 
 async def store_decision(

@@ -29,7 +29,6 @@ from streamer.bookkeeping.scripts import (
 )
 from streamer.bookkeeping.server_of_run import connection_of_run
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
-from streamer.commands.command_scope import Scope
 from streamer.commands.table_requests import command_actor
 from streamer.commands.terminal_table import Listing, ListingColumn
 from streamer.errors.error_classes import MappingError, ScriptError
@@ -37,6 +36,7 @@ from streamer.errors.error_reports import ErrorReport
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import Mapping, SourceMapping, find_source, resolve
+from streamer.mapping.scope import Scope
 from streamer.runtime.guards.missed_scripts import missed
 from streamer.source.catalog import read_relation_names, read_relations
 from streamer.source.connection import Connection, translating

@@ -25,7 +25,6 @@ from streamer.bookkeeping.replicas import (
 )
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.bookkeeping.verifications import VerificationRecord, read_verifications
-from streamer.commands.command_scope import ALL, Scope
 from streamer.control.resync_options import after_loss
 from streamer.control.table_state import Need
 from streamer.errors.error_classes import (
@@ -40,6 +39,7 @@ from streamer.errors.remedies import Remedy, resync_source, run, then_resync
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.rule_options import OnMaxRetainedWal
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
+from streamer.mapping.scope import ALL, Scope
 from streamer.postgres.conninfo import reach_hint
 from streamer.report.problem_facts import source_of_row
 from streamer.report.problems import Problem, ProblemKind, of_mapping, of_source, of_target
@@ -303,12 +303,12 @@ async def read_report(
 ) -> StatusReport:
     """Read the status of the target and the sources of *scope*. An outage is part of the report.
 
-    With tables in *scope*, the report leaves out unmatched tables, and sources whose tables are
-    known but do not match. Raises MappingError for a scope without a source, or a faulty pattern.
+    The report leaves out tables outside *scope*, and sources whose tables are known and outside.
+    Raises MappingError for a scope without a source, or a faulty pattern.
     """
     state = state or MappingState()
     is_empty = not mapping.sources
-    mapping = replace(mapping, sources=tuple(scope.sources(mapping)))
+    mapping = replace(mapping, sources=tuple(scope.sources_of_tables(mapping)))
     target = await check_once(address, "streamer status")
     if target.is_well or target.is_read_only:
         bookkeeping = Bookkeeping(address, "streamer status")
@@ -341,11 +341,16 @@ async def read_report(
 
 
 def _only_tables(statuses: list[SourceStatus], scope: Scope) -> list[SourceStatus]:
-    if not scope.tables:
-        return statuses
+    shown = []
     for status in statuses:
-        status.tables = scope.select((table.source, table) for table in status.tables)
-    return [status for status in statuses if status.tables]
+        if not scope.has_whole(status):
+            tables = ((table.source, table.sid, table) for table in status.tables)
+            status.tables = scope.select(status, tables)
+        if status.tables or scope.has_whole(status):
+            shown.append(status)
+    if not shown and not scope.tables and scope.sid is not None:
+        raise scope.unknown()
+    return shown
 
 
 async def read_status(

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from streamer.commands.command_scope import Scope
 from streamer.commands.status import SourceStatus, StatusReport, TableStatus, read_report
 from streamer.mapping.rules import Mapping
+from streamer.mapping.scope import Scope
 from streamer.observability.logs import redact
 from streamer.report.problems import Problem, needs_operator
 from streamer.target.connection import TargetAddress

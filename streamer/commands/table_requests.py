@@ -5,23 +5,27 @@ start.
 """
 
 import getpass
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import installed
-from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
+from streamer.bookkeeping.relation_records import (
+    RelationRecord,
+    read_relation_records,
+    read_sources_of_sid,
+)
 from streamer.bookkeeping.requests import make_requests
 from streamer.bookkeeping.sources import SourceRecord, read_source_records
 from streamer.bookkeeping.taken_requests import find_gap, find_mixed_rows
-from streamer.commands.command_scope import Scope
 from streamer.control.resync_options import Resync
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import MappingError, StreamerError, TargetError
 from streamer.errors.remedies import Remedy, run
 from streamer.mapping.relation_names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.rules import Named, SourceLabel
+from streamer.mapping.scope import Scope
 from streamer.observability.logs import redact
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress
@@ -61,14 +65,25 @@ def labels(tables: Matching) -> list[str]:
 async def read_matching(
     bookkeeping: Bookkeeping, pattern: RelationPattern | None, database: str | None, sid: str | None
 ) -> Matching:
-    """Return the tables that match *pattern*, of the sources of *database* and *sid*."""
+    """Return the tables that match *pattern*, of *database* and *sid*: see `Scope`."""
+    scope = Scope(database=database, sid=sid)
+    of_sid = set() if sid is None else await read_sources_of_sid(bookkeeping, sid)
     return [
         (source, relation)
         for source in await read_source_records(bookkeeping)
-        if database in (None, source.database) and sid in (None, source.sid)
-        for relation in await read_relation_records(bookkeeping, source.source_id)
+        if scope.names(source) or source.source_id in of_sid
+        for relation in scope.select(
+            source, by_name(await read_relation_records(bookkeeping, source.source_id))
+        )
         if pattern is None or pattern.matches(parse_name(relation.source))
     ]
+
+
+def by_name(
+    relations: Iterable[RelationRecord],
+) -> Iterator[tuple[str, str | None, RelationRecord]]:
+    """Yield *relations* as `Scope.select` takes tables."""
+    return ((relation.source, relation.row_sid, relation) for relation in relations)
 
 
 async def request(
@@ -235,7 +250,8 @@ async def request_each(
     MappingError for a faulty pattern, and TargetError.
     """
     scope = Scope(tuple(tables))
-    scope.select([])
+    for table in tables:
+        parse_relation(table, "public")
     outcomes: list[SourceOutcome] = []
     async with installed(address, f"streamer {action}") as bookkeeping:
         records = {
@@ -251,7 +267,7 @@ async def request_each(
                 outcomes.append(_failed(key, lost))
                 continue
             source_relations = relations.get(records.get(key, -1), [])
-            chosen = scope.select((relation.source, relation) for relation in source_relations)
+            chosen = scope.select(key, by_name(source_relations))
             try:
                 outcome = choose(key, action, chosen, state)
                 if isinstance(outcome, SourceOutcome):

@@ -19,7 +19,6 @@ from streamer.bookkeeping.lagging_tables import request_positions
 from streamer.bookkeeping.planned_definitions import read_definitions
 from streamer.bookkeeping.positions import RelationPosition, SourcePosition, read_positions
 from streamer.bookkeeping.server_of_run import connection_of_run
-from streamer.commands.command_scope import ALL, Scope
 from streamer.commands.status import read_report
 from streamer.errors.error_classes import (
     MappingError,
@@ -28,7 +27,8 @@ from streamer.errors.error_classes import (
     StreamerError,
     TargetError,
 )
-from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping
+from streamer.mapping.scope import ALL, Scope
 from streamer.report.problems import worst_first
 from streamer.source.server.primary_of_standby import flush_source
 from streamer.target.connection import TargetAddress
@@ -48,7 +48,7 @@ PROBLEMS_MAX: Final = 10
 _NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
 
 
-EndPositions = dict[str, Lsn | SourceError | None]
+EndPositions = dict[SourceLabel, Lsn | SourceError | None]
 """The position to wait for, by the label of the source, or why the position is unknown."""
 
 
@@ -100,12 +100,13 @@ async def wait_over(
     for a failure that an operator must fix.
     """
     ask = ask or partial(read_end, bookkeeping=bookkeeping)
-    positions: EndPositions = {s.label: None for s in scope.sources(mapping)}
-    makes_definitions = any(source.makes_definitions for source in scope.sources(mapping))
+    sources = scope.sources_of_tables(mapping)
+    positions: EndPositions = {SourceLabel(s.database, s.sid): None for s in sources}
+    makes_definitions = any(source.makes_definitions for source in sources)
     waiting = _Waiting(bookkeeping, scope, positions, makes_definitions=makes_definitions)
     try:
         async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-            for source in scope.sources(mapping):
+            for source in sources:
                 group.create_task(
                     _find_position(source, positions, ask), name=f"position {source.label}"
                 )
@@ -118,16 +119,17 @@ async def wait_over(
 
 
 async def _find_position(source: SourceMapping, positions: EndPositions, ask: ReadEnd) -> None:
+    label = SourceLabel(source.database, source.sid)
     while True:
         try:
-            positions[source.label] = await ask(source)
+            positions[label] = await ask(source)
             return
         except TargetError:  # the second task names this error
             pass
         except SourceError as exc:
             if exc.retry is not Retry.TIMED:
                 raise
-            positions[source.label] = exc
+            positions[label] = exc
         await asyncio.sleep(SOURCE_RETRY_SECONDS)
 
 
@@ -162,7 +164,7 @@ class _Waiting:
                 now = time.monotonic()
                 if obstacles and now - asked_at >= NOTIFY_SECONDS:
                     asked_at = now
-                    of_tables = bool(self._scope.tables)
+                    of_tables = not all(map(self._scope.has_whole, self._positions))
                     await request_positions(self._bookkeeping, of_tables=of_tables)
             except MappingError:
                 raise
@@ -187,22 +189,23 @@ class _Waiting:
         has_table = False
         for label, awaited in self._positions.items():
             position = positions.get(label)
+            tables = () if position is None else position.relations
+            relations = self._scope.select(label, ((r.source, r.row_sid, r) for r in tables))
+            has_table = has_table or bool(relations) or self._scope.has_whole(label)
+            if not self._scope.names(label) and position is not None and not relations:
+                continue  # a source without tables of the tenant
             if isinstance(awaited, SourceError):
                 missing.append(str(awaited))
             elif position is None:
                 missing.append(f'source "{label}" has never been started')
             elif awaited is None:
                 missing.append(f'source "{label}" has not answered')
-            else:
-                relations = self._scope.select((r.source, r) for r in position.relations)
-                has_table = has_table or bool(relations)
-                if obstacle := self._missing_of(position, relations, awaited):
-                    missing.append(obstacle)
-                elif self._makes_definitions:
-                    missing += await _pending(bookkeeping, label, relations)
-        if self._positions and self._scope.tables and not has_table and not missing:
-            named = ", ".join(f'"{table}"' for table in self._scope.tables)
-            missing.append(f"no table {named} is streamed")
+            elif obstacle := self._missing_of(position, relations, awaited):
+                missing.append(obstacle)
+            elif self._makes_definitions:
+                missing += await _pending(bookkeeping, label, relations)
+        if self._positions and not has_table and not missing:
+            missing.append(f"no table {self._scope.words} is streamed")
         return missing
 
     def _missing_of(
@@ -217,7 +220,7 @@ class _Waiting:
                 return f"{where} has a pending request: is `streamer run` running?"
         if acknowledged_lsn >= awaited:
             return None
-        if not self._scope.tables:
+        if self._scope.has_whole(position.label):
             return f'source "{label}": confirmed {acknowledged_lsn}, waiting for {awaited}'
         for relation in relations:
             visible_lsn = max(acknowledged_lsn, relation.visible_lsn or NOTHING)

@@ -54,9 +54,10 @@ from streamer.errors.error_classes import (
     StreamerError,
 )
 from streamer.mapping.expressions import Expression
-from streamer.mapping.relation_names import RelationName, parse_name, parse_relation
+from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, resolve
+from streamer.mapping.scope import Scope
 from streamer.postgres.credentials import passwords_renewed
 from streamer.postgres.key_ranges import KeyRange
 from streamer.postgres.quoting import quote_qualified
@@ -91,14 +92,9 @@ select coalesce(pg_catalog.pg_table_size({oid}), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonScope:
-    """The tables of a comparison; all if the scope is empty. ``where``: a condition over columns of
-    the source.
-    """
+class ComparisonScope(Scope):
+    """The rows of a comparison. ``where``: a condition over columns of the source."""
 
-    tables: tuple[str, ...] = ()
-    database: str | None = None
-    sid: str | None = None
     where: Expression | None = None
     relation_ids: frozenset[int] | None = None
     """The ids of the relations to compare, in streamer.relation; None for all relations."""
@@ -294,16 +290,14 @@ class Comparison:
     async def _find(self, scope: ComparisonScope) -> tuple[list[_ScopedTable], SourceError | None]:
         """Return the tables of *scope*, and why a source cannot be read."""
         await require_installed(self._bookkeeping)
-        patterns = [parse_relation(table, "public") for table in scope.tables]
         records = {record.label: record for record in await read_source_records(self._bookkeeping)}
         items: list[_ScopedTable] = []
         failure: SourceError | None = None
-        for source in self._mapping.sources:
-            if scope.database not in (None, source.database) or scope.sid not in (None, source.sid):
-                continue
+        for source in scope.sources_of_tables(self._mapping):
             record = records.get(source.label)
             if record is None:
                 continue
+            relations = await read_relation_records(self._bookkeeping, record.source_id)
             source_items = [
                 _ScopedTable(
                     source,
@@ -317,10 +311,8 @@ class Comparison:
                         row_sid=relation.row_sid,
                     ),
                 )
-                for relation in await read_relation_records(self._bookkeeping, record.source_id)
+                for relation in scope.select(source, ((r.source, r.row_sid, r) for r in relations))
                 if scope.relation_ids is None or relation.relation_id in scope.relation_ids
-                if not patterns
-                or any(pattern.matches(parse_name(relation.source)) for pattern in patterns)
             ]
             items += source_items
             try:

@@ -405,6 +405,11 @@ class SourceMapping:
         return asked or self.ddl is DdlCapture.CAPTURE
 
     @property
+    def has_tenants(self) -> bool:
+        """Whether rules give tables a sid that the source may lack."""
+        return any(rule.sid is not None for rule in self.rules)
+
+    @property
     def exact_names(self) -> dict[RelationName, TableRule]:
         """The rules that name a single table, by its name."""
         return {

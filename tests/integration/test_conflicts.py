@@ -5,8 +5,8 @@ import re
 import pytest
 
 from streamer.apply.write import conflicts as conflicts_module
-from streamer.commands.command_scope import Scope
 from streamer.commands.conflict_log import ConflictRecord, read_conflicts
+from streamer.mapping.scope import Scope
 from streamer.postgres.secret import Secret
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database, assert_same

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from streamer.bookkeeping.scripts import ScriptSide
-from streamer.commands.command_scope import Scope
 from streamer.commands.doctor.bug_report import write_bundle
 from streamer.commands.doctor.diagnosis import diagnose
 from streamer.commands.execute_script import Script, execute
@@ -15,6 +14,7 @@ from streamer.commands.missing_indexes import missing_fk
 from streamer.commands.tenants.tenant_drift import read_drift
 from streamer.commands.wait import wait
 from streamer.errors.error_classes import SourceElsewhereError
+from streamer.mapping.scope import Scope
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database

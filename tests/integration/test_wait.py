@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from streamer.commands.command_scope import Scope
 from streamer.commands.status import read_report
 from streamer.commands.status_problems import with_problems
 from streamer.commands.table_requests import request
 from streamer.commands.wait import wait
+from streamer.mapping.scope import Scope
 from streamer.target.connection import TargetAddress
 from tests.support.postgres import Database
 from tests.support.proxy import Proxy

@@ -14,11 +14,11 @@ from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import is_installed
 from streamer.bookkeeping.relation_records import RelationRecord, read_relation_records
 from streamer.commands import wait as wait_command
-from streamer.commands.command_scope import ALL, Scope
 from streamer.commands.status import SourceStatus, read_status
 from streamer.config import static_mapping
 from streamer.errors.error_classes import StreamerError, TargetConnectionError
 from streamer.mapping.rules import Mapping, SourceMapping
+from streamer.mapping.scope import ALL, Scope
 from streamer.postgres.secret import Secret
 from streamer.source.server.idle_connections import IdleConnections
 from streamer.source.server.primary_of_standby import flush_source

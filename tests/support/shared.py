@@ -23,9 +23,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from streamer.commands.command_scope import Scope
 from streamer.commands.demo.embedded_servers import Server
 from streamer.errors.error_classes import StreamerError
+from streamer.mapping.scope import Scope
 from tests.support.hostile_sessions import SESSIONS, give
 from tests.support.postgres import (
     Connection,

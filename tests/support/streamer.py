@@ -18,7 +18,6 @@ import pytest
 from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.requests import make_request
 from streamer.commands import ddl_decisions
-from streamer.commands.command_scope import ALL, Scope
 from streamer.compare import differences_at_point, local_program
 from streamer.config import static_mapping
 from streamer.copy import plan_copies
@@ -26,6 +25,7 @@ from streamer.copy.parts.part_copier import CopyEnds, PassingError, copy_parts
 from streamer.copy.spark.launcher import SparkLauncher
 from streamer.errors.error_classes import ComparisonError
 from streamer.mapping.rules import Mapping
+from streamer.mapping.scope import ALL, Scope
 from streamer.runtime.process.engine import Engine, StopCondition
 from streamer.util.backoff import Backoff
 from tests.support.observer import Observer

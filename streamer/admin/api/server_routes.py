@@ -10,8 +10,8 @@ from streamer.admin.live.events import Events, Subscription
 from streamer.admin.mapping import api_models
 from streamer.admin.service.access import Access, UserIdentity, actor_of
 from streamer.admin.service.admin_service import AdminService
-from streamer.commands.command_scope import Scope
 from streamer.commands.quarantined_rows import Choice
+from streamer.mapping.scope import Scope
 
 
 def add_servers(router: APIRouter, service: AdminService, access: Access, events: Events) -> None:

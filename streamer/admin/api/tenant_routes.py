@@ -8,7 +8,7 @@ from streamer.admin.api.request_parameters import Text
 from streamer.admin.mapping import api_models
 from streamer.admin.service.access import actor_of
 from streamer.admin.service.admin_service import AdminService
-from streamer.commands.command_scope import Scope
+from streamer.mapping.scope import Scope
 
 
 def add_tenants(router: APIRouter, service: AdminService) -> None:

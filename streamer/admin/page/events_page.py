@@ -10,12 +10,12 @@ from streamer.admin.live.past_events import KINDS, EventFilter, PastEvent, with_
 from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.page.page_frame import Frame, Row, form_text, row_number
 from streamer.admin.service.access import actor_of
-from streamer.commands.command_scope import Scope
 from streamer.commands.conflict_log import words
 from streamer.commands.quarantined_rows import Choice
 from streamer.errors.error_classes import InvalidError, StreamerError
 from streamer.mapping.relation_names import parse_name
 from streamer.mapping.rules import SourceLabel, SourceMapping
+from streamer.mapping.scope import Scope
 
 EVENTS_PER_PAGE: Final = 100
 QUARANTINE_MAX: Final = 200

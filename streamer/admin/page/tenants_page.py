@@ -10,11 +10,11 @@ from streamer.admin.live.status_reader import StatusReader
 from streamer.admin.mapping import api_models
 from streamer.admin.page.page_frame import Frame, Row, form_text
 from streamer.admin.service.access import actor_of
-from streamer.commands.command_scope import Scope
 from streamer.commands.tenants.tenant_drift import deviations
 from streamer.commands.tenants.tenant_list import PURGING, REMOVED
 from streamer.errors.error_classes import AdminError, StreamerError
 from streamer.mapping.rules import SourceLabel
+from streamer.mapping.scope import Scope
 
 _LEFT: Final = (REMOVED, PURGING)
 Work = Callable[[str, str, str, str], Awaitable[str | None]]

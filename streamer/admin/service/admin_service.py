@@ -37,7 +37,6 @@ from streamer.admin.service.tenant_service import Tenants
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.requests import Request, read_acts
 from streamer.commands.check.source_facts import SourceFacts, read_source
-from streamer.commands.command_scope import Scope
 from streamer.commands.conflict_log import read_conflicts
 from streamer.commands.quarantined_rows import (
     Choice,
@@ -70,6 +69,7 @@ from streamer.errors.error_classes import (
 from streamer.mapping.lost_mapping import MappingProblem
 from streamer.mapping.relation_names import RelationPattern, parse_name, parse_relation
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, TableRule, find_source
+from streamer.mapping.scope import Scope
 from streamer.observability.logs import redact
 from streamer.postgres.conninfo import server_name, without_stored_passwords
 from streamer.postgres.credentials import ConnectionUrl

@@ -14,12 +14,12 @@ from streamer.admin.mapping.mapping_rows import Row
 from streamer.admin.service import edit_draft
 from streamer.admin.service.local_client import LocalClient
 from streamer.admin.service.server_reads import ALL, TARGET
-from streamer.commands.command_scope import Scope
 from streamer.commands.tenants import add_and_remove, tenant_list
 from streamer.commands.tenants.purge_rows import purge
 from streamer.commands.tenants.tenant_drift import DriftReport, read_drift
 from streamer.errors.error_classes import InvalidError, MappingError, StreamerError, UnreadyError
 from streamer.mapping.rules import SourceLabel
+from streamer.mapping.scope import Scope
 from streamer.observability.logs import redact
 from streamer.target.connection import TargetAddress
 

@@ -31,7 +31,6 @@ from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.requests import CUTOVER, acting
 from streamer.bookkeeping.server_of_run import connection_of_run
 from streamer.bookkeeping.sources import read_source_records
-from streamer.commands.command_scope import Scope
 from streamer.commands.cutover import reverse_stream
 from streamer.commands.cutover.cutover_steps import (
     CutoverOptions,
@@ -53,6 +52,7 @@ from streamer.errors.error_classes import CutoverError, MappingError, StreamerEr
 from streamer.errors.remedies import Remedy, at_target
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping, RelationMapping, SourceMapping, find_source
+from streamer.mapping.scope import Scope
 from streamer.mapping.sequence_places import places
 from streamer.runtime.session.sequence_follower import obstacle_of
 from streamer.source.catalog import flush_wal
@@ -512,7 +512,7 @@ class Cutover:
 
     @property
     def _scope(self) -> Scope:
-        return Scope(database=self._source.database, sid=self._source.sid)
+        return Scope.of(self._source)
 
     async def _sequences(
         self, plain: Connection, mappings: list[RelationMapping]

@@ -8,7 +8,7 @@ downtime reads only the changes since then.
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
@@ -114,7 +114,7 @@ class Equality:
     async def compare_all(self) -> Answer:
         """Compare all rows of every table."""
         began = time.monotonic()
-        scope = ComparisonScope(database=self._source.database, sid=self._source.sid)
+        scope = ComparisonScope.of(self._source)
         results = await self._compare(scope)
         compared = [(result, Extent.WHOLE) for result in results]
         return Answer(compared, [], seconds=time.monotonic() - began)
@@ -136,11 +136,8 @@ class Equality:
         if not due:
             return Answer([], skipped, skip_seconds)
         horizons = earlier.source.horizon, earlier.target.horizon
-        scope = ComparisonScope(
-            database=self._source.database,
-            sid=self._source.sid,
-            relation_ids=frozenset(record.relation_id for record in due),
-        )
+        due_ids = frozenset(record.relation_id for record in due)
+        scope = replace(ComparisonScope.of(self._source), relation_ids=due_ids)
         changed = (number for number, extent in extents.items() if extent is Extent.CHANGES)
         results = await self._compare(scope, dict.fromkeys(changed, horizons))
         compared = [(result, extents[result.relation_id]) for result in results]

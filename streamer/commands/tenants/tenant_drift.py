@@ -17,12 +17,12 @@ from typing import Any, Final
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.purges import RemainingColumn, read_remaining_columns
 from streamer.bookkeeping.server_of_run import connection_of_run
-from streamer.commands.command_scope import Scope
 from streamer.commands.terminal_table import ListingColumn, print_lines, table_lines
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import MappingError, SourceError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping, RelationMapping, SourceLabel, SourceMapping
+from streamer.mapping.scope import Scope
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.runtime.tables.relations import resolve_at
@@ -142,7 +142,7 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
 
     Raises TargetConnectionError, TargetRejectedError; MappingError for a scope without a source.
     """
-    sources = scope.sources(mapping)
+    sources = scope.sources_of_tables(mapping)
     unreachable: dict[str, str] = {}
     limit = asyncio.Semaphore(SOURCES_AT_ONCE)
     bookkeeping = Bookkeeping(address, "streamer drift")
@@ -150,10 +150,11 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
     async def read(source: SourceMapping) -> list[TenantTable]:
         async with limit:
             try:
-                return await _read_source(source, mapping.target_namespace, bookkeeping)
+                tables = await _read_source(source, mapping.target_namespace, bookkeeping)
             except (SourceError, MappingError) as exc:
                 unreachable[source.label] = str(exc)
                 return []
+        return scope.select(source, ((str(t.mapping.source), t.mapping.sid, t) for t in tables))
 
     try:
         tenant_tables = [
@@ -161,7 +162,6 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
         ]
     finally:
         await bookkeeping.close()
-    tenant_tables = scope.select((str(table.mapping.source), table) for table in tenant_tables)
     names = sorted({table.mapping.target for table in tenant_tables}, key=str)
     async with target_connection(address, "streamer drift") as target:
         relations = await read_relations(target, names)
@@ -169,7 +169,10 @@ async def read_drift(address: TargetAddress, mapping: Mapping, scope: Scope) -> 
         has_purges = await target.fetch_value("select pg_catalog.to_regclass('streamer.purge')")
         left = await read_remaining_columns(target) if has_purges else []
     items = list(judge(tenant_tables, {table.name: table for table in targets.values()}, left))
-    labels = sorted({table.source for table in tenant_tables} | {s.label for s in sources})
+    named = {source.label for source in sources if scope.names(source)}
+    labels = sorted({table.source for table in tenant_tables} | named)
+    if not labels and not unreachable:
+        raise scope.unknown()
     return DriftReport(labels, items, dict(sorted(unreachable.items())))
 
 

@@ -12,7 +12,7 @@ remaining ranges, as every comparison does.
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -198,11 +198,8 @@ class Verification:
             Options(1, self._settings.rows_per_second, continues=True, purpose="verification"),
         )
         relation_id = table.relation.relation_id
-        scope = ComparisonScope(
-            database=table.source.database,
-            sid=table.source.sid,
-            relation_ids=frozenset({relation_id}),
-        )
+        of_source = ComparisonScope.of(table.source)
+        scope = replace(of_source, relation_ids=frozenset({relation_id}))
         comparing = asyncio.create_task(comparison.run(scope), name="verification")
         try:
             while not comparing.done() and self._is_quiet(table.source):
