@@ -34,6 +34,11 @@ class Clash:
     )
 
 
+def new_table_error(table: RelationName, clash: Clash) -> MappingError:
+    """Return why the new *table* cannot join the tables of its source. Pure."""
+    return MappingError(f'new table "{table}" cannot join: {clash.message}', hint=clash.hint)
+
+
 class TableWriter(NamedTuple):
     """A source that writes to a table: its label, and the sid of the rows there, if any."""
 

@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from streamer.bookkeeping.purges import PurgeRecord
-from streamer.commands.command_scope import Scope
+from streamer.commands.quarantined_rows import Choice, count_rows
+from streamer.commands.status import read_report
+from streamer.commands.table_requests import request
 from streamer.commands.tenants.purge_rows import purge
 from streamer.commands.tenants.tenant_drift import read_drift
 from streamer.commands.tenants.tenant_list import read_tenants
+from streamer.commands.wait import wait
+from streamer.compare.comparison import ComparisonScope
 from streamer.errors.error_classes import MappingError
+from streamer.mapping.scope import Scope
 from streamer.mapping.sid_and_history_columns import HISTORY_OPEN
 from streamer.target.connection import TargetAddress
 from tests.support.checking import ERROR, Checker
@@ -90,9 +95,43 @@ async def test_each_schema_is_a_tenant_with_its_own_rows(
         assert all(result.is_equal for result in results.values())
         assert {result.row_sid for result in results.values()} == {"a", "b", "c"}
         assert_equal(source, target, "abc")
+        await commands_choose_a_tenant_by_its_sid(source, target, streamer, compare)
         keys = "select count(*) from pg_constraint where conrelid::regclass::text in {}"
         kinds = target.value(keys.format("('orders', 'items')") + " and contype in ('p', 'u', 'f')")
         assert kinds == 4
+
+
+async def commands_choose_a_tenant_by_its_sid(
+    source: Database, target: Database, streamer: Streamer, compare: Compare
+) -> None:
+    address = TargetAddress.parse(streamer.settings.target.url)
+    tables = {"tenant_b.items", "tenant_b.orders"}
+    scope = Scope(sid="b")
+    target.execute("update orders set v = 'wrong'; delete from items where id = 3")
+    compared = await compare(streamer, ComparisonScope(sid="b"), repairs=True)
+    assert {result.source for result in compared.values()} == tables
+    assert_equal(source, target, "b")
+    assert set(target.execute("select sid, v from orders where sid <> 'b'")) == {
+        ("a", "wrong"),
+        ("c", "wrong"),
+    }
+    asked = await request(address, "resync", "*.*", database="shop", sid="a")
+    assert set(asked.names) == {"shop tenant_a.items", "shop tenant_a.orders"}
+    assert await wait(address, streamer.mapping, 60, Scope(sid="a")) is None
+    assert_equal(source, target, "ab")
+    (shown,) = (await read_report(address, streamer.mapping, scope=scope)).sources
+    assert {table.source for table in shown.tables} == tables
+    drift = await read_drift(address, streamer.mapping, scope)
+    assert drift.tenants == ["shop:b"]
+    assert await count_rows(address, Choice(sid="c")) == 0
+    with pytest.raises(MappingError, match="is streamed"):
+        await count_rows(address, Choice(sid="none"))
+    with pytest.raises(MappingError, match="no rows of a table have this sid"):
+        await read_report(address, streamer.mapping, scope=Scope(sid="none"))
+    with pytest.raises(MappingError, match="no rows of a table have this sid"):
+        await read_drift(address, streamer.mapping, Scope(sid="none"))
+    await streamer.ask("resync", "tenant_c.orders")
+    await streamer.caught_up()
 
 
 EVENTS = """
@@ -364,6 +403,18 @@ async def test_definitions_of_schemas_change_and_schemas_get_new_names(
             ("tenant_b", 3),
         ]
         await has_relation(streamer, target, "tenant_c.t", False)
+        # Two reloads in quick succession leave both names out, and copy the new name.
+        source.execute("alter schema tenant_a rename to tenant_c")
+        await remedy_of(streamer, "tenant_a.t", 'the new name would get sid "tenant_c"')
+        both = 'exclude_tables: ["tenant_a.t", "tenant_c.t"]'
+        for lines in (f"{group}\n{both}", group):
+            write_config(streamer.path, source, target, rules, settings=SETTINGS, group=lines)
+            await streamer.apply()
+        await streamer.table_state("tenant_c.t", "ready")
+        await streamer.caught_up()
+        await has_relation(streamer, target, "tenant_a.t", False)
+        copied = "select id from t where sid = 'tenant_c' order by 1"
+        assert target.execute(copied) == source.execute("select id from tenant_c.t order by 1")
 
 
 async def has_relation(streamer: Streamer, target: Database, name: str, is_expected: bool) -> None:

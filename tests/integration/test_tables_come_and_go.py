@@ -295,6 +295,21 @@ async def test_a_new_table_that_clashes_with_another_source_stays_out_alone_and_
         assert "give their urls different sids" in error
         reasons = [r for r in streamer.engine.readiness() if "cannot join" in str(r)]
         assert [reason["source"] for reason in reasons] == ["shop:a"], streamer.engine.readiness()
+        # WHEN the source starts again THEN the table still stays out
+        (supervisor,) = (s for s in streamer.engine.supervisors if s.source.sid == "a")
+        pipeline = supervisor.pipeline
+        assert pipeline is not None
+        supervisor.begin_anew()
+        await supervisor.until_ended(pipeline)
+        source.execute("create table n_3 (id int primary key)")
+
+        async def has_joined() -> bool:
+            (of_a, again), _ = await shown()
+            return {"public.n_3"} <= of_a and again == error
+
+        await streamer.eventually(has_joined)
+        (of_a, _), _ = await shown()
+        assert "ten_2.t" not in of_a
         # WHEN the table leaves again THEN the problem ends
         source.execute("drop table ten_2.t")
 

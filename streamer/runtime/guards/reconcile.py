@@ -366,6 +366,8 @@ def _judge_membership(
     error: StreamerError
     if not table.is_in_sync:
         return None
+    if identity is None and table.mapping.rule.is_disjoint:
+        return _stop_missing_sharer(table, state, source)
     if identity is None:
         # The rule would have ended the relation of a dropped table: a session renamed this table.
         is_renamed = table.mapping.rule.on_table_dropped is not OnTableDropped.STOP
@@ -616,6 +618,27 @@ def stop(mapping: RelationMapping, error: StreamerError, source: SourceMapping) 
     remedy = Remedy.of(first, f"{then} run: ", _resync_command(mapping, source))
     report = ErrorReport(f"{error.message}; {remedy}", error.code, remedy)
     return Case(Fate.STOP, error=report)
+
+
+def _stop_missing_sharer(table: MappedTable, state: SourceState, source: SourceMapping) -> Case:
+    """Return the case of a missing table whose rows only their keys distinguish from other rows.
+
+    A renamed table is a new table under its new name, and a copy of all tables with the target
+    removes the former rows.
+    """
+    former = {table.name: table.last.fingerprint}
+    now = renamed(former, state.publications.values()).get(table.name)
+    what = "dropped or renamed it" if now is None else f'renamed it to "{now}"'
+    error = TableGoneError(f'table "{table.name}" no longer exists at the source: a session {what}')
+    first = (
+        f'add "{table.name}" to `exclude_tables`, or remove its rule, and reload the mapping '
+        "(SIGHUP or `streamer apply`); then "
+    )
+    ids = {"database": source.database, "sid": source.sid}
+    again = "resync a remaining table with this target" if now is None else "run: "
+    copy = None if now is None else run("resync", str(now), **ids)
+    remedy = Remedy.of(first, again, copy)
+    return Case(Fate.STOP, error=ErrorReport(f"{error.message}; {remedy}", error.code, remedy))
 
 
 def stop_replaced(mapping: RelationMapping, source: SourceMapping) -> Case:

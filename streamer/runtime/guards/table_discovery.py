@@ -42,6 +42,8 @@ class Discovery:
         self._interval = interval or None
         self._appeared = appeared
         self._target_namespace = target_namespace
+        self._logged: dict[str, list[RelationName]] = {}
+        """The tables of the last check, by event. Tables that cannot join come with each check."""
 
     async def run(self, plain: Connection) -> None:
         """Check until cancelled. Raises SourceConnectionError."""
@@ -66,8 +68,9 @@ class Discovery:
             ("tables appeared", new),
             ("tables joined an extension", sorted(of_extensions)),
         ):
-            if tables:
+            if tables and self._logged.get(event) != tables:
                 log.info(event, source=source.label, tables=", ".join(map(str, tables)))
+            self._logged[event] = tables
         if new or of_extensions:
             self._appeared(source.label)
 

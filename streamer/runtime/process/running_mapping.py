@@ -18,7 +18,14 @@ from streamer.errors.error_classes import MappingError, SourceError, StreamerErr
 from streamer.mapping.lost_mapping import MappingProblem, find_lost_mapping
 from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rules import Mapping, RelationMapping, find_source
-from streamer.mapping.shared_targets import NO_CLASHES, Clash, Clashes, TableWriter, find_clashes
+from streamer.mapping.shared_targets import (
+    NO_CLASHES,
+    Clash,
+    Clashes,
+    TableWriter,
+    find_clashes,
+    new_table_error,
+)
 from streamer.runtime.process.running_sources import RunningSources
 from streamer.runtime.session.supervisor import Supervisor
 from streamer.runtime.tables.relations import resolve_at
@@ -273,8 +280,6 @@ def _find_new_clashes(
             for table in tables[label]:
                 has_rows = (table.target, table.sid) == (target, clash.sid)
                 if has_rows and table.source not in stored.get(label, ()):
-                    error = MappingError(
-                        f'new table "{table.source}" cannot join: {clash.message}', hint=clash.hint
-                    )
+                    error = new_table_error(table.source, clash)
                     clashes[label] = {**clashes.get(label, NO_CLASHES), table.source: error}
     return clashes

@@ -24,5 +24,9 @@ class Attempt:
     binary_obstacle: str | None
     """Why an earlier attempt gave up binary transport."""
     stop_lsn: Lsn | None
+    unapplied: list[SourceMapping]
+    """Changed rules that no attempt has applied, oldest first. Rules before ``source`` may leave
+    out tables that ``source`` has again.
+    """
     release_permit: Callable[[], None]
     """Called when the opening of the session has a long wait ahead."""

@@ -99,8 +99,12 @@ class Pipeline:
         guard: BacklogGuard,
         binary_obstacle: str | None = None,
         stop_lsn: Lsn | None = None,
+        unapplied: list[SourceMapping] | None = None,
     ) -> None:
-        """*stop_lsn*: stop once all changes up to this LSN are durable and every table is ready."""
+        """*stop_lsn*: stop once all changes up to this LSN are durable and every table is ready.
+
+        *unapplied*: see `Attempt`.
+        """
         self.health = Health()
         self.heartbeat = Heartbeat(source, services)
         self.stop = asyncio.Event()
@@ -112,6 +116,7 @@ class Pipeline:
         self._guard = guard
         self._binary_obstacle = binary_obstacle
         self._stop_lsn = stop_lsn
+        self._unapplied = [] if unapplied is None else unapplied
         self._stored = asyncio.Event()
         self._failure: StreamerError | None = None
         self._has_failed = asyncio.Event()
@@ -153,6 +158,7 @@ class Pipeline:
                 self.heartbeat,
                 self._binary_obstacle,
                 self._stop_lsn,
+                self._unapplied,
                 release,
             )
             return await open_session(attempt, tables)

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 from streamer.bookkeeping.bookkeeping_schema import read_installation
 from streamer.bookkeeping.relation_records import read_relation_records
+from streamer.bookkeeping.sources import read_writers
+from streamer.errors.error_classes import MappingError
 from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rules import RelationMapping
+from streamer.mapping.shared_targets import (
+    Clashes,
+    TableWriter,
+    find_clashes,
+    new_table_error,
+)
 from streamer.runtime.guards.follow_renames import follow_renames
 from streamer.runtime.guards.publications import Publishing
 from streamer.runtime.guards.slot_check import SlotCheck
@@ -117,6 +125,7 @@ class SourceReconciler:
     ) -> tuple[Registrar, SourceMonitor]:
         """Register the tables of the source; return the guard of the tables, too."""
         source, services, tables = self.attempt.source, self.attempt.services, self.tables
+        await self._forget_left_out(plain)
         mappings, definitions, unfollowed = await self._resolve(plain)
         if not copies_all(mappings):
             self.waits.end_turn()
@@ -138,7 +147,26 @@ class SourceReconciler:
         tables.relations.set_groups(await tables.relations.read_groups(mappings))
         registrar = Registrar(services, tables, publishing, transport, conversion)
         await registrar.register(mappings, definitions, may_resume=True)
+        if self.attempt.unapplied and self.attempt.unapplied[0] is source:
+            del self.attempt.unapplied[0]
         return registrar, monitor
+
+    async def _forget_left_out(self, plain: Connection) -> None:
+        """Forget relations that unapplied rules left out, even if the present rules map them again.
+
+        An operator leaves a table out to have the table copied anew.
+        """
+        unapplied, bookkeeping = self.attempt.unapplied, self.attempt.services.bookkeeping
+        present = [number for number, s in enumerate(unapplied) if s is self.attempt.source]
+        superseded = unapplied[: present[0]] if present else []
+        for source in superseded:
+            with contextlib.suppress(MappingError):  # these rules are not in force any more
+                records = await read_relation_records(bookkeeping, self.record.source_id)
+                names = [parse_name(record.source) for record in records]
+                namespace = self.attempt.services.target_namespace
+                mappings, _, _ = await resolve_at(plain, source, namespace, names)
+                await forget_unmapped(bookkeeping, self.record.source_id, mappings)
+        del unapplied[: len(superseded)]
 
     async def _resolve(
         self, plain: Connection
@@ -159,14 +187,33 @@ class SourceReconciler:
             services.target_namespace,
         )
         records = await read_relation_records(bookkeeping, source_id)
+        stored_names = {parse_name(record.source) for record in records}
         mappings, definitions, self.tables.refused = await resolve_at(
-            plain,
-            source,
-            services.target_namespace,
-            [parse_name(record.source) for record in records],
+            plain, source, services.target_namespace, stored_names
         )
+        new = [
+            mapping for mapping in mappings if stored_names and mapping.source not in stored_names
+        ]
+        clashes = await self._find_clashes(new)
+        self.tables.clash = next(iter(clashes.values()), None)
+        mappings = [mapping for mapping in mappings if mapping.source not in clashes]
         # Another table may have the name of a table that did not follow.
         definitions = {
             name: relation for name, relation in definitions.items() if name not in unfollowed.names
         }
         return mappings, definitions, unfollowed.refused
+
+    async def _find_clashes(self, new: Sequence[RelationMapping]) -> Clashes:
+        """Return the *new* tables that would write rows of another running source."""
+        label = self.attempt.source.label
+        clashes: dict[RelationName, MappingError] = {}
+        async with self.attempt.services.bookkeeping.connection() as target:
+            for mapping in new:
+                stored = await read_writers(
+                    target, str(mapping.target), any_sid=False, sid=mapping.sid
+                )
+                writer = TableWriter(label, mapping.sid, mapping.rule.is_disjoint)
+                writers = [writer, *(present for present in stored if present.label != label)]
+                for clash in find_clashes(mapping.target, writers):
+                    clashes[mapping.source] = new_table_error(mapping.source, clash)
+        return clashes

@@ -64,6 +64,8 @@ class Supervisor:
         """The error that an operator must fix; None without such an error."""
         self._services = services
         self._requested = asyncio.Event()
+        self._unapplied: list[SourceMapping] = []
+        """Rules that no attempt has applied, in the order of the changes."""
         self._binary_obstacle: str | None = None
         """The reason why the source fell back to text, until the configuration changes."""
         self._confirmed_at: float | None = None
@@ -231,6 +233,7 @@ class Supervisor:
         self._binary_obstacle = None
         pipeline = self.pipeline
         if pipeline is None:
+            self._unapplied += [source] if source != former else []
             self._requested.set()
             return
         is_same_stream = former == dataclasses.replace(
@@ -242,13 +245,15 @@ class Supervisor:
             priority=former.priority,
         )
         try:
-            if is_same_stream and await pipeline.change(source, clashes):
+            may_change = is_same_stream and not self._unapplied
+            if may_change and await pipeline.change(source, clashes):
                 return
         except StreamerError as exc:
             if exc.retry is not Retry.TIMED:
                 self.source = former
                 self.guard.change(former)
                 raise
+        self._unapplied += [source] if source != former else []
         if self.pipeline is pipeline:
             self.begin_anew()
 
@@ -332,6 +337,7 @@ class Supervisor:
             self.guard,
             self._binary_obstacle,
             self.stop_lsn,
+            self._unapplied,
         )
         if self.failure is not None:  # the source shows its error until the source streams
             pipeline.health.state, pipeline.health.error = self.health.state, self.health.error
