@@ -70,6 +70,7 @@ from streamer.schema.desired_columns import columns_to_add
 from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.changes_during_copy import ChangedDefinitions
 from streamer.schema_changes.create_tables import NewTable, create_tables, published_relation
+from streamer.schema_changes.tenant_types import refuse_unlike_types
 from streamer.schema_changes.widen_shared_table import widen_shared_table
 from streamer.source.catalog import SourceRelation, SourceServer
 from streamer.source.connection import Connection
@@ -475,6 +476,8 @@ class Preparation:
                 columns=", ".join(name for _, name in missing),
             )
             mapping = _ignoring_columns(mapping)
+        definition = relation.definition
+        await refuse_unlike_types(target, definition, mapping, copy.target, self._source)
         copy.plan = make_plan(
             published,
             mapping,
@@ -648,7 +651,10 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     if copy.filled is not None:
         return WriteMode.DIFFERENCE  # updates columns only
     if copy.is_disjoint:
-        raise shared_copy_error(copy.mapped)
+        # A row in `scope` that this source lacks may have come from another table.
+        if copy.rows is None or not copy.rows.has_only_keys:
+            raise shared_copy_error(copy.mapped)
+        return WriteMode.KEEP
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP

@@ -1,12 +1,13 @@
-"""Each schema of a tenant has an enum of its own, and their tables share a table of the target."""
+"""Each schema of a tenant has types of its own, and their tables share a table of the target."""
 
 import pytest
 
-from streamer.commands.command_scope import Scope
 from streamer.commands.tenants.tenant_drift import read_drift
+from streamer.mapping.scope import Scope
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database
+from tests.support.remedies import remedy_of
 from tests.support.streamer import MakeStreamer
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -79,3 +80,61 @@ async def test_the_target_has_the_labels_of_all_schemas(
         address = TargetAddress.parse(streamer.settings.target.url)
         drift = await read_drift(address, streamer.mapping, Scope())
         assert all(item.is_equal for item in drift.items)
+
+
+PLACES = """
+create schema tenant_{sid};
+create domain tenant_{sid}.amount as {base} check (value > 0);
+create type tenant_{sid}.place as ({attributes});
+create table tenant_{sid}.places
+    (id int primary key, price tenant_{sid}.amount, place tenant_{sid}.place);
+insert into tenant_{sid}.places values (1, 1.255, '(x,y)');
+"""
+PLACE = "street text, city text"
+
+
+@pytest.mark.follows("schema_changes.tenant_types:refuse_unlike_types")
+@pytest.mark.parametrize("capture", ["", "ddl: capture"])
+async def test_equal_types_of_schemas_share_a_type_and_a_different_type_stops_its_table(
+    source: Database, target: Database, stream: MakeStreamer, compare: Compare, capture: str
+) -> None:
+    """A value of a type with swapped attributes would change its meaning, without an error."""
+
+    def add(sid: str, base: str = "numeric(9,2)", attributes: str = PLACE) -> None:
+        source.execute(PLACES.format(sid=sid, base=base, attributes=attributes))
+
+    for sid in "ab":
+        add(sid)
+    add("c", attributes="city text, street text")
+    add("d", base="numeric")
+    columns = "id, price::text, (place).street, (place).city"
+    async with stream(RULES, group=capture) as streamer:
+        for sid, name in (("c", "place"), ("d", "amount")):
+            remedy = await remedy_of(
+                streamer, f"tenant_{sid}.places", "which is defined differently from"
+            )
+            assert f"streamer resume tenant_{sid}.places" in str(remedy)
+            assert f'exclude column "{"place" if sid == "c" else "price"}"' in str(remedy), name
+        source.execute("alter table tenant_c.places drop column place; drop type tenant_c.place")
+        source.execute(f"create type tenant_c.place as ({PLACE})")
+        source.execute("alter table tenant_c.places add column place tenant_c.place")
+        source.execute("alter table tenant_d.places alter price type numeric(9,2)")
+        source.execute(
+            "drop domain tenant_d.amount; create domain tenant_d.amount as numeric(9,2)"
+            " check (value > 0)"
+        )
+        source.execute("alter table tenant_d.places alter price type tenant_d.amount")
+        for sid in "cd":
+            await streamer.ask("resume", f"tenant_{sid}.places")
+        await streamer.caught_up()
+        source.execute(
+            "; ".join(
+                f"insert into tenant_{sid}.places values (2, 3.5, '({sid},v)')" for sid in "abcd"
+            )
+        )
+        await streamer.caught_up()
+        for sid in "abcd":
+            copied = target.execute(f"select {columns} from places where sid = '{sid}' order by 1")
+            assert copied == source.execute(f"select {columns} from tenant_{sid}.places order by 1")
+        results = await compare(streamer)
+        assert all(result.is_equal for result in results.values())
