@@ -69,7 +69,7 @@ _SEE: Final = {
     "mapping_database": "../guides/mapping-database-and-page.md",
     "sources[].max_retained_wal": "../runbooks/source-disk-fills.md",
     "sources[].on_max_retained_wal": "../runbooks/target-away.md",
-    "sources[].tables.*.keys": "../guides/tenants.md#shards-and-like-named-tables-without-a-sid",
+    "sources[].tables.*.keys": "../guides/shards.md",
     "sources[].ddl": "../guides/definitions.md",
     "sources[].on_ddl": "../guides/definitions.md",
     "sources[].forward_origins": "../guides/databases-that-feed-each-other.md",

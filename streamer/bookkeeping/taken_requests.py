@@ -170,9 +170,12 @@ def find_gap(record: RelationRecord, resync: Resync, source: Named) -> MappingEr
 def find_mixed_rows(record: RelationRecord, resync: Resync, source: Named) -> MappingError | None:
     """Return the reason why a copy of some rows cannot tell them from rows of other tables. Pure.
 
-    A copy of columns changes only rows that the table has.
+    A copy of columns changes only rows that the table has. A repair by keys updates such rows and
+    inserts missing rows.
     """
     if not record.disjoint or resync.columns is not None or not resync.compares:
+        return None
+    if resync.scope is not None and resync.scope.has_only_keys:
         return None
     again = run("resync", record.source, database=source.database, sid=source.sid)
     return MappingError(

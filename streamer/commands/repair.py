@@ -14,10 +14,12 @@ from typing import Final
 from rich.console import Console
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
+from streamer.bookkeeping.relation_records import read_relation_records
 from streamer.bookkeeping.requests import make_request
+from streamer.bookkeeping.taken_requests import find_mixed_rows
 from streamer.commands.compare_command import compare
 from streamer.commands.request_outcomes import await_outcomes
-from streamer.commands.table_requests import command_actor
+from streamer.commands.table_requests import SourceKey, command_actor
 from streamer.compare.comparison import ComparisonScope, Options, TableResult
 from streamer.config.settings import Settings
 from streamer.control.resync_options import Mode, Resync, RowScope
@@ -90,16 +92,19 @@ async def _repair_tables(
     """Request a resync of tables, and wait for the end of the requests."""
     bookkeeping = Bookkeeping(address, "streamer repair")
     try:
-        ids = [
-            await make_request(
-                bookkeeping,
-                result.relation_id,
-                "resync",
-                choose_resync(result, where).to_json(),
-                actor=actor,
+        relations = {r.relation_id: r for r in await read_relation_records(bookkeeping)}
+        refused, ids = None, []
+        for result in different:
+            resync = choose_resync(result, where)
+            source = SourceKey(result.database, result.sid)
+            if mixed := find_mixed_rows(relations[result.relation_id], resync, source):
+                refused = refused or mixed
+                continue
+            ids.append(
+                await make_request(
+                    bookkeeping, result.relation_id, "resync", resync.to_json(), actor=actor
+                )
             )
-            for result in different
-        ]
         ended = await await_outcomes(bookkeeping, ids, expects_process=True)
     finally:
         await bookkeeping.close()
@@ -114,3 +119,5 @@ async def _repair_tables(
             f"{ended.obstacle}, so the repair waits",
             hint="start `streamer run`, which makes the repair; then compare again",
         )
+    if refused is not None:
+        raise ComparisonError(refused.message, hint=refused.remedy)

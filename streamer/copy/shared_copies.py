@@ -9,7 +9,7 @@ copies.
 """
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -164,14 +164,17 @@ async def name_tables(
 def advise_copy(mapped: MappedRelation, error: ConflictError) -> None:
     """Give the remedy to *error*, of a copy into a shared table. Pure."""
     mapping, source = mapped.mapping, mapped.source
-    resume = run("resume", str(mapping.source), database=source.database, sid=source.sid)
+    table, ids = str(mapping.source), {"database": source.database, "sid": source.sid}
     error.remedy = Remedy.of(
         "give one of the rows another key at its source, or give the rows a sid; then run: ",
-        resume,
+        run("resume", table, **ids),
+        "; or, if the table had another name, add that name to `exclude_tables`, reload the "
+        "mapping (SIGHUP or `streamer apply`), and run: ",
+        run("resync", table, **ids),
     )
 
 
-def name_others(labels: dict[int, tuple[str, str]]) -> str:
+def name_others(labels: Mapping[int, tuple[str, str]]) -> str:
     """Return the names of tables, by id with their sources. Pure."""
     names = [f'"{table}" of source "{label}"' for label, table in labels.values()]
     if not names:

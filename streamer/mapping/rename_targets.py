@@ -208,7 +208,8 @@ def _name_obstacle(move: Renamed, *, is_moving: bool) -> Obstacle:
         )
     return Obstacle(
         f'streamer has another table of the name "{move.now}"',
-        f'remove the rule for "{move.former}", and resync "{move.now}"',
+        f'add "{move.former}" to `exclude_tables`, or remove its rule; then reload the mapping, '
+        f'and resync "{move.now}"',
     )
 
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from streamer.commands import repair
 from streamer.commands.table_requests import request
 from streamer.commands.tenants.purge_rows import purge
 from streamer.errors.error_classes import ComparisonError, MappingError
-from streamer.mapping.rules import Mapping
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
 from tests.support.postgres import Database
+from tests.support.remedies import remedy_of
 from tests.support.streamer import MakeStreamer, Streamer, write_config
 
 pytestmark = pytest.mark.usefixtures("without_spark", "short_backoffs")
@@ -44,7 +45,11 @@ async def error_of(streamer: Streamer, table: str, sid: str | None = None) -> st
 
 @pytest.mark.follows("bookkeeping.taken_requests:find_mixed_rows")
 async def test_like_named_tables_of_a_database_share_a_table(
-    source: Database, target: Database, stream: MakeStreamer, compare: Compare
+    source: Database,
+    target: Database,
+    stream: MakeStreamer,
+    compare: Compare,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source.execute(FILL.format("events_1", 10) + ";" + FILL.format("events_2", 20))
     both = (source, "events_1"), (source, "events_2")
@@ -77,8 +82,16 @@ async def test_like_named_tables_of_a_database_share_a_table(
         results = await compare(streamer)
         counts = {name: (r.missing, r.different, r.extra) for name, r in results.items()}
         assert sorted(counts.values()) == [(0, 0, 0), (0, 1, 0), (1, 0, 0)]
-        with pytest.raises(ComparisonError, match="shares its target by disjoint keys"):
-            await compare(streamer, repairs=True)
+        # A repair inserts and updates rows of each table, and leaves rows of no source.
+        results = await compare(streamer, repairs=True)
+        assert all(result.is_equal for result in results.values())
+        assert rows(target, "events") == sorted([*union(*all_three), (999, "of no source")])
+        target.execute("delete from events where id = 12")
+        with monkeypatch.context() as patch:
+            patch.setattr(repair, "KEYS_MAX", 0)
+            with pytest.raises(ComparisonError, match="by disjoint keys") as refused:
+                await compare(streamer, repairs=True)
+            assert "run: streamer resync public.events_1 --database shop" in str(refused.value)
         # A resync of one table copies all of them, and removes rows that no source has.
         address = TargetAddress.parse(streamer.settings.target.url)
         with pytest.raises(MappingError, match="shares its target by disjoint keys"):
@@ -119,6 +132,7 @@ async def test_a_truncate_stops_its_table_until_all_are_copied_again(
 
 
 @pytest.mark.follows("copy.shared_copies:advise_copy")
+@pytest.mark.follows("commands.tenants.purge_rows:_advise_copies")
 async def test_shards_share_a_table_and_a_collision_stops_the_second(
     source: Database, second: Database, target: Database, tmp_path: Path
 ) -> None:
@@ -160,13 +174,77 @@ async def test_shards_share_a_table_and_a_collision_stops_the_second(
         await streamer.ask("resync")
         await streamer.caught_up()
         assert rows(target, "t") == union(*both)
+        # A purge cannot find the rows of a removed shard. The next copy of the others deletes them.
+        write_config(path, source, target, "t: {keys: disjoint}", sid="a")
+        await streamer.apply()
+        with pytest.raises(MappingError, match="look like rows of other sources") as refused:
+            await purge(address, streamer.mapping, "shop", "b", actor="test")
+        assert refused.value.remedy is not None
+        (again,) = refused.value.remedy.commands
+        assert again.line == "streamer resync public.t --database shop --sid a"
+        await streamer.ask("resync")
+        await streamer.caught_up()
+        assert rows(target, "t") == union((source, "t"))
     finally:
         await streamer.stop()
-    rest = Mapping(streamer.mapping.sources[:1])
-    with pytest.raises(MappingError, match="look like rows of other sources"):
-        await purge(address, rest, "shop", "b", actor="test")
 
 
 async def _one_is_ready(streamer: Streamer) -> bool:
     states = [table["state"] for s in await streamer.statuses() for table in s["tables"]]
     return sorted(states) in (["error", "ready"], ["catching_up", "error"])
+
+
+@pytest.mark.follows("copy.shared_copies:advise_copy")
+@pytest.mark.follows("runtime.guards.reconcile:_stop_missing_sharer")
+async def test_a_renamed_table_is_copied_with_all_tables_once_its_former_name_is_left_out(
+    source: Database, target: Database, tmp_path: Path
+) -> None:
+    source.execute(FILL.format("events_1", 10) + ";" + FILL.format("events_2", 20))
+    path = tmp_path / "config.yaml"
+    write_config(path, source, target, EVENTS, settings="discovery_interval: 0.5")
+    streamer = Streamer(path)
+    streamer.start()
+    try:
+        await streamer.caught_up()
+        source.execute(
+            "alter table events_1 rename to events_9; delete from events_9 where id = 19"
+        )
+        for table, words in (("events_1", "renamed it to"), ("events_9", "already exists")):
+            remedy = await remedy_of(streamer, f"public.{table}", words)
+            again = [step for step in remedy.commands if step.action == "resync"]
+            assert [step.table for step in again] == ["public.events_9"]
+        assert 'add "public.events_1" to `exclude_tables`' in str(
+            await remedy_of(streamer, "public.events_1", "renamed it to")
+        )
+        group = "exclude_tables: [events_1]"
+        write_config(path, source, target, EVENTS, settings="discovery_interval: 0.5", group=group)
+        await streamer.apply()
+        await streamer.ask("resync", "public.events_9")
+        await streamer.caught_up()
+        assert rows(target, "events") == union((source, "events_9"), (source, "events_2"))
+    finally:
+        await streamer.stop()
+
+
+async def test_a_new_column_waits_for_its_sql_and_a_resync_of_the_column_fills_it(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute(FILL.format("events_1", 10) + ";" + FILL.format("events_2", 20))
+    async with stream(EVENTS) as streamer:
+        await streamer.caught_up()
+        for number in (1, 2):
+            source.execute(
+                f"alter table events_{number} add column w int default 7;"
+                f"insert into events_{number} values ({number}, 'new')"
+            )
+        remedies = [await remedy_of(streamer, f"public.events_{n}", '"w"') for n in (1, 2)]
+        assert remedies[0].sql == remedies[1].sql
+        target.execute("; ".join(remedies[0].sql[0].statements))
+        target.execute("update events set w = null")
+        for number in (1, 2):
+            await streamer.ask("resume", f"public.events_{number}")
+        await streamer.caught_up()
+        for number in (1, 2):
+            await streamer.ask("resync", f"public.events_{number}", columns=["w"])
+        await streamer.caught_up()
+        assert rows(target, "events") == union((source, "events_1"), (source, "events_2"))

@@ -8,7 +8,7 @@ position. A killed purge loses no work: the next purge continues at the stored p
 
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import require_installed
 from streamer.bookkeeping.bookkeeping_table import Executor
+from streamer.bookkeeping.copies import read_sharers
 from streamer.bookkeeping.purges import (
     PurgeRecord,
     begin_purge,
@@ -28,6 +29,7 @@ from streamer.bookkeeping.registered_relations import remove_relations
 from streamer.bookkeeping.relation_records import (
     find_other_writer,
     find_relation_of_sid,
+    read_labels,
     read_targets,
 )
 from streamer.bookkeeping.requests import PURGE, acting
@@ -36,6 +38,7 @@ from streamer.bookkeeping.sources import holds_lock, remove_source
 from streamer.bookkeeping.unmapped_relations import forget_former_of_sid
 from streamer.errors.command_lines import command
 from streamer.errors.error_classes import MappingError, TargetFencedError, TargetRejectedError
+from streamer.errors.remedies import Command, Remedy, run
 from streamer.mapping.relation_names import RelationName, parse_name
 from streamer.mapping.rules import Mapping, SourceLabel, SourceMapping, find_source
 from streamer.mapping.sid_and_history_columns import SID
@@ -204,7 +207,7 @@ async def _purge_all(
         raise MappingError(
             f'no target table of "{SourceLabel(database, sid)}" has a column sid, so its rows look '
             "like rows of other sources",
-            hint="delete them by hand, by their keys",
+            hint=await _advise_copies(target, map(str, existing), SourceLabel(database, sid)),
         )
     writer = await find_other_writer(target, database, sid, list(relations))
     if writer is not None:
@@ -225,6 +228,27 @@ async def _purge_all(
         if record.is_finished:
             continue
         await _purge_table(bookkeeping, target, fence, record, relations[record.target], report)
+
+
+async def _advise_copies(
+    session: TargetConnection, targets: Iterable[str], removed: SourceLabel
+) -> Remedy:
+    """Return the remedy for rows of the source *removed* that look like rows of other sources.
+
+    A copy of the tables that share a target by disjoint keys deletes rows that no source has.
+    """
+    parts: list[str | Command] = ["delete them by hand, by their keys"]
+    for target in sorted(targets):
+        sharers = {record.relation_id for record in await read_sharers(session, target)}
+        remaining = [
+            (label, table)
+            for label, table in (await read_labels(session, sharers)).values()
+            if label != removed
+        ]
+        for label, table in remaining[:1]:
+            again = run("resync", table, database=label.database, sid=label.sid)
+            parts += [f"; or, to copy the tables that still write to {target}, run: ", again]
+    return Remedy.of(*parts)
 
 
 async def _purge_table(
