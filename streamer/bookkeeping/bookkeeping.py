@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from streamer.errors.error_classes import TargetConnectionError
+from streamer.errors.error_classes import TargetConnectionError, TargetPrivilegeError
 from streamer.target.connection import TargetAddress, TargetConnection, transaction
 from streamer.target.fencing_token import FencingToken
+from streamer.target.missing_grants import advise_grants
 from streamer.target.persistent_connection import PersistentConnection
 
 
@@ -45,6 +46,9 @@ class Bookkeeping:
                 yield connection
             except (TargetConnectionError, asyncio.CancelledError):
                 connection.terminate()
+                raise
+            except TargetPrivilegeError as exc:
+                await advise_grants(exc, connection)
                 raise
 
     @asynccontextmanager

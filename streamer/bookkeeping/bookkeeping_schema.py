@@ -15,6 +15,7 @@ from streamer.bookkeeping.schema_version import (
 )
 from streamer.bookkeeping.sources import read_source_labels
 from streamer.errors.error_classes import MappingError, TargetContentionError
+from streamer.errors.remedies import CONTINUES
 from streamer.postgres import replication_origin
 from streamer.target.connection import TargetAddress, TargetConnection
 from streamer.util.migrations import Migration, read_migrations
@@ -111,7 +112,7 @@ async def _require_no_older_process(
         raise TargetContentionError(
             f"migration {pending[-1].number} of the bookkeeping waits for the end of processes of"
             f" an earlier version: {', '.join(names)}",
-            hint="stop these processes; the new version then continues automatically",
+            hint=f"stop these processes; {CONTINUES}",
         )
 
 

@@ -211,6 +211,7 @@ class SyncCoordinator:
             return
         unfinished = self._queue.unfinished(batch)
         if error.retry is not Retry.TIMED:
+            await self._finisher.advise(error, unfinished)
             for mapped in unfinished:
                 await self._finisher.fail(mapped, ErrorReport.of(error))
             return

@@ -17,6 +17,21 @@ OCCUPIED_WORDS: Final = (
 )
 
 
+def find_unusable_namespace(relation: SourceRelation, role: str) -> Iterator[SyncError]:
+    """Yield the reason why *role* cannot read a table despite grants on the table. Pure."""
+    if not relation.in_usable_namespace:
+        namespace = relation.name.namespace
+        yield SyncError(
+            f'"{relation.name}" cannot be read by role "{role}", which may not use its schema',
+            hint=Remedy.of("run at the source: ", at_source(usage_sql(namespace, role))),
+        )
+
+
+def usage_sql(namespace: str, role: str) -> str:
+    """Return the statement that lets *role* use a schema."""
+    return f"grant usage on schema {quote_identifier(namespace)} to {quote_identifier(role)}"
+
+
 def find_unreadable(relation: SourceRelation, role: str) -> Iterator[SyncError]:
     """Yield the reasons why *role* cannot read a table, or cannot read all rows. Pure."""
     quoted = quote_identifier(role)

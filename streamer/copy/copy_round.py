@@ -38,7 +38,7 @@ from streamer.copy.parallel_finish import Finishing
 from streamer.copy.parts.ctid_ranges import CopyPart, group
 from streamer.copy.plan_copies import CopyPlanner, find_unfinished, read_ends
 from streamer.copy.prepare_copy import TOGETHER, Pair, Preparation, TableCopy
-from streamer.copy.refused_values import remedy_for_constraint, remedy_for_values
+from streamer.copy.refused_values import remedy_for_refusal
 from streamer.copy.stalled_copies import CopyReports
 from streamer.errors.error_classes import (
     Retry,
@@ -384,17 +384,17 @@ class Round:
                     await self._finisher.retry_later(copy, reason)
                 case "changed":
                     await self._finisher.retry_changed(copy, "while it was copied")
-                case "refused":
+                case "refused" | "not_null" as kind:
                     if (transient := await self._finisher.find_transient(copy)) is not None:
                         await self._finisher.retry_later(copy, f"{error}; {transient}")
                         continue
                     copy.is_done = True
                     refused = SyncError(f'copying "{copy.name}": {error}')
                     async with self._context.bookkeeping.connection() as target:
-                        refused.remedy = remedy_for_constraint(
-                            copy.target, failure["constraint"]
-                        ) or await remedy_for_values(
-                            target, copy.mapped, copy.relation, copy.target
+                        name = failure["constraint"]
+                        names = (None, name) if kind == "not_null" else (name, None)
+                        refused.remedy = await remedy_for_refusal(
+                            target, copy.mapped, copy.relation, copy.target, *names
                         )
                     fail = partial(self._finisher.fail, copy.mapped, ErrorReport.of(refused))
                     self._finisher.removal.remove(copy.mapped, then=fail)

@@ -39,6 +39,7 @@ from streamer.copy.copy_queue import CopyQueue
 from streamer.copy.parts.ctid_ranges import CopyPart, cut
 from streamer.copy.prepare_copy import TableCopy, swap_of
 from streamer.copy.reach_point import reach_with_snapshot
+from streamer.copy.refused_values import remedy_for_null
 from streamer.copy.resync_scope import cut_keys, source_condition
 from streamer.copy.round_removal import RoundRemoval
 from streamer.copy.shared_copies import (
@@ -59,6 +60,7 @@ from streamer.errors.error_classes import (
     SyncError,
     TargetContentionError,
     TargetFencedError,
+    TargetPrivilegeError,
 )
 from streamer.errors.error_reports import ErrorReport
 from streamer.errors.remedies import Remedy, run
@@ -66,6 +68,7 @@ from streamer.schema_changes.changes_during_copy import alters_values
 from streamer.schema_changes.target_definitions import make_before_switch
 from streamer.source.catalog import read_relations
 from streamer.target.connection import TargetConnection, transaction
+from streamer.target.missing_grants import advise_grants
 from streamer.target.persistent_connection import PersistentConnection
 from streamer.util.failpoints import failpoint
 
@@ -113,10 +116,17 @@ class Finisher:
         """Report that *mapped* cannot be copied; the round's remaining tables continue."""
         source = self._context.source
         self._context.metrics.count_error(error, source.database, source.sid)
+        await self.advise(error, [mapped])
         report = ErrorReport.of(error)
         if when is not None:
             report = replace(report, text=f"{when}: {report.text}")
         await self.fail(mapped, report)
+
+    async def advise(self, error: StreamerError, tables: Sequence[MappedRelation]) -> None:
+        """Give *error* the statements that grant missing privileges on the targets of *tables*."""
+        if isinstance(error, TargetPrivilegeError):
+            async with self._context.bookkeeping.connection() as target:
+                await advise_grants(error, target, [mapped.mapping for mapped in tables])
 
     async def fail(self, mapped: MappedRelation, error: ErrorReport) -> None:
         """Restore the target, then report the reason of the failure.
@@ -281,6 +291,8 @@ class Finisher:
                 return  # a caller has given up this copy and requested a new copy
             if exc.retry is not Retry.TIMED:
                 copy.is_done = True
+                if isinstance(exc, ConflictError) and exc.kind == "not_null":
+                    exc.remedy = remedy_for_null(copy.target, exc.column)
                 await self.refuse(copy.mapped, exc, f'after copying "{copy.name}"')
             elif _can_wait(copy, exc):
                 copy.backoff.log(log, f'the switch of "{copy.name}" to streaming is delayed', exc)

@@ -43,6 +43,7 @@ from streamer.copy.copy_obstacles import (
     TARGET_DATABASE_SQL,
     TargetDatabase,
     find_unreadable,
+    find_unusable_namespace,
     occupied_error,
     own_target_error,
 )
@@ -332,8 +333,10 @@ class Preparation:
         pairs = await self._prepare_targets(source, target, pairs)
         for mapped, relation in pairs:
             if not mapped.state.is_to_mark_synced:
-                for unreadable in find_unreadable(relation, self._server.role):
-                    raise unreadable
+                role = self._server.role
+                for find in (find_unusable_namespace, find_unreadable):
+                    for unreadable in find(relation, role):
+                        raise unreadable
             facts[mapped] = (
                 await describe_expressions(source, mapped.mapping, relation)
                 if mapped.mapping.rule.expressions

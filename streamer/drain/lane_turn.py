@@ -31,9 +31,15 @@ from streamer.drain.commit_transactions import (
 )
 from streamer.drain.exact_order import ExactOrder
 from streamer.drain.large_transaction import LargeTransaction
-from streamer.errors.error_classes import DefinitionStopError, ProtocolError, Retry, StreamerError
+from streamer.errors.error_classes import (
+    DefinitionStopError,
+    ProtocolError,
+    Retry,
+    StreamerError,
+)
 from streamer.observability.metrics import Metrics
 from streamer.schema_changes.lost_messages import Refused, explain
+from streamer.target.missing_grants import advise_grants
 
 READ_BYTES: Final = 4 * 1024 * 1024
 
@@ -86,6 +92,8 @@ class Turn:
             if exc.retry is Retry.TIMED or isinstance(exc, DefinitionStopError):
                 raise
             if not (await self._expects_former_labels(refused) or await self._explain(refused)):
+                mappings = [mapped.mapping for mapped in refused.relations]
+                await advise_grants(exc, self._writer.target, mappings)
                 raise
         return True
 

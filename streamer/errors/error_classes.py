@@ -434,6 +434,10 @@ class TargetRejectedError(TargetError):
     )
 
 
+class TargetPrivilegeError(TargetRejectedError):
+    """The role lacks a privilege at the target."""
+
+
 class TargetContentionError(TargetError):
     """The target is short of a resource: a lock, a deadlock, disk space or connections."""
 
@@ -491,9 +495,7 @@ class SharedTargetError(TargetSchemaError):
     """A change of a source would alter a type that peer sources still use."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(
-            message, hint="the table continues once the remaining sources have made this change"
-        )
+        super().__init__(message, hint="make this change at the remaining sources, too")
 
 
 class ColumnsRenamedError(TargetSchemaError):

@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Self, final
 
-from streamer.errors.error_classes import RUNBOOKS, StreamerError
+from streamer.errors.error_classes import RUNBOOKS, Retry, StreamerError
 from streamer.errors.remedies import Remedy
 
 
@@ -118,6 +119,13 @@ def runbook_address(code: str | None) -> str | None:
         for error in classes_of_errors():  # modules of further classes may be imported later
             _RUNBOOK_ADDRESSES.setdefault(error.code, f"{RUNBOOKS}/{error.runbook}")
     return _RUNBOOK_ADDRESSES.get(code)
+
+
+@cache
+def is_retried(code: str | None) -> bool:
+    """Whether streamer tries again after each error with *code*, without a restart."""
+    classes = [error for error in classes_of_errors() if error.code == code]
+    return all(error.retry is not Retry.NEVER for error in classes)
 
 
 def error_fields(report: ErrorReport | None) -> dict[str, Any]:

@@ -156,6 +156,9 @@ def end_blocking_sessions(pids: Iterable[int]) -> Sql:
     return Sql("target", tuple(f"select pg_terminate_backend({pid})" for pid in pids), pids=pids)
 
 
+CONTINUES: Final = "streamer then continues by itself within 15 seconds"
+"""What follows once an operator has removed the cause of a problem, without a command."""
+
 EVERY_TABLE: Final = "*.*"
 """The pattern of a command about all tables of a source."""
 

@@ -183,7 +183,6 @@ def reach_hint(url: str) -> Remedy:
     return Remedy.of(
         "start its server or restore the network, and test with: ",
         Command(probe_command(url)),
-        "; streaming then continues by itself",
     )
 
 

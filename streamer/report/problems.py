@@ -11,8 +11,8 @@ from datetime import UTC
 from typing import Any, Final, Self, final
 
 from streamer.errors.error_classes import GUIDES, RUNBOOKS, ComparisonError
-from streamer.errors.error_reports import ErrorReport, runbook_address
-from streamer.errors.remedies import Command, Remedy, Sql, at_target, run
+from streamer.errors.error_reports import ErrorReport, is_retried, runbook_address
+from streamer.errors.remedies import CONTINUES, Command, Remedy, Sql, at_target, run
 from streamer.mapping.rules import SourceLabel
 from streamer.report.problem_facts import ReportedSource, ReportedTable, ReportedTarget
 from streamer.util.quantities import format_bytes, format_latency
@@ -225,18 +225,30 @@ def _problem(
     return Problem(kind, subject, severity, text, remedy, runbook, state, code, choices)
 
 
+def _continuing(remedy: Remedy | None, code: str | None = None) -> Remedy | None:
+    """Add to *remedy* that streamer continues by itself, unless a command of streamer is part of
+    the remedy, or streamer never retries after errors of *code*.
+    """
+    if (remedy is not None and any(step.action for step in remedy.commands)) or not is_retried(
+        code
+    ):
+        return remedy
+    words = remedy or Remedy.of("remove the cause that the message names")
+    return Remedy.of(words, f"; {CONTINUES}")
+
+
 def of_target(target: ReportedTarget) -> Iterator[Problem]:
     """Yield the problem of the target, unless the target writes changes."""
     subject = Subject(other=f"target {target.name}")
     if (error := target.error) is not None:
         yield _problem(
-            ProblemKind.TARGET, subject, Severity.ERROR, error.message, error.remedy,
-            error=error, state=target.state,
+            ProblemKind.TARGET, subject, Severity.ERROR, error.message,
+            _continuing(error.remedy, error.code), error=error, state=target.state,
         )  # fmt: skip
     elif (wait := target.wait) is not None:
         yield _problem(
-            ProblemKind.TARGET_WAIT, subject, Severity.ERROR, wait.text, wait.remedy,
-            state="waiting",
+            ProblemKind.TARGET_WAIT, subject, Severity.ERROR, wait.text,
+            _continuing(wait.remedy), state="waiting",
         )  # fmt: skip
 
 
@@ -277,19 +289,19 @@ _UNSTARTED: Final = {
     ),
 }
 _NOT_STREAMING: Final = {
-    "waiting": "streamer retries; remove the cause of the wait",
-    "error": "remove the cause that the message names; streamer retries",
-    "unreachable": "remove the cause that the message names; streamer retries",
-    "starting": "wait a moment; streamer retries",
+    "waiting": "remove the cause of the wait",
+    "error": "read the log of its process, and remove the cause",
+    "unreachable": "start its server or restore the network",
 }
+"""The remedies of sources without a stream whose error is unknown, by state."""
 
 
 def _state_problems(source: ReportedSource) -> Iterator[Problem]:
     subject, state, error = Subject(source.database, source.sid), source.state, source.error
     if error is not None:
         severity = Severity.WARNING if state == "starting" else Severity.ERROR
-        words = _NOT_STREAMING.get(state)
-        remedy = error.remedy or Remedy.given(words)
+        moment = Remedy.of("wait a moment") if state == "starting" else None
+        remedy = _continuing(error.remedy or moment, error.code)
         yield _problem(
             ProblemKind.SOURCE, subject, severity, error.message, remedy, error=error, state=state
         )
@@ -301,7 +313,7 @@ def _state_problems(source: ReportedSource) -> Iterator[Problem]:
         text = f"waits for {waits}" if waits else "is starting"
         yield _problem(ProblemKind.STARTING, subject, Severity.INFO, text, state=state)
     elif state in _NOT_STREAMING:
-        remedy = Remedy.of(_NOT_STREAMING[state])
+        remedy = _continuing(Remedy.of(_NOT_STREAMING[state]))
         yield _problem(
             ProblemKind.SOURCE, subject, Severity.ERROR, "is not streaming", remedy, state=state
         )
@@ -310,7 +322,8 @@ def _state_problems(source: ReportedSource) -> Iterator[Problem]:
         condition = "in error" if own_state == "error" else own_state
         text = f"this process is {condition}: {own_error.message}"
         yield _problem(
-            ProblemKind.PROCESS, subject, Severity.WARNING, text, own_error.remedy,
+            ProblemKind.PROCESS, subject, Severity.WARNING, text,
+            own_error.remedy and _continuing(own_error.remedy, own_error.code),
             error=own_error, state=own_state,
         )  # fmt: skip
 
@@ -343,8 +356,8 @@ def _wal_problems(source: ReportedSource) -> Iterator[Problem]:
         if error is not None:
             state = "backlog" if kind is ProblemKind.WAL_GUARD else "journal"
             yield _problem(
-                kind, subject, Severity.ERROR, error.message, error.remedy,
-                error=error, state=state,
+                kind, subject, Severity.ERROR, error.message,
+                _continuing(error.remedy, error.code), error=error, state=state,
             )  # fmt: skip
 
 
@@ -362,9 +375,8 @@ def _heartbeat_problems(source: ReportedSource) -> Iterator[Problem]:
             late += f": the workers wait for {source.workers_wait_for}"
             words = "remove the cause of this wait"
         subject = Subject(source.database, source.sid)
-        yield _problem(
-            ProblemKind.HEARTBEAT, subject, Severity.WARNING, late, Remedy.of(words), state="late"
-        )
+        remedy = _continuing(Remedy.of(words))
+        yield _problem(ProblemKind.HEARTBEAT, subject, Severity.WARNING, late, remedy, state="late")
 
 
 def _lag_text(source: ReportedSource) -> str | None:
@@ -417,15 +429,17 @@ class _TableRules:
             )
         elif error is not None:
             yield self._new(
-                ProblemKind.DELAYED, Severity.WARNING, error.message, error.remedy, error=error
-            )
+                ProblemKind.DELAYED, Severity.WARNING, error.message,
+                _continuing(error.remedy, error.code), error=error,
+            )  # fmt: skip
         if table.state == "paused" and not table.is_over_delete_limit:
             remedy = Remedy.of("resume it with: ", self._resume)
             text = "is paused, and its changes wait"
             yield self._new(ProblemKind.PAUSED, Severity.WARNING, text, remedy)
         if wait is not None and not wait.is_turn:
             text = f"waits for {wait.text}"
-            yield self._new(ProblemKind.WAIT, Severity.WARNING, text, wait.remedy)
+            continues = _continuing(wait.remedy)
+            yield self._new(ProblemKind.WAIT, Severity.WARNING, text, continues)
         if table.state in ("init", "copying", "catching_up"):
             seconds = table.seconds_left
             text = "is being copied" + (f", {format_latency(seconds)} left" if seconds else "")
@@ -448,8 +462,9 @@ class _TableRules:
                 remedy = Remedy.of(stored, "; " if stored else "", "run: ", self._resync)
         elif stored is None or not stored.steps:
             words = Remedy.of("remove the cause") if stored is None else stored
-            then = "; streamer then continues within seconds, or at once with: "
-            remedy = Remedy.of(words, then, self._resume)
+            remedy = Remedy.of(words, f"; {CONTINUES}, or at once with: ", self._resume)
+        else:
+            remedy = _continuing(stored, None if error is None else error.code)
         text = "the table stopped" if error is None else error.message
         return self._new(ProblemKind.TABLE, Severity.ERROR, text, remedy, *choices, error=error)
 

@@ -39,6 +39,7 @@ from streamer.schema.statistics_and_partitions import create_partitions_sql, obs
 from streamer.source.catalog import SourceRelation
 from streamer.target.connection import TargetConnection, transaction
 from streamer.target.foreign_functions import ForeignCall, foreign_error, read_calls
+from streamer.target.missing_grants import missing_to_create
 from streamer.target.missing_types import refuse_missing
 from streamer.target.target_partitions import create_partitions, refuse_taken_names
 
@@ -231,9 +232,13 @@ async def create_tables(
         look_up, write = _grants(new.values(), role)
         # The role may lack even the privilege to check whether the tables exist.
         sql = [*statements, look_up, write] if statements else [look_up]
+        remedy = Remedy.of(at_target(*sql))
+        namespaces = {name.namespace for name in new}
+        if statements and (grants := await missing_to_create(connection, namespaces)):
+            remedy = Remedy.of(at_target(*grants), "; or, without this privilege: ", remedy)
         raise TargetRejectedError(
             f"cannot create target table {named}: {exc.message}",
-            hint=Remedy.of("have an administrator run at the target: ", at_target(*sql)),
+            hint=Remedy.of("have an administrator run at the target: ", remedy),
         ) from exc
     except StreamerError as exc:
         exc.add_note(f"while creating target table {named}")

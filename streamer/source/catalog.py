@@ -109,6 +109,8 @@ class SourceRelation:
     row_security: bool
     owned: bool
     selectable: bool
+    in_usable_namespace: bool = True
+    """Whether the role may use the schema of the table."""
     unique_keys: tuple[tuple[str, ...], ...] = ()
     """Column sets of the valid, complete unique indexes with an immediate check."""
     primary_key_timing: str = ""
@@ -278,7 +280,8 @@ select c.oid::int8 as oid,
          and not (select rolsuper or rolbypassrls from pg_catalog.pg_roles
                    where rolname = current_user) as row_security,
        pg_catalog.pg_has_role(c.relowner, 'usage') as owned,
-       pg_catalog.has_table_privilege(c.oid, 'select') as selectable
+       pg_catalog.has_table_privilege(c.oid, 'select') as selectable,
+       pg_catalog.has_schema_privilege(c.relnamespace, 'usage') as in_usable_namespace
 from pg_catalog.pg_class c
 where c.oid = any (%s::oid[])
 """

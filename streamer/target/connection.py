@@ -37,6 +37,7 @@ from streamer.errors.error_classes import (
     TargetFencedError,
     TargetMovedError,
     TargetPasswordError,
+    TargetPrivilegeError,
     TargetRejectedError,
     TargetSchemaError,
     TextEncodingError,
@@ -184,7 +185,7 @@ def _translate(error: BaseException) -> StreamerError:
             hint = limit_hint(f"{message} {getattr(error, 'hint', None) or ''}")
             return TargetContentionError(message, hint=hint)
         case Meaning.REJECTED if state == "42501":
-            return TargetRejectedError(message, hint=PRIVILEGE_HINT)
+            return TargetPrivilegeError(message, hint=PRIVILEGE_HINT)
         case Meaning.REJECTED:
             hint = "check role, password and database in target.url, and pg_hba.conf"
             return TargetRejectedError(message, hint=hint)

@@ -65,6 +65,9 @@ def _describe(rows: Iterable[Record]) -> SessionWaits:
         sql = at_target(
             "alter system set synchronous_standby_names = ''", "select pg_reload_conf()"
         )
-        words = "start the standby; to commit without it, run at the target: "
+        words = (
+            "have an administrator of the target start the standby; or, to commit without that "
+            "standby, have a superuser run at the target: "
+        )
         standby = TableWait(text, Remedy.of(words, sql))
     return SessionWaits(", ".join(parts) or None, standby)

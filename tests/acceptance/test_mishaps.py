@@ -22,7 +22,7 @@ import pytest
 from tests.support.clusters import CopiedServer
 from tests.support.forks import ForkedProcess
 from tests.support.mishap import BY_READER, Site, eventually, make_admin_site, make_site
-from tests.support.postgres import Database, running, versions
+from tests.support.postgres import Database, ordinary_role, running, versions
 from tests.support.process import caught_up, command
 from tests.support.proxy import Proxy
 from tests.support.runbooks import block, run_block
@@ -546,3 +546,51 @@ def test_21_table_dropped(site: Site) -> None:
         site.process.process.send_signal(signal.SIGHUP)
         site.is_mended("other")
         assert site.target.execute("select * from t") == [(1, "before")]
+
+
+@pytest.mark.follows("target.missing_grants:MissingGrants.remedy")
+@pytest.mark.follows("copy.copy_obstacles:find_unusable_namespace")
+def test_22_privileges_revoked(site: Site) -> None:
+    """streamer connects with roles that are not superusers, and an administrator revokes rights."""
+    source, target, reader = site.source, site.target, f"reader_{site.source.name}"
+    source.execute(
+        f"create role {reader} login replication; grant create on database {source.name} to {reader};"
+        "create schema app; create table app.s (id int primary key);"
+        "create type mood as enum ('good', 'bad'); create table typed (id int primary key, m mood);"
+        "insert into app.s values (1); insert into typed values (1, 'good');"
+        f"grant usage on schema app to {reader};"
+        f"alter table t owner to {reader}; alter table typed owner to {reader};"
+        f"alter table app.s owner to {reader}"
+    )
+    source.url_user = reader
+    try:
+        with ordinary_role(target) as role:
+            tables = "t:\ntyped:\napp.s: {target: s}"
+            site = make_site(site.config.parent, source, target, tables)
+            with site.running():
+                target.execute(
+                    f"revoke insert on t from {role}; revoke usage on type mood from public, {role}"
+                )
+                source.execute(
+                    "insert into t values (2, 'refused'); update typed set m = 'bad' where id = 1"
+                )
+                for cause, grant in (
+                    ("denied for table t", rf'grant insert on "public"."t" to "{role}"'),
+                    ("denied for type", rf'grant usage on type "public"."mood" to "{role}"'),
+                ):
+                    target.execute(site.sees(cause, grant, runbook="target-away"))
+                site.is_mended("t", "typed")
+                source.execute(f"revoke usage on schema app from {reader}")
+                cause, grant = "not use its schema", f'grant usage on schema "app" to "{reader}"'
+                failed = command(site.config, "resync", "app.s", "--database", "shop")
+                assert grant in failed.stderr, failed
+                source.execute(site.sees(cause, grant, runbook="copy-does-not-finish"))
+                site.run(site.sees(cause, "streamer resume app.s --database shop"))
+                site.is_mended("t", "typed")
+                assert target.execute("select * from s") == [(1,)]
+    finally:
+        source.url_user = "postgres"
+        drop_slot(source)
+        source.execute(
+            f"reassign owned by {reader} to postgres; drop owned by {reader}; drop role {reader}"
+        )

@@ -14,11 +14,13 @@ REFUSED = {
     "b": 'create unique index "b_v"": Key (v)=(7) is duplicated; remove the duplicates at the source',
     "c": 'create unique index "c_pkey"": Key (v)=(7) is duplicated; remove the duplicates at the',
     "d": 'violates check constraint "d_v_check"; unless the source',
+    "f": 'null value in column "v" of relation "f" violates not-null constraint; run at the target',
     "e": 'violates exclusion constraint "e_v_excl": Key (v)=(7) conflicts with existing key (v)=(7);',
 }
 """By table; `b` and `c` fail when streamer restores their indexes after the rows are copied."""
 
 
+@pytest.mark.follows("copy.refused_values:remedy_for_null")
 @pytest.mark.follows(
     "copy.refused_values:remedy_for_constraint", "bookkeeping.deferred_indexes:_give_up"
 )
@@ -27,12 +29,13 @@ async def test_a_constraint_that_refuses_a_copy_is_named_with_its_key_and_its_sq
 ) -> None:
     for name in REFUSED:
         source.execute(f"create table {name} (id int primary key, v int)")
-        source.execute(f"insert into {name} values (1, 7), (2, 7)")
+        source.execute(f"insert into {name} values (1, 7), (2, {'null' if name == 'f' else 7})")
     target.execute(
         "create table a (id int primary key, v int unique);"
         "create table b (id int primary key, v int); create unique index b_v on b (v);"
         "create table c (id int, v int primary key);"
         "create table d (id int primary key, v int check (v > 8));"
+        "create table f (id int primary key, v int not null);"
         "create table e (id int primary key, v int, exclude (v with =))"
     )
     async with stream("\n".join(f"{name}:" for name in REFUSED)) as streamer:

@@ -125,7 +125,7 @@ async def test_the_last_of_two_sources_makes_the_commands_of_a_transaction_for_b
 ) -> None:
     await tenants.run("a", f"begin; {commands}; commit; insert into t (id, v) values (20, 2)")
     remedy = await remedy_of(tenants.streamer, "public.t", "waits for a decision", "a")
-    assert "the table continues once the remaining sources have made this change" in str(remedy)
+    assert "make this change at the remaining sources, too" in str(remedy)
     assert not remedy.has("ddl apply")  # which would fail again
 
     # The second source has its former definition, and its rows go on.

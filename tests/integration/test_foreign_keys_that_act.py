@@ -174,3 +174,23 @@ async def test_tables_that_foreign_keys_connect_are_written_together(
             held = target.value("select count(*) from streamer.quarantine")
             assert held == (on_error == "quarantine")
             assert target.value("select count(*) from child") == 3 - held
+
+
+@pytest.mark.follows("target.missing_grants:advise_grants")
+async def test_a_foreign_key_of_the_target_alone_no_longer_refuses_rows_after_the_grant(
+    source: Database, target: Database, stream: MakeStreamer
+) -> None:
+    source.execute("create table child (id int primary key, p int)")
+    target.execute(TABLES.format(action=""))
+    with ordinary_role(target) as role:
+        target.execute(f"alter table child owner to {role}")
+        async with stream("child:") as streamer:
+            await streamer.caught_up()
+            source.execute("insert into child values (1, 5)")
+            remedy = await remedy_of(streamer, "public.child", "child_p_fkey")
+            operator = Operator(streamer.path, source, target)
+            await operator.follow(remedy, choose=0)
+            await streamer.stop()
+            streamer.start()
+            await streamer.caught_up(40)
+        assert_same(source, target, "child")

@@ -241,7 +241,7 @@ async def test_commands_for_lost_identities_bring_updates_back_or_do_without(
         assert target.execute("select v from past order by kvsz_id") == [(1,), (3,)]
 
 
-@pytest.mark.follows("copy.refused_values:remedy_for_values")
+@pytest.mark.follows("copy.refused_values:_remedy_for_values")
 async def test_statements_and_command_of_a_copy_with_values_that_the_target_refuses_end_the_problem(
     source: Database, target: Database, stream: MakeStreamer, without_spark: None
 ) -> None:

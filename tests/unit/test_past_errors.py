@@ -32,3 +32,19 @@ def test_the_oldest_errors_leave() -> None:
     for number in range(ERRORS_MAX + 1):
         errors.add(error(number, f"error {number}"))
     assert [e.text for e in errors.of("shop")][-1] == "error 1"
+
+
+def test_the_occurrences_of_an_error_at_other_positions_are_one_entry() -> None:
+    errors = PastErrors()
+    text = "{}; in transaction {}, committed at 0/{}; pid {} has waited for {} s"
+    for second, figures in enumerate([("no", 7, "A1", 12, 1.5), ("no", 81, "FF00", 9, 20)]):
+        errors.add(error(second, text.format(*figures)))
+    # Another row is another error.
+    for key in (5, 6):
+        errors.add(error(2, f"duplicate key: Key (id)=({key})"))
+    kept = [(each.text, each.count) for each in errors.of("shop")]
+    assert kept == [
+        ("duplicate key: Key (id)=(6)", 1),
+        ("duplicate key: Key (id)=(5)", 1),
+        (text.format("no", 81, "FF00", 9, 20), 2),
+    ]

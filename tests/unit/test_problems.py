@@ -24,6 +24,8 @@ from streamer.commands.status_problems import only_problems, summarize
 from streamer.copy.turn_waits import turn
 from streamer.errors.error_classes import (
     MassDeleteError,
+    ProtocolError,
+    SlotMissingError,
     SourceConnectionError,
     SourceUnreadyError,
     StreamerError,
@@ -31,7 +33,7 @@ from streamer.errors.error_classes import (
     TargetSchemaError,
 )
 from streamer.errors.error_reports import ErrorReport, TableWait
-from streamer.errors.remedies import Command, Remedy, Sql, at_source, at_target, run
+from streamer.errors.remedies import CONTINUES, Command, Remedy, Sql, at_source, at_target, run
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import Mapping
 from streamer.postgres.blocking_sessions import Blockers
@@ -270,6 +272,28 @@ FACTS = {
 }  # fmt: skip
 
 
+def test_a_problem_that_ends_without_a_command_says_when_streamer_continues() -> None:
+    ends = {name for name, fact in FACTS.items() if CONTINUES in fact.status().problems[0].sentence}
+    assert ends == {
+        "a heartbeat that is overdue",
+        "changes that are not visible for long",
+        "a copy that waits for a lock",
+        "a table in error",
+        "a table in error with SQL",
+        'a table named "resync"',
+        "a source that is unreachable",
+    }
+    # streamer never retries after a defect, and a resync needs its command.
+    for error in (
+        ProtocolError("torn"),
+        SlotMissingError("gone", hint=Remedy.of("run: ", run("resync"))),
+    ):
+        health = {"state": "error", "error": report(error)}
+        fact = Fact(ProblemKind.SOURCE, Severity.ERROR, (), "", source=health, health=health)
+        (problem,) = fact.status().problems
+        assert CONTINUES not in problem.sentence
+
+
 def test_the_heartbeats_of_a_source_that_does_not_stream_are_no_problem() -> None:
     """The missing stream is the problem, and "the target is too slow" would be wrong."""
     fact = replace(FACTS["a source that is unreachable"], heartbeat_seconds=900.0)
@@ -304,6 +328,12 @@ def test_a_diagnosis_names_a_table_once_with_the_statements_of_the_check() -> No
     same = findings.error(place, "lacks a column", findings.at_target(ADD))
     other = findings.error(place, "lacks a column", findings.at_target(ADD, "another"))
     assert merged([problem], [same, other]) == [from_problem(problem), other]
+
+    # A check judges the schema as a whole, and finds the cause in another place.
+    schema = findings.error(Place(None, 'schema "x"'), "may not use it", findings.at_target(ADD))
+    assert merged([problem], [schema]) == [from_problem(problem)]
+    at_source_of_another = replace(other, place=Place("web"), fix=findings.at_source(ADD))
+    assert at_source_of_another in merged([problem], [at_source_of_another])
 
     # A remedy that names `check` has the statements of the check.
     (asking,) = FACTS["a table that gets inserts only"].status().problems
@@ -415,7 +445,7 @@ def test_a_target_whose_commits_wait_for_a_standby_is_not_fine() -> None:
     assert [late.text] == [problem.text for problem in shown.sources[0].problems]
     (item,) = problems_for_operator([], target.to_json())
     assert item["what"] == first.sentence
-    assert item["remedy"][-1] == {"text": "", "lines": "select 1;", "at": "dw"}
+    assert item["remedy"][-2] == {"text": "", "lines": "select 1;", "at": "dw"}
     summary = next(line.plain for line in render_lines(shown)[1:])
     assert summary.endswith("2 need attention: target wait, shop:eu")
 

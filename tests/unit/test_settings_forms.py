@@ -25,7 +25,7 @@ from streamer.commands.check.findings import (
 )
 from streamer.errors.error_classes import InvalidError
 from streamer.errors.error_reports import ErrorReport
-from streamer.errors.remedies import Remedy, Sql
+from streamer.errors.remedies import CONTINUES, Remedy, Sql
 from streamer.postgres.conninfo import parse_conninfo
 from streamer.postgres.url_passwords import with_password
 from streamer.report.problems import PAGE_OF, ProblemKind
@@ -215,7 +215,7 @@ def test_a_target_that_is_down_is_the_headline_and_the_first_problem() -> None:
     source = SHOP
     assert summary([source], DOWN).startswith("The target is unreachable")
     first = problems_for_operator([source], DOWN)[0]
-    assert (first["place"], first["what"]) == ("Target", "target: refused; start it")
+    assert (first["place"], first["what"]) == ("Target", f"target: refused; start it; {CONTINUES}")
     assert not source_view(source, target=DOWN)["is_confirmed"]
     assert source_view(source, target=DOWN | {"error": None})["are_tables_confirmed"]
 
@@ -274,5 +274,6 @@ def test_a_copy_that_fails_again_and_again_needs_attention() -> None:
         "quarantined": 0,
     }  # fmt: skip
     (item,) = problems_for_operator([SHOP | {"tables": [table]}])
-    assert (item["what"], item["kind"]) == ("no Java", "warning")
+    what = f"no Java; remove the cause that the message names; {CONTINUES}"
+    assert (item["what"], item["kind"]) == (what, "warning")
     assert not is_queued(table)

@@ -217,7 +217,7 @@ def test_problems_come_before_everything_that_is_well() -> None:
     attention = "1 of 2 sources is fine; 1 needs attention: shop:us"
     assert lines[0] == f"2 sources: 2 streaming; 2 tables: 1 error, 1 ready; {attention}"
     todo = (
-        "remove the cause; streamer then continues within seconds, or at once with: "
+        "remove the cause; streamer then continues by itself within 15 seconds, or at once with: "
         "streamer resume public.orders --database shop --sid us"
     )
     assert lines[2:4] == [

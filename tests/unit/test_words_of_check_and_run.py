@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.remedies import ROOT
 
-RIGHTS = "the server refuses the role, in its own words; a table or the source stops"
+RIGHTS = "the server refuses the role, in its own words; the error of `run` has the same statements"
 SETTING = "the server refuses its first statement, in its own words"
 HERE = "of this machine: no process begins a copy on Spark"
 FORESEEN = "no refusal: a later event would cost a copy, or stop a table by a row"

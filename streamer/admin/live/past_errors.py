@@ -1,16 +1,22 @@
 """The last errors of sources and tables, for the page. Pure.
 
-Each retry of an attempt can report its error again. Equal errors are one entry, with their number
-and the time of the last.
+Each retry of an attempt can report its error again, with another position, age or pid. Errors that
+differ only in such figures are one entry, with their number, and the text and time of the last.
 """
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import lru_cache
 from typing import Final
 
 ERRORS_MAX: Final = 500
+_FIGURES: Final = re.compile(
+    r"\b[0-9A-F]+/[0-9A-F]+\b|\b(?:transaction|pid|attempt) \d+|\b\d+(?:\.\d+)? (?:ms|s|min|h|d)\b"
+)
+"""Figures that differ between the occurrences of an error: positions, transactions, pids, ages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,14 @@ class PastError:
     count: int = 1
 
     def equals(self, error: "PastError") -> bool:
-        """Whether *error* has the same place and text."""
-        return (self.source, self.table, self.text) == (error.source, error.table, error.text)
+        """Whether *error* has the same place, and the same text except for such figures."""
+        place, other = (self.source, self.table), (error.source, error.table)
+        return place == other and _words(self.text) == _words(error.text)
+
+
+@lru_cache(maxsize=2 * ERRORS_MAX)
+def _words(text: str) -> str:
+    return _FIGURES.sub("#", text)
 
 
 class PastErrors:

@@ -508,7 +508,7 @@ def _check_unfilled_columns(
             hint=Remedy.of(
                 "run at the target: ",
                 at_target(f"{alter} drop not null"),
-                "; streamer then continues. Or give the column a default, or map a column to it",
+                "; or give the column a default, or map a column to it",
             ),
         )
         error.column = column.name

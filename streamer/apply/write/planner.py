@@ -57,6 +57,7 @@ from streamer.target.add_columns import (
 from streamer.target.catalog import read_relations
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
 from streamer.target.fencing_token import FencingToken
+from streamer.target.missing_grants import Grants
 from streamer.target.persistent_connection import PersistentConnection
 from streamer.util.batched import Batched
 from streamer.util.containment import apart, contained
@@ -394,7 +395,7 @@ class Planner:
             if not acting or await may_replace_role(connection):
                 return
             name = await connection.fetch_value("select current_user::text")
-        role = quote_identifier(name)
+            grant = Grants(name).to_replace_role(connection.server_version)
         constraint = acting[0]["constraint"]
         table = quote_qualified(acting[0]["namespace"], acting[0]["name"])
         raise TargetSchemaError(
@@ -403,9 +404,8 @@ class Planner:
             "session_replication_role",
             hint=Remedy.of(
                 "have an administrator run at the target: ",
-                at_target(f"grant set on parameter session_replication_role to {role}"),
-                f" (before PostgreSQL 15: alter role {role} superuser), and restart streamer; or "
-                "run at the target: ",
+                at_target(grant),
+                ", and restart streamer; or run at the target: ",
                 at_target(f"alter table {table} drop constraint {quote_identifier(constraint)}"),
             ),
         )

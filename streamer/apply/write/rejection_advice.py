@@ -124,8 +124,8 @@ def _conflict(
             yield _QUARANTINE
         case "foreign_key":
             yield (
-                "let the role of target.url set session_replication_role (streamer check prints "
-                "the GRANT) and restart streamer; the source checks foreign keys"
+                "restart streamer once its role may set session_replication_role, because the "
+                "source checks foreign keys"
             )
             yield _QUARANTINE
         case "check" if error.constraint is not None:

@@ -38,6 +38,8 @@ TARGET = Place()
 SPARK = Place(other="Spark")
 
 
+_ADMINISTRATOR: Final = "have an administrator "
+"""Begins the words before a step for which the privileges of streamer's role do not suffice."""
 _INTRODUCTIONS: Final = (
     *("run: ", "run at the source: ", "run at the target: "),
     *("start: ", "resume it with: ", "correct them with: "),
@@ -67,10 +69,12 @@ class Fix:
         step = remedy.steps[0]
         number = remedy.parts.index(step)
         before, separator, introduction = "".join(map(str, remedy.parts[:number])).rpartition("; ")
-        if introduction not in _INTRODUCTIONS:
+        if introduction.removeprefix(_ADMINISTRATOR) not in _INTRODUCTIONS:
             return cls(words=str(remedy))
         after = "".join(map(str, remedy.parts[number + 1 :])).removeprefix("; ")
         words = f"{before}{separator if after else ''}{after}"
+        if introduction.startswith(_ADMINISTRATOR):
+            words = f"as an administrator; {words}" if words else "as an administrator"
         if isinstance(step, Sql):
             return cls(step.side, step.statements, words or None, step.is_choice)
         return cls("here", (step.line,), words or None)

@@ -33,7 +33,7 @@ from streamer.commands.check.source_facts import (
 )
 from streamer.commands.check.target_facts import TargetFacts
 from streamer.control.resync_options import after_loss
-from streamer.copy.copy_obstacles import find_unreadable
+from streamer.copy.copy_obstacles import find_unreadable, usage_sql
 from streamer.errors.error_classes import (
     SlotInvalidatedError,
     SlotMissingError,
@@ -376,9 +376,8 @@ def check_usage(facts: SourceFacts, to_copy: list[RelationMapping]) -> Iterable[
     namespaces = {mapping.source.namespace for mapping in to_copy}
     role = facts.server.role
     for namespace in sorted(namespaces - facts.usable_namespaces):
-        grant = f"grant usage on schema {quote_identifier(namespace)} to {quote_identifier(role)}"
         place = Place(facts.label, f'schema "{namespace}"')
-        yield error(place, f'role "{role}" may not use it', at_source(grant))
+        yield error(place, f'role "{role}" may not use it', at_source(usage_sql(namespace, role)))
 
 
 def check_readable(

@@ -33,6 +33,7 @@ from streamer.source.catalog import SourceRelation
 from streamer.source.reached_server import STARTED_SQL, TIMELINE_SQL
 from streamer.target.catalog import holds_rows, read_relation
 from streamer.target.connection import TargetAddress, TargetConnection, may_replace_role
+from streamer.target.missing_grants import HIDES_ROWS_SQL, MISSING_SQL
 from streamer.target.target_partitions import find_crowded_default
 from streamer.target.target_sequences import TargetSequence, find_sequences
 
@@ -369,12 +370,10 @@ select nspname as name, has_schema_privilege(oid, 'usage') as may_use,
        has_schema_privilege(oid, 'create') as may_create
 from pg_namespace where nspname = any ($1::text[])
 """
-_TABLES_SQL: Final = """
+_TABLES_SQL: Final = f"""
 select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
-       array(select p from unnest('{select,insert,update,delete,truncate}'::text[]) p
-              where not has_table_privilege(c.oid, p)) as missing_privileges,
-       c.relrowsecurity and (c.relforcerowsecurity or not pg_has_role(c.relowner, 'usage'))
-         and not r.rolsuper and not r.rolbypassrls as row_security,
+       {MISSING_SQL} as missing_privileges,
+       {HIDES_ROWS_SQL} as row_security,
        pg_has_role(c.relowner, 'usage') as is_owned,
        exists (select from pg_constraint k
                 where k.contype = 'f' and c.oid in (k.conrelid, k.confrelid)) as has_foreign_keys,
@@ -385,9 +384,8 @@ select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
          as primary_key_constraint
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 join unnest($1::text[], $2::text[]) w (namespace, name)
-  on (w.namespace, w.name) = (n.nspname, c.relname),
-pg_roles r where r.rolname = current_user
-"""
+  on (w.namespace, w.name) = (n.nspname, c.relname)
+"""  # noqa: S608
 _TYPES_SQL: Final = """
 select n.nspname as namespace, t.typname as name,
        array(select e.enumlabel::text from pg_enum e

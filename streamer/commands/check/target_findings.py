@@ -35,6 +35,7 @@ from streamer.postgres import replication_origin
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_literal
 from streamer.postgres.supported_versions import MAJOR_TESTED, VERSION_MIN
 from streamer.source.catalog import SourceRelation
+from streamer.target.missing_grants import Grants
 from streamer.target.standby_target import standby_error
 
 
@@ -57,7 +58,7 @@ def check_target(
 
 def check_server(server: TargetServer) -> Iterable[Finding]:
     """Check the version, the privileges of the role, and the durability of commits."""
-    role, database = quote_identifier(server.role), quote_identifier(server.database)
+    grants = Grants(server.role)
     if server.version < VERSION_MIN:
         problem = f"PostgreSQL {server.version_text} is too old"
         yield error(TARGET, problem, in_words("the oldest supported version is 12"))
@@ -69,7 +70,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
     if server.in_recovery:
         yield from_error(TARGET, standby_error())
     if not server.may_use_temporary:
-        grant = at_target(f"grant temporary on database {database} to {role}")
+        grant = at_target(grants.on_database("temporary", server.database))
         problem = (
             f'role "{server.role}" may not create temporary tables, through which '
             "streamer applies changes"
@@ -80,7 +81,7 @@ def check_server(server: TargetServer) -> Iterable[Finding]:
         yield error(TARGET, problem, at_target("create extension plpgsql"))
     elif not server.may_use_plpgsql:
         problem = f'role "{server.role}" may not use language plpgsql'
-        yield error(TARGET, problem, at_target(f"grant usage on language plpgsql to {role}"))
+        yield error(TARGET, problem, at_target(grants.on_plpgsql()))
     if server.synchronous_commit in ("off", "local"):
         problem = (
             f"synchronous_commit is {server.synchronous_commit}; streamer sets it to on for its "
@@ -122,16 +123,16 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
 
 def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> Iterable[Finding]:
     """Whether the role may create schema streamer, or owns and may use that schema."""
-    role, database = quote_identifier(server.role), quote_identifier(server.database)
+    grants = Grants(server.role)
     place = Place(None, 'schema "streamer"')
     if not server.may_create:
         # An existing schema needs the privilege, too: CREATE SCHEMA IF NOT EXISTS checks it first.
         problem = f'role "{server.role}" may not create schemas in database "{server.database}"'
-        yield error(place, problem, at_target(f"grant create on database {database} to {role}"))
+        yield error(place, problem, at_target(grants.on_database("create", server.database)))
     if not bookkeeping.exists:
         return
     if not bookkeeping.may_use:
-        grant = at_target(f"grant usage, create on schema streamer to {role}")
+        grant = at_target(grants.on_bookkeeping())
         yield error(place, f'role "{server.role}" may not use it', grant)
     if our_tables := OUR_TABLES.intersection(bookkeeping.tables):
         if "migration" not in bookkeeping.tables:
@@ -139,7 +140,7 @@ def check_bookkeeping(server: TargetServer, bookkeeping: BookkeepingFacts) -> It
             fix = at_target("alter schema streamer rename to streamer_other", is_choice=True)
             yield error(place, problem, fix)
         elif bookkeeping.forbidden_tables:
-            grant = at_target(f"grant all on all tables in schema streamer to {role}")
+            grant = at_target(grants.on_bookkeeping_tables())
             problem = f'role "{server.role}" may not write its tables'
             yield error(place, problem, grant)
     if (version := bookkeeping.version) is not None and not version.is_usable:
@@ -150,7 +151,7 @@ def check_namespaces(
     facts: TargetFacts, sources: Iterable[SourceFacts], *, create_tables: bool
 ) -> Iterable[Finding]:
     """Whether the role may write and create tables in the schemas of the targets."""
-    role = quote_identifier(facts.server.role)
+    grants = Grants(facts.server.role)
     names = {mapping.target for source in sources for mapping in source.mappings}
     makes: set[str] = set()
     if create_tables:
@@ -158,18 +159,17 @@ def check_namespaces(
         makes |= set(_namespaces_of_types(facts, sources))
     for namespace in sorted({name.namespace for name in names} | makes):
         place = Place(None, f'schema "{namespace}"')
-        quoted = quote_identifier(namespace)
         existing = facts.namespaces.get(namespace)
         if existing is None:
             if namespace in makes and not facts.server.may_create:
-                fix = at_target(f"create schema {quoted} authorization {role}")
+                fix = at_target(grants.create_schema(namespace))
                 yield error(place, "is missing, and streamer may not create it", fix)
             continue
         if not existing.may_use:
-            grant = at_target(f"grant usage on schema {quoted} to {role}")
+            grant = at_target(grants.on_schema("usage", namespace))
             yield error(place, f'role "{facts.server.role}" may not use it', grant)
         if namespace in makes and not existing.may_create:
-            grant = at_target(f"grant create on schema {quoted} to {role}")
+            grant = at_target(grants.on_schema("create", namespace))
             problem = f'role "{facts.server.role}" may not create the missing tables there'
             yield error(place, problem, grant)
 

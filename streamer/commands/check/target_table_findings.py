@@ -63,6 +63,7 @@ from streamer.schema.source_definition import ColumnChange, DefinedColumn
 from streamer.schema.target_relation import TargetColumn, TargetRelation
 from streamer.schema_changes.create_tables import published_relation, schemas_and_types_sql
 from streamer.schema_changes.translate.type_translator import TypeTranslator
+from streamer.target.missing_grants import Grants, needed_on_table
 from streamer.target.missing_types import extension_sql, missing_type
 from streamer.target.target_partitions import ROWS_MAX
 
@@ -102,15 +103,14 @@ def check_missing(
         yield error(pair.place, exc.message, in_words(exc.hint) if exc.hint else None)
         return
     if not create_tables:
-        role = quote_identifier(pair.target.server.role)
+        grants = Grants(pair.target.server.role)
         statements = [*missing_types_sql(pair)]
         if pair.name.namespace not in pair.target.namespaces:
-            schema = quote_identifier(pair.name.namespace)
-            statements.insert(0, f"create schema {schema} authorization {role}")
+            statements.insert(0, grants.create_schema(pair.name.namespace))
         statements += pair.wanted.statements
         # Another role may run these statements, and then owns the table.
-        rights = "select, insert, update, delete, truncate"
-        statements.append(f"grant {rights} on {pair.quoted} to {role}")
+        rights = ("select", "insert", "update", "delete", "truncate")
+        statements.append(grants.on_table(rights, pair.quoted))
         fix = at_target(*statements, words="or set `target.create_tables: true`")
         yield error(pair.place, missing_target(pair.name).message, fix)
         return
@@ -308,17 +308,13 @@ def generated_fix(pair: Pair, column: DefinedColumn, name: str, *, column_exists
 def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> Iterable[Finding]:
     """Find the privileges on the table that the role lacks."""
     role = pair.target.server.role
-    deletes = pair.mapping.type is TableType.CLONE and not relation.is_referenced
+    grants = Grants(role)
     sid = written_sid(pair.mapping, pair.relation, relation)
-    needed = {"select", "insert", "update", "delete"}
-    if deletes and sid is None:
-        needed.add("truncate")
+    needed = needed_on_table(pair.mapping.type, sid, is_referenced=relation.is_referenced)
     missing = [name for name in table.missing_privileges if name in needed]
-    grant = f"grant {{}} on {pair.quoted} to {quote_identifier(role)}"
     if missing:
-        listed = ", ".join(missing)
-        problem = f'role "{role}" lacks {listed} on its target table {pair.name}'
-        yield error(pair.place, problem, at_target(grant.format(listed)))
+        problem = f'role "{role}" lacks {", ".join(missing)} on its target table {pair.name}'
+        yield error(pair.place, problem, at_target(grants.on_table(missing, pair.quoted)))
     elif (
         "truncate" in table.missing_privileges
         and pair.mapping.rule.initial is not Initial.NONE
@@ -329,11 +325,10 @@ def check_rights(pair: Pair, table: TargetTable, relation: TargetRelation) -> It
             f'role "{role}" lacks truncate on its target table {pair.name}, so an interrupted '
             "copy cannot start again"
         )
-        yield warning(pair.place, problem, at_target(grant.format("truncate")))
+        yield warning(pair.place, problem, at_target(grants.on_table(["truncate"], pair.quoted)))
     if table.row_security:
         problem = f"row level security hides rows of its target table {pair.name}"
-        fix = at_target(f"alter role {quote_identifier(role)} bypassrls")
-        yield error(pair.place, problem, fix)
+        yield error(pair.place, problem, at_target(grants.of_all_rows()))
 
 
 def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
@@ -381,13 +376,11 @@ def check_partitions(pair: Pair, table: TargetTable) -> Iterable[Finding]:
             f'role "{role}" does not own its target table {pair.name}, so streamer can neither '
             "create nor remove partitions"
         )
-        sql = f"alter table {pair.quoted} owner to {quote_identifier(role)}"
-        yield error(pair.place, problem, at_target(sql))
+        yield error(pair.place, problem, at_target(Grants(role).to_own(pair.quoted)))
     namespace = pair.name.namespace
     if not pair.target.namespaces[namespace].may_create:
         problem = f'role "{role}" may not create the partitions of target table {pair.name}'
-        sql = f"grant create on schema {quote_identifier(namespace)} to {quote_identifier(role)}"
-        yield error(pair.place, problem, at_target(sql))
+        yield error(pair.place, problem, at_target(Grants(role).on_schema("create", namespace)))
     if (default := pair.target.crowded.get(pair.name)) is not None:
         yield warning(
             pair.place,
@@ -459,11 +452,7 @@ def check_triggers(pair: Pair, table: TargetTable) -> Iterable[Finding]:
     server = pair.target.server
     if server.may_replace_role or not (table.has_foreign_keys or table.triggers):
         return
-    role = quote_identifier(server.role)
-    statement = f"alter role {role} superuser"
-    if server.version >= 15_00_00:
-        statement = f"grant set on parameter session_replication_role to {role}"
-    fix = at_target(statement, words="or drop them")
+    fix = at_target(Grants(server.role).to_replace_role(server.version), words="or drop them")
     reason = f'because role "{server.role}" may not set session_replication_role'
     if table.has_foreign_keys:
         problem = (

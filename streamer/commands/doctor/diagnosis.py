@@ -81,8 +81,10 @@ def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Find
     reported = {problem: from_problem(problem) for problem in problems}
     new: list[Finding] = []
     for finding in checked:
+        if any(_has_statements(problem, finding) for problem in problems):
+            continue
         alike = [p for p, told in reported.items() if told.place == finding.place]
-        if any(_says(problem, finding) for problem in alike):
+        if finding.code is not None and finding.code in {problem.code for problem in alike}:
             continue
         asking = [problem for problem in alike if _asks_for_check(problem)]
         if asking and finding.fix is not None and finding.fix.sql:
@@ -93,14 +95,18 @@ def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Find
     return sorted([*reported.values(), *new], key=lambda finding: worst.index(finding.severity))
 
 
-def _says(problem: Problem, finding: Finding) -> bool:
-    """Whether *problem* has the cause or the statements of *finding*."""
-    if finding.code is not None and finding.code == problem.code:
-        return True
+def _has_statements(problem: Problem, finding: Finding) -> bool:
+    """Whether *problem* has all statements of *finding*, for the same database.
+
+    A check judges schemas and the target as a whole, where a problem names the table that stopped.
+    """
     remedy, fix = problem.remedy, finding.fix
     if remedy is None or fix is None or not fix.sql:
         return False
-    return {statement for sql in remedy.sql for statement in sql.statements}.issuperset(fix.sql)
+    if fix.at != "target" and problem.subject.source != finding.place.source:
+        return False
+    steps = [sql for sql in remedy.sql if sql.side == fix.at]
+    return {statement for sql in steps for statement in sql.statements}.issuperset(fix.sql)
 
 
 def _asks_for_check(problem: Problem) -> bool:

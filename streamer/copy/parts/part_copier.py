@@ -62,7 +62,7 @@ THROTTLED_TIMES: Final = 4
 
 LOCK_SECONDS: Final = 10
 """The time for which a part waits for a lock at the source before the task's next part begins."""
-RECORDED: Final = frozenset({"changed", "refused"})
+RECORDED: Final = frozenset({"changed", "refused", "not_null"})
 """The kinds of failures that end the copy of a table; tasks store such failures at once."""
 
 
@@ -116,7 +116,7 @@ class NotCopiedError(Exception):
     ``snapshot``: the snapshot is lost, which ends the round. ``elsewhere``: a connection reached a
     different server, or another process has taken the source over. ``changed``: the table is not
     the table of the snapshot. ``busy``: a session at the source holds a lock on the table.
-    ``refused``: a server rejects the part.
+    ``refused``: a server rejects the part; ``not_null``: because of a null value.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -209,13 +209,21 @@ def copy_over(
 
 
 def failure_of(part: dict[str, Any], error: Exception) -> dict[str, Any]:
-    """Return the report to the coordinator about a failed part."""
+    """Return the report to the coordinator about a failed part.
+
+    ``constraint``: the violated constraint, or the column whose NOT NULL the part violates.
+    """
     diagnostic = getattr(error, "diag", None)
+    kind = error.kind if isinstance(error, NotCopiedError) else "refused"
+    name = getattr(diagnostic, "constraint_name", None)
+    column = getattr(diagnostic, "column_name", None)
+    if isinstance(error, psycopg.errors.NotNullViolation) and column is not None:
+        kind, name = "not_null", column  # a domain that refuses NULL names no column
     return {
         "relation_id": part["relation_id"],
-        "kind": error.kind if isinstance(error, NotCopiedError) else "refused",
+        "kind": kind,
         "error": _describe(error) + _key_of(error),
-        "constraint": getattr(diagnostic, "constraint_name", None),
+        "constraint": name,
     }
 
 
