@@ -226,8 +226,9 @@ def _problem(
 
 
 def _continuing(remedy: Remedy | None, code: str | None = None) -> Remedy | None:
-    """Add to *remedy* that streamer continues by itself, unless a command of streamer is part of
-    the remedy, or streamer never retries after errors of *code*.
+    """Add to *remedy* that streamer continues by itself.
+
+    Not if the remedy has a command of streamer, or streamer never retries after errors of *code*.
     """
     if (remedy is not None and any(step.action for step in remedy.commands)) or not is_retried(
         code

@@ -86,7 +86,7 @@ class Grants:
 
 def needed_on_table(kind: TableType, sid: str | None, *, is_referenced: bool) -> frozenset[str]:
     """Return the privileges that the stream of a table needs. TRUNCATE becomes a DELETE where rows
-    of other sources or foreign keys forbid TRUNCATE.
+    of peer sources or foreign keys forbid TRUNCATE.
     """
     needed = {"select", "insert", "update", "delete"}
     if kind is TableType.CLONE and sid is None and not is_referenced:
@@ -243,7 +243,7 @@ async def advise_grants(
     """Give *error* the statements that grant the privileges which the role lacks, if any.
 
     A role that may not set session_replication_role meets the foreign keys of the target. Change
-    nothing for other errors, and while the connection cannot read.
+    no error of a different kind, and none while the connection cannot read.
     """
     if connection.is_closed:
         return

@@ -539,6 +539,8 @@ def test_21_table_dropped(site: Site) -> None:
         site.source.execute("drop table t; insert into other values (1)")
         keep = "on_table_dropped: keep"
         site.sees("no longer exists at the source", keep, runbook="table-gone")
+        # The check finds the cause, too, with advice for a name that was never right.
+        assert "is in `tables`, but does not exist" not in site.view("doctor")
         (problem,) = site.status()["summary"]["problems"]
         assert problem["remedy"].startswith(f"if the table is permanently gone, set `{keep}`")
         text = site.config.read_text()

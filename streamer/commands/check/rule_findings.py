@@ -20,7 +20,7 @@ from streamer.commands.check.findings import (
     some_of,
     warning,
 )
-from streamer.errors.error_classes import MappingError
+from streamer.errors.error_classes import MappingError, TableGoneError
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import OnTableDropped
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule, resolve, same_rows
@@ -150,7 +150,8 @@ def _missing(
         hint = (
             f"write {' or '.join(similar)} in `tables` if you mean that table, or remove the name"
         )
-    return error(place, "is in `tables`, but does not exist at the source", in_words(hint))
+    problem = "is in `tables`, but does not exist at the source"
+    return error(place, problem, in_words(hint), TableGoneError.code)
 
 
 def _check_pattern(

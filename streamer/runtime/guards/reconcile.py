@@ -371,11 +371,15 @@ def _judge_membership(
     if identity is None:
         # The rule would have ended the relation of a dropped table: a session renamed this table.
         is_renamed = table.mapping.rule.on_table_dropped is not OnTableDropped.STOP
-        keep, leave_out = "set `on_table_dropped: keep` for it", "add its name to `exclude_tables`"
+        keep = (
+            "set `on_table_dropped: keep` in its rule (with a mapping database: `Edit the rule` on "
+            "its page)"
+        )
+        leave_out = "add its name to `exclude_tables`"
         error = TableGoneError(
             f'table "{table.name}" no longer exists at the source: a session dropped or renamed it',
             hint=f"if the table is permanently gone, {leave_out if is_renamed else keep}, and "
-            "reload the mapping (SIGHUP or `streamer apply`). Otherwise create and publish it",
+            "reload the mapping (SIGHUP or `streamer apply`). Otherwise create the table again",
         )
     else:
         fingerprint = membership_fingerprint(state.publications.values(), identity)
