@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from streamer.commands.compare_command import summarize
 from streamer.compare.comparison import TableResult
 from streamer.compare.read_both_definitions import read_differences
@@ -58,6 +60,7 @@ async def differences(
     return [str(each) for each in found]
 
 
+@pytest.mark.since(15)  # ON DELETE SET NULL with columns
 async def test_differences_are_listed_as_far_as_create_asks_for_them(
     source: Database, target: Database, tmp_path: Path
 ) -> None:
