@@ -33,6 +33,7 @@ from streamer.errors.remedies import Remedy, at_target
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve
 from streamer.mapping.sid_and_history_columns import SID
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_columns, quote_identifier, quote_qualified
 from streamer.postgres.session_settings import INDEX_MEMORY_MB, memory_sql
 from streamer.schema.indexes_constraints_types import IndexDefinition
@@ -160,17 +161,15 @@ def find_missing(
 
 # ---- facts of the databases -------------------------------------------------------------------
 
-_FOREIGN_KEYS_SQL: Final = """
-select n.nspname as namespace, c.relname as name, k.conname as constraint,
+_FOREIGN_KEYS_SQL: Final = f"""
+select w.namespace, w.name, k.conname as constraint,
        array(select a.attname::text
                from pg_catalog.unnest(k.conkey) with ordinality as u (attnum, position)
                join pg_catalog.pg_attribute a on a.attrelid = k.conrelid and a.attnum = u.attnum
               order by u.position) as columns
-from pg_catalog.pg_constraint k
-join pg_catalog.pg_class c on c.oid = k.conrelid
-join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-join unnest({namespaces}, {names}) w (namespace, name)
-  on w.namespace = n.nspname and w.name = c.relname
+from unnest({{namespaces}}, {{names}}) w (namespace, name)
+cross join {NAMED_RELATION} c
+join pg_catalog.pg_constraint k on k.conrelid = c.oid
 where k.contype = 'f' and k.conparentid = 0
 """
 
@@ -335,11 +334,10 @@ async def _obstacles(
 
 _ENOUGH_MEMORY_SQL: Final = memory_sql("maintenance_work_mem", INDEX_MEMORY_MB, is_local=False)
 
-_LEFTOVERS_SQL: Final = """
-select pg_catalog.format('%I.%I', n.nspname, x.relname) as quoted
+_LEFTOVERS_SQL: Final = f"""
+select pg_catalog.format('%I.%I', w.namespace, x.relname) as quoted
 from unnest($1::text[], $2::text[]) w (namespace, name)
-join pg_catalog.pg_namespace n on n.nspname = w.namespace
-join pg_catalog.pg_class t on t.relnamespace = n.oid and t.relname = w.name
+cross join {NAMED_RELATION} t
 join pg_catalog.pg_index i on i.indrelid = t.oid
 join pg_catalog.pg_class x on x.oid = i.indexrelid
 where not (i.indisvalid and i.indisready) and pg_catalog.starts_with(x.relname, $3)

@@ -8,6 +8,8 @@ lock the table. Pure.
 
 from typing import Final
 
+from streamer.postgres.named_relations import NAMED_TYPE
+
 
 # In a new session, each subquery of a plan costs a third of a millisecond; a function costs a
 # tenth.
@@ -315,9 +317,8 @@ USED_TYPES: Final = _types(
 """The types of a table's columns, and their parts."""
 
 NAMED_TYPES_SQL: Final = _types(
-    """select t.oid, 0 from unnest($1::text[], $2::text[]) w (namespace, name)
-      join pg_catalog.pg_namespace n on n.nspname = w.namespace
-      join pg_catalog.pg_type t on t.typnamespace = n.oid and t.typname = w.name"""
+    f"""select t.oid, 0 from unnest($1::text[], $2::text[]) w (namespace, name)
+      cross join {NAMED_TYPE} t"""  # noqa: S608
 )
 """A query for types by schema and name; both parameters are arrays."""
 

@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.source.connection import Connection, fetch_all
 from streamer.source.replica_identity import RelationIdentity, TableIdentity
 
-IDENTITIES_SQL: Final = """
+IDENTITIES_SQL: Final = f"""
 with recursive wanted as (
     select c.oid, c.relkind
     from unnest(%s::text[], %s::text[]) w (namespace, name)
-    join pg_catalog.pg_namespace n on n.nspname = w.namespace
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    cross join {NAMED_RELATION} c
     where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence in ('p', 'u')
 ), tree as (
     select oid as root, oid as relid, relkind from wanted
@@ -31,7 +31,7 @@ with recursive wanted as (
 select t.root::int8 as root, t.relid::int8 as relid, n.nspname as namespace, c.relname as name,
        c.relkind = 'p' as is_partitioned, c.relkind = 'f' as is_foreign,
        c.relpersistence = 'u' as is_unlogged,
-       c.relreplident::text as kind, coalesce(k.names, '{}') as key,
+       c.relreplident::text as kind, coalesce(k.names, '{{}}') as key,
        coalesce(k.has_generated, false) as has_generated_key,
        current_setting('server_version_num')::int4 >= 180000
          and exists (select from pg_catalog.pg_attribute a

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from streamer.mapping.relation_names import RelationName
 from streamer.postgres.describing import PARTITIONS, objects_sql
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_qualified
 from streamer.schema.indexes_constraints_types import (
     object_of,
@@ -37,7 +38,7 @@ pg_catalog.concat_ws(' ', c.relpersistence,
 """The facts about a table that ``streamer.require_facts`` compares, as text."""
 
 _RELATION_SQL: Final = f"""
-select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
+select w.namespace, w.name as relation, c.oid::int8 as oid,
        c.relkind = 'p' as is_partitioned,
        pg_catalog.pg_get_partkeydef(c.oid) as partition_key,
        exists (select from pg_catalog.pg_trigger t
@@ -84,9 +85,8 @@ select n.nspname as namespace, c.relname as relation, c.oid::int8 as oid,
          and pg_catalog.has_table_privilege(c.oid, 'update')
          and pg_catalog.has_table_privilege(c.oid, 'delete') as is_writable,
        ({objects_sql(with_texts=False)})::text as objects, {_FACTS_SQL} as facts
-from unnest($1::text[], $2::text[]) as wanted (namespace, relation)
-join pg_catalog.pg_namespace n on n.nspname = wanted.namespace
-join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = wanted.relation
+from unnest($1::text[], $2::text[]) as w (namespace, name)
+cross join {NAMED_RELATION} c
 where c.relkind in ('r', 'p')
 """
 

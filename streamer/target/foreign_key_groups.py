@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.target.connection import TargetConnection, may_replace_role
 
-_KEYS_SQL: Final = """
+_KEYS_SQL: Final = f"""
 with wanted as (
-    select c.oid, n.nspname::text as namespace, c.relname::text as name
+    select c.oid, w.namespace, w.name
     from unnest($1::text[], $2::text[]) w (namespace, name)
-    join pg_catalog.pg_namespace n on n.nspname = w.namespace
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    cross join {NAMED_RELATION} c
 )
 select distinct a.namespace, a.name, b.namespace as other_namespace, b.name as other_name
 from pg_catalog.pg_constraint k

@@ -10,6 +10,7 @@ from typing import Final
 
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.sequence_places import Range, SequencePlace
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import grants_on_sequence
 from streamer.target.connection import TargetConnection
 
@@ -28,19 +29,17 @@ class TargetSequence:
     grants: tuple[str, ...] = ()
 
 
-_FIND_SQL: Final = """
+_FIND_SQL: Final = f"""
 with wanted as (
     select * from unnest($1::int4[], $2::text[], $3::text[], $4::text[])
              w (number, namespace, name, "column")
 ), found as (
     select w.number, c.oid from wanted w
-    join pg_catalog.pg_namespace n on n.nspname = w.namespace
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    cross join {NAMED_RELATION} c
     where w.column is null and c.relkind = 'S'
     union all
     select w.number, c.oid from wanted w
-    join pg_catalog.pg_namespace n on n.nspname = w.namespace
-    join pg_catalog.pg_class t on t.relnamespace = n.oid and t.relname = w.name
+    cross join {NAMED_RELATION} t
     join pg_catalog.pg_attribute a on a.attrelid = t.oid and a.attname = w.column
      and not a.attisdropped
     join pg_catalog.pg_depend d on d.refobjid = t.oid and d.refobjsubid = a.attnum

@@ -3,12 +3,15 @@
 import asyncio
 from typing import Any
 
+import psycopg
 import pytest
 
 from streamer.bookkeeping.bookkeeping import Bookkeeping
 from streamer.bookkeeping.bookkeeping_schema import migrate
 from streamer.bookkeeping.registered_relations import register_relations
 from streamer.bookkeeping.requests import CHANNEL, has_requests
+from streamer.commands.check import target_facts
+from streamer.indexes import foreign_key_indexes
 from streamer.mapping.relation_names import RelationName, RelationPattern
 from streamer.mapping.rules import RelationMapping, SourceMapping, TableRule
 from streamer.postgres.secret import Secret
@@ -16,7 +19,10 @@ from streamer.runtime import target_health
 from streamer.runtime.process import planner_questions
 from streamer.source.catalog import read_relations
 from streamer.source.connection import Connection, connection
+from streamer.source.guarded_identities import IDENTITIES_SQL
 from streamer.source.slot_and_publications.guard_query import read_guard_facts
+from streamer.source.tables import attached_partitions, rewritten_tables
+from streamer.target import catalog, foreign_key_groups
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -162,3 +168,52 @@ async def test_a_look_of_the_guard_is_one_statement(source: Database) -> None:
         await execute("select pg_drop_replication_slot(%s)", [mapped.slot])
         gone = await read_guard_facts(plain, mapped, names, plain.info.server_version)
         assert gone.slot is None
+
+
+LIKE_NAMED: list[tuple[str, str]] = [
+    ("identities", IDENTITIES_SQL),
+    ("attached partitions", attached_partitions._LEAVES_SQL),
+    ("rewritten tables", rewritten_tables._TABLES_SQL),
+    ("foreign keys", foreign_key_groups._KEYS_SQL),
+    ("columns of keys", foreign_key_indexes._FOREIGN_KEYS_SQL),
+    ("indexes", foreign_key_indexes._LEFTOVERS_SQL.replace("$3", "'none'")),
+    ("target", catalog._RELATION_SQL),
+    ("check", target_facts._TABLES_SQL),
+]
+
+
+def test_like_named_tables_of_many_schemas_are_read_one_by_one(source: Database) -> None:
+    """A join by name alone would have a row for each pair of like-named tables."""
+    schemas, tables = 120, 5
+    source.execute(
+        "".join(
+            f"create schema s_{n};"
+            + "".join(f"create table s_{n}.t_{k} (id int primary key);" for k in range(tables))
+            for n in range(schemas)
+        )
+    )
+    namespaces = [f"s_{n}" for n in range(schemas) for _ in range(tables)]
+    names = [f"t_{k}" for _ in range(schemas) for k in range(tables)]
+    for title, sql in LIKE_NAMED:
+        query = sql.replace("{namespaces}", "$1::text[]").replace("{names}", "$2::text[]")
+        query = query.replace("%s", "$1", 1).replace("%s", "$2", 1)
+        rows = _most_rows(source, query, namespaces, names)
+        assert rows <= 10 * len(names), title
+
+
+def _most_rows(database: Database, sql: str, *arrays: list[str]) -> int:
+    """Return the greatest number of rows of a node of the query's plan."""
+    with psycopg.connect(database.url, cursor_factory=psycopg.RawCursor) as session:
+        answer = session.execute("explain (analyze, timing off, format json) " + sql, arrays)
+        row = answer.fetchone()
+    assert row is not None
+    plans, rows = [row[0][0]["Plan"]], 0
+    while plans:
+        plan = plans.pop()
+        plans += [
+            part
+            for part in plan.get("Plans", [])
+            if part["Parent Relationship"] != "SubPlan"  # reads facts of one table
+        ]
+        rows = max(rows, round(plan["Actual Rows"] * plan["Actual Loops"]))
+    return rows

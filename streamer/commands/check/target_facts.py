@@ -26,6 +26,7 @@ from streamer.mapping.rule_options import Initial
 from streamer.mapping.rules import RelationMapping, SourceMapping
 from streamer.mapping.sid_and_history_columns import SID
 from streamer.postgres import replication_origin
+from streamer.postgres.named_relations import NAMED_RELATION, NAMED_TYPE
 from streamer.postgres.supported_versions import VERSION_MIN
 from streamer.runtime.guards.follow_renames import find_renamed, judge_renames
 from streamer.schema.target_relation import TargetRelation
@@ -371,7 +372,7 @@ select nspname as name, has_schema_privilege(oid, 'usage') as may_use,
 from pg_namespace where nspname = any ($1::text[])
 """
 _TABLES_SQL: Final = f"""
-select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
+select w.namespace, w.name, c.relkind::text as kind,
        {MISSING_SQL} as missing_privileges,
        {HIDES_ROWS_SQL} as row_security,
        pg_has_role(c.relowner, 'usage') as is_owned,
@@ -382,18 +383,16 @@ select n.nspname as namespace, c.relname as name, c.relkind::text as kind,
          as triggers,
        (select k.conname from pg_constraint k where k.conrelid = c.oid and k.contype = 'p')
          as primary_key_constraint
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-join unnest($1::text[], $2::text[]) w (namespace, name)
-  on (w.namespace, w.name) = (n.nspname, c.relname)
+from unnest($1::text[], $2::text[]) w (namespace, name)
+cross join {NAMED_RELATION} c
 """  # noqa: S608
-_TYPES_SQL: Final = """
-select n.nspname as namespace, t.typname as name,
+_TYPES_SQL: Final = f"""
+select w.namespace, w.name,
        array(select e.enumlabel::text from pg_enum e
               where e.enumtypid = t.oid order by e.enumsortorder) as labels
-from pg_type t join pg_namespace n on n.oid = t.typnamespace
-join unnest($1::text[], $2::text[]) w (namespace, name)
-  on (w.namespace, w.name) = (n.nspname, t.typname)
-"""
+from unnest($1::text[], $2::text[]) w (namespace, name)
+cross join {NAMED_TYPE} t
+"""  # noqa: S608
 _COLLATIONS_SQL: Final = """
 select quote_ident(n.nspname) || '.' || quote_ident(c.collname) as name
 from pg_collation c join pg_namespace n on n.oid = c.collnamespace

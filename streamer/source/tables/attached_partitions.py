@@ -24,6 +24,7 @@ from typing import Final
 import psycopg
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
 
@@ -56,13 +57,12 @@ class Leaf:
 
 
 # The query reads catalogs, because functions about the tree do not use the transaction's snapshot.
-_LEAVES_SQL: Final = """
+_LEAVES_SQL: Final = f"""
 with recursive tree as (
     select w.namespace, w.name, c.oid, c.relkind, false as was_table,
-           '{}'::text[] as xids, '{}'::int8[] as commands, '{}'::bool[] as attached
+           '{{}}'::text[] as xids, '{{}}'::int8[] as commands, '{{}}'::bool[] as attached
     from unnest(%s::text[], %s::text[]) w (namespace, name)
-    join pg_catalog.pg_namespace n on n.nspname = w.namespace
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    cross join {NAMED_RELATION} c
     where c.relkind = 'p'
     union all
     select t.namespace, t.name, c.oid, c.relkind, t.was_table or a.xmin <> i.xmin,
@@ -86,7 +86,7 @@ select t.namespace, t.name, t.relkind = 'p' as is_root, t.oid::int8 as oid,
 from tree t
 join pg_catalog.pg_class c on c.oid = t.oid
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-where t.relkind in ('r', 'f') or t.xids = '{}'
+where t.relkind in ('r', 'f') or t.xids = '{{}}'
 """
 
 _OLD_ROWS_SQL: Final = f"""

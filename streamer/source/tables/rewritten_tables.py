@@ -22,6 +22,7 @@ from typing import Final, Self
 import psycopg
 
 from streamer.mapping.relation_names import RelationName
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_literal, quote_qualified
 from streamer.source.connection import Connection, fetch_all
 
@@ -90,8 +91,7 @@ _TABLES_SQL: Final = f"""
 with recursive tree as (
     select w.namespace, w.name, c.oid, c.relkind
     from unnest(%s::text[], %s::text[]) w (namespace, name)
-    join pg_catalog.pg_namespace n on n.nspname = w.namespace
-    join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+    cross join {NAMED_RELATION} c
     union all
     select t.namespace, t.name, c.oid, c.relkind
     from tree t
