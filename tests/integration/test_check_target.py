@@ -76,9 +76,11 @@ async def test_a_source_that_is_a_target_too(
         await streamer.caught_up()
     onwards = Checker(checker.path, checker.target, second)
     onwards.configure("items:")
-    await onwards.finds(INFO, "a streamer also writes to this database", "forward_origins: true")
+    await onwards.finds(
+        INFO, "a streamer process also writes to this database", "forward_origins: true"
+    )
     onwards.configure("items:", group="forward_origins: true")
-    await onwards.is_gone(INFO, "a streamer also writes to this database")
+    await onwards.is_gone(INFO, "a streamer process also writes to this database")
 
 
 async def test_truncate_is_not_needed_where_nothing_is_truncated(

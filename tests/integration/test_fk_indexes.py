@@ -169,7 +169,7 @@ async def test_a_paused_table_gets_none(
         await streamer.table_state("public.orders", "paused")
         result = command(streamer.path, "indexes", "--missing-fk", "--apply")
         assert result.returncode == 1
-        assert "public.orders: waiting, shop has it in state paused" in result.stdout
+        assert "public.orders: waiting, the table of shop is in state paused" in result.stdout
         assert ours(target) == []
 
 

@@ -183,7 +183,7 @@ def test_objects_that_are_not_replicated() -> None:
     assert problems(check_unreplicated(facts)) == []
     facts.usage = replace(USAGE, large_objects=3, is_target=True)
     (loops, large) = problems(check_unreplicated(facts))
-    assert loops.startswith("info: a streamer also writes to this database")
+    assert loops.startswith("info: a streamer process also writes to this database")
     assert large == "warning: 3 large objects are not replicated"
     forwards = facts_of(forward_origins=True)
     forwards.usage = replace(USAGE, is_target=True)
