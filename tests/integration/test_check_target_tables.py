@@ -142,7 +142,7 @@ async def test_columns_named_sid(checker: Checker) -> None:
     )
     checker.configure("items:")
     await checker.finds(
-        ERROR, 'has a column "sid" but this source has no sid', "give its url a sid"
+        ERROR, 'has a column "sid" but this source has no sid', "give a sid to its url"
     )
 
 
