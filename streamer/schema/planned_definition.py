@@ -2,8 +2,8 @@
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping
@@ -96,8 +96,46 @@ class Planned:
     reason: str | None = None
     referenced: RelationName | None = None
     """The target table that a foreign key refers to."""
+    version_min: int = 0
+    """The oldest server, as ``server_version_num``, that accepts the statements."""
 
     @property
     def sql(self) -> str:
         """The SQL to show to an operator."""
         return "; ".join(self.online or self.statements) or self.source_sql
+
+
+_NO_ROLE: Final = (
+    "the role of the target may not set session_replication_role, so the foreign key would also "
+    "act on replicated changes"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLimits:
+    """Obstacles of the target's server and role.
+
+    ``version``: ``server_version_num`` of the target. ``acts``: the target's foreign keys would act
+    on replicated changes.
+    """
+
+    version: int
+    acts: bool = False
+
+    def apply(self, planned: Planned) -> Planned:
+        """Return the plan, or the obstacle in place of its statements."""
+        if planned.reason is not None:
+            return planned
+        if self.version < planned.version_min:
+            return _without(
+                planned,
+                f"the clause needs PostgreSQL {planned.version_min // 10000}, and the target has "
+                f"PostgreSQL {self.version // 10000}",
+            )
+        if self.acts and planned.kind is ObjectKind.FOREIGN_KEY:
+            return _without(planned, _NO_ROLE)
+        return planned
+
+
+def _without(planned: Planned, reason: str) -> Planned:
+    return replace(planned, statements=(), online=(), index=None, reason=reason)

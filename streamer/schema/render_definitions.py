@@ -51,18 +51,11 @@ from streamer.schema.statistics_and_partitions import (
 )
 from streamer.schema.table_definition import TableDefinition
 
-_NO_ROLE: Final = (
-    "the role of the target may not set session_replication_role, so the foreign key would also "
-    "act "
-    "on replicated changes"
-)
-
-
-def without_acting(planned: Planned) -> Planned:
-    """Return a plan for a target whose foreign keys would act on replicated changes."""
-    if planned.kind is not ObjectKind.FOREIGN_KEY or planned.reason is not None:
-        return planned
-    return replace(planned, statements=(), online=(), reason=_NO_ROLE)
+_NULLS_NOT_DISTINCT_MIN: Final = 15_00_00
+_SET_COLUMNS_MIN: Final = 15_00_00
+"""Columns after ON DELETE SET NULL."""
+_PERIOD_MIN: Final = 18_00_00
+_NOT_ENFORCED_MIN: Final = 18_00_00
 
 
 class _UnmadeError(Exception):
@@ -256,6 +249,7 @@ class Renderer:
             (f"create {unique}index {quoted} on {self._place.quoted} {body}", *after),
             (f"create {unique}index concurrently {quoted} on {self._place.quoted} {body}", *after),
             index=name,
+            version_min=_NULLS_NOT_DISTINCT_MIN if is_unique and index.nulls_not_distinct else 0,
         )
 
     def _index_extras(self, index: IndexDefinition, name: str) -> list[str]:
@@ -453,7 +447,11 @@ class Renderer:
                 *extras,
             ]
         built = None if constraint.period else name
-        return Planned(ObjectKind.UNIQUE, name, (plain, *extras), tuple(online), index=built)
+        version = _NULLS_NOT_DISTINCT_MIN if index.nulls_not_distinct else 0
+        if constraint.period:
+            version = _PERIOD_MIN
+        made = (plain, *extras), tuple(online)
+        return Planned(ObjectKind.UNIQUE, name, *made, index=built, version_min=version)
 
     def _exclusion(self, constraint: ConstraintDefinition) -> Planned:
         index = constraint.index
@@ -493,7 +491,7 @@ class Renderer:
         add = f"{self._add(constraint.name)} {sql}"
         if not constraint.enforced:
             made = (f"{add} not enforced",)
-            return Planned(kind, constraint.name, made, made)
+            return Planned(kind, constraint.name, made, made, version_min=_NOT_ENFORCED_MIN)
         if not constraint.is_valid:
             made = (f"{add} not valid",)
             return Planned(kind, constraint.name, made, made)
@@ -537,7 +535,10 @@ class Renderer:
             f"{match}{actions}{constraint.timing}"
         )
         planned = self._validated(ObjectKind.FOREIGN_KEY, constraint, sql)
-        return replace(planned, referenced=place.mapping.target)
+        version = _PERIOD_MIN if constraint.period else planned.version_min
+        if self._columns_on_delete(constraint):
+            version = max(version, _SET_COLUMNS_MIN)
+        return replace(planned, referenced=place.mapping.target, version_min=version)
 
     def _check_reference(self, referenced: RelationName, place: TargetPlace | None) -> None:
         if place is None:
@@ -565,12 +566,15 @@ class Renderer:
             parts.append(f" on update {_ACTIONS[constraint.on_update]}")
         if constraint.on_delete != "a":
             parts.append(f" on delete {_ACTIONS[constraint.on_delete]}")
-            columns: Sequence[str] = constraint.on_delete_columns
-            if by_sid and constraint.on_delete in "nd":
-                columns = columns or constraint.columns
-            if columns:
+            if columns := self._columns_on_delete(constraint):
                 parts.append(f" ({quote_columns(map(self._mapped, columns))})")
         return "".join(parts)
+
+    def _columns_on_delete(self, constraint: ConstraintDefinition) -> Sequence[str]:
+        """Return the columns that ON DELETE SET changes; empty for all columns of the key."""
+        if constraint.on_delete in "nd" and self._place.has_sid:
+            return constraint.on_delete_columns or constraint.columns
+        return constraint.on_delete_columns
 
 
 def _key_of_hash(place: TargetPlace, column: str) -> str | None:

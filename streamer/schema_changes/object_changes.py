@@ -11,7 +11,7 @@ from streamer.bookkeeping.planned_definitions import end_plans, put_plans, read_
 from streamer.mapping.rule_options import DdlKind
 from streamer.schema.definition_message import DefinitionMessage
 from streamer.schema.indexes_constraints_types import DefinedObject
-from streamer.schema.planned_definition import ObjectKind, TargetPlace
+from streamer.schema.planned_definition import ObjectKind, TargetLimits, TargetPlace
 from streamer.schema.render_definitions import Renderer
 from streamer.schema.source_definition import (
     ColumnChange,
@@ -63,7 +63,9 @@ class Objects:
             (await read_at_target(self._target, [relation.oid]))[relation.oid],
             peers=peers if place.has_sid else (),
             taken=await read_taken(self._target, place.mapping.target, names),
-            acts=not await may_replace_role(self._target),
+            limits=TargetLimits(
+                self._target.server_version, acts=not await may_replace_role(self._target)
+            ),
         )
 
     async def store(self, translation: ObjectTranslation) -> None:

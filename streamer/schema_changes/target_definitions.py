@@ -48,8 +48,8 @@ from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rules import RelationMapping, SourceMapping, resolve_new
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.postgres.session_settings import INDEX_MEMORY_MB, memory_sql
-from streamer.schema.planned_definition import ObjectKind, Places, TargetPlace
-from streamer.schema.render_definitions import Renderer, without_acting
+from streamer.schema.planned_definition import ObjectKind, Places, TargetLimits, TargetPlace
+from streamer.schema.render_definitions import Renderer
 from streamer.schema.target_relation import TargetRelation
 from streamer.schema_changes.read_definitions import read_at_source, read_places
 from streamer.source.catalog import SourceRelation, read_relation_names
@@ -143,7 +143,7 @@ async def plan_definitions(
     definitions = await read_at_source(plain, [copy.relation.oid for copy in asking])
     names = {name for definition in definitions.values() for name in definition.referenced}
     places = await _places(source, target_namespace, plain, target, names)
-    acts = not await may_replace_role(target)
+    limits = TargetLimits(target.server_version, acts=not await may_replace_role(target))
     for copy in asking:
         definition = definitions.get(copy.relation.oid)
         if definition is None:
@@ -158,8 +158,7 @@ async def plan_definitions(
         # The source may have added the key after the creation of the target.
         if not await has_primary_key(target, mapping.target):
             planned += renderer.primary_key()
-        if acts:
-            planned = [without_acting(statement) for statement in planned]
+        planned = [limits.apply(definition) for definition in planned]
         await store_definitions(target, copy.mapped.relation_id, planned)
     failpoint("definitions.planned")
 

@@ -8,9 +8,11 @@ from streamer.runtime.session import open_session
 from streamer.source.catalog import SourceServer, read_server
 from streamer.source.connection import Connection
 from streamer.source.stream.replication_stream import ReplicationStream, StreamOptions
+from streamer.target.connection import TargetConnection
 from tests.support.postgres import Database, assert_same
 from tests.support.streamer import MakeStreamer
 from tests.support.values import ROWS, TYPES, UPDATES
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("without_spark")
 
@@ -57,3 +59,30 @@ async def test_protocol_1_and_text(
         assert target.execute(open_versions) == source.execute("select id, v from big order by 1")
     assert asked
     assert all((o.protocol, o.streaming, o.origin_none) == (1, False, False) for o in asked)
+
+
+@pytest.mark.since(15)
+async def test_definitions_that_an_older_target_does_not_accept(
+    source: Database, target: Database, stream: MakeStreamer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.execute(
+        "create table people (id int primary key, mail text, name text);"
+        " create unique index by_mail on people (mail) nulls not distinct;"
+        " create index by_name on people (name);"
+        " create table orders (id int primary key, person_id int, note text,"
+        " constraint of_person foreign key (person_id) references people"
+        " on delete set null (person_id))"
+    )
+    monkeypatch.setattr(TargetConnection, "server_version", 14_00_00)
+    rules = "people: {create: all}\norders: {create: all}"
+    async with stream(rules) as streamer:
+        await streamer.caught_up()
+        await until(lambda: definitions(target).get("by_name") == ("made", None))
+        refused = ("unmade", "the clause needs PostgreSQL 15, and the target has PostgreSQL 14")
+        assert definitions(target)["by_mail"] == refused
+        assert definitions(target)["of_person"] == refused
+
+
+def definitions(target: Database) -> dict[object, tuple[object, ...]]:
+    rows = target.execute("select name, state, reason from streamer.definition")
+    return {name: tuple(more) for name, *more in rows}

@@ -16,7 +16,7 @@ from streamer.schema.indexes_constraints_types import (
     IndexDefinition,
     IndexKey,
 )
-from streamer.schema.planned_definition import Planned, TargetPlace
+from streamer.schema.planned_definition import Planned, TargetLimits, TargetPlace
 from streamer.schema.render_definitions import Renderer, other_name
 from streamer.schema.source_definition import DefinedColumn
 from streamer.schema.table_definition import TableDefinition
@@ -200,3 +200,32 @@ def test_a_history_has_no_default_and_no_sequence() -> None:
     table = TableDefinition(T, (serial, replace(serial, name="other", default="1")))
     renderer = Renderer(table, place(type=TableType.HISTORY, has_sid=False), lambda _: None)
     assert renderer.plan(Create.ALL) == []
+
+
+def test_an_older_target_gets_a_reason_in_place_of_the_clause() -> None:
+    distinct = index("t_b_idx", IndexKey("b"), is_unique=True, nulls_not_distinct=True)
+    unique = constraint("u", "once", "UNIQUE (a)", "a", index=distinct)
+    temporal = constraint("u", "apart", "UNIQUE (a)", "a", index=index("apart"), period=True)
+    loose = constraint("c", "loose", "CHECK (a > 0)", "a", expression="a > 0", enforced=False)
+    definition = replace(
+        DEFINITION, objects=(*DEFINITION.objects, distinct, unique, temporal, loose)
+    )
+    made = plan(place(), place(OTHER), definition)
+
+    def refused(version: int) -> dict[str, str | None]:
+        limits = TargetLimits(version)
+        return {
+            name: limits.apply(planned).reason
+            for name, planned in made.items()
+            if planned.reason is None and limits.apply(planned).reason is not None
+        }
+
+    assert set(refused(14_00_05)) == {"t_b_idx", "once", "apart", "loose", "fk"}
+    assert set(refused(17_00_00)) == {"apart", "loose"}
+    assert refused(18_00_00) == {}
+    assert refused(14_00_05)["fk"] == (
+        "the clause needs PostgreSQL 15, and the target has PostgreSQL 14"
+    )
+    assert TargetLimits(14_00_00).apply(made["once"]).statements == ()
+    plain = plan(place(has_sid=False), place(OTHER, has_sid=False), definition)
+    assert TargetLimits(14_00_05).apply(plain["fk"]).reason is None

@@ -26,13 +26,18 @@ from streamer.schema.indexes_constraints_types import (
     ObjectChange,
     constraints_of,
 )
-from streamer.schema.planned_definition import ObjectKind, Places, Planned, TargetPlace
+from streamer.schema.planned_definition import (
+    ObjectKind,
+    Places,
+    Planned,
+    TargetLimits,
+    TargetPlace,
+)
 from streamer.schema.render_definitions import (
     Renderer,
     is_of_open_versions,
     other_name,
     versions_name,
-    without_acting,
 )
 from streamer.schema.source_definition import SourceDefinition
 from streamer.schema.table_definition import TableDefinition
@@ -74,7 +79,7 @@ class ObjectTranslator:
     """Translates changes for the target of one relation.
 
     *definition*: the source's table after the changes. *target*: the target's table. *peers*: the
-    definitions of peer sources. *acts*: foreign keys of the target would fire on changes.
+    definitions of peer sources. *limits*: of the target; None for no limits.
     """
 
     def __init__(
@@ -86,11 +91,11 @@ class ObjectTranslator:
         *,
         peers: Sequence[SourceDefinition] = (),
         taken: frozenset[str] = frozenset(),
-        acts: bool = False,
+        limits: TargetLimits | None = None,
     ) -> None:
         self._place = place
         self._alter = f"alter table {place.quoted}"
-        self._acts = acts
+        self._limits = limits
         self._definition = definition
         self._peers = peers
         self._renderer = Renderer(definition, place, places, taken)
@@ -136,9 +141,10 @@ class ObjectTranslator:
             if defined.name != name or kind not in KINDS[defined.kind] or defined.kind == "p":
                 continue
             if isinstance(defined, IndexDefinition):
-                return self._renderer.index(defined)
-            planned = self._renderer.constraint(defined)
-            return without_acting(planned) if self._acts else planned
+                planned = self._renderer.index(defined)
+            else:
+                planned = self._renderer.constraint(defined)
+            return planned if self._limits is None else self._limits.apply(planned)
         return None
 
     # ---- one change ----------------------------------------------------------------------------
