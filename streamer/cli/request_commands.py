@@ -217,7 +217,7 @@ def resume(
     """Continue a table that is paused or in error.
 
     If `max_deleted_rows` paused the table, the command applies the transaction only if it names the
-    table; a pattern leaves the table out.
+    table. A pattern does not resume the table.
     The target stores the request: a running process acts at once, or else the next start.
     """
     options = {"skip_deletes": True} if skip_deletes else None

@@ -157,7 +157,8 @@ def _no_table(table: str, matching: Matching, *, decides: bool) -> MappingError:
     ((source, relation), *_) = matching
     resume = run("resume", relation.source, database=source.database, sid=source.sid)
     return MappingError(
-        f'table "{relation.source}" is paused before a mass delete, and a pattern leaves it out',
+        f'table "{relation.source}" is paused before a mass delete, and a request with a pattern '
+        "does not resume such a table",
         hint=Remedy.of("`streamer status` shows the transaction; to apply it, run: ", resume),
     )
 

@@ -152,7 +152,8 @@ def server_sql() -> str:
 
 
 def tables_sql(names: Sequence[RelationName]) -> str:
-    """Return a query of number, definition, changes and files of tables. Pure. Numbers begin at 1.
+    """Return a query with a row for each table: the number in *names*, from 1, and digests of
+    definition, change counters and files. Pure.
 
     A missing table has no row.
     """

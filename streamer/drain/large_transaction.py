@@ -46,7 +46,8 @@ class LargeTransaction:
 
     *read_bytes*: the approximate size of a piece from the lane's spool. *tried*: records the pieces
     that the drainer tried to write. *explain*: applies definition changes whose capture message
-    was lost, if they account for the refusal of *tried*; returns whether it applied any.
+    was lost, if these changes explain why the target refused *tried*; returns whether any were
+    applied.
     """
 
     def __init__(
@@ -204,8 +205,8 @@ class LargeTransaction:
     async def _write_piece(
         self, piece: LaneTransaction, window: LaneWindow | None, *, immediate: bool
     ) -> list[tuple[MappedRelation, Changes]]:
-        """Write a piece, whose *window* may be known; return the changes that were to be
-        written.
+        """Write a piece, in *window* if the window is already planned; return the relations with
+        their changes, including changes that went into quarantine.
         """
         if not piece.redefines:
             return await self._write_rows(piece, window, immediate=immediate)

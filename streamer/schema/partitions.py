@@ -252,7 +252,7 @@ def _value(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """The rows of a partition that leaves, by a ``condition`` over the target's columns.
+    """The rows of a detached or dropped partition, by a ``condition`` over the target's columns.
 
     ``columns``: the columns of the source that the condition uses. ``unclear``: the reason why
     there is no condition.

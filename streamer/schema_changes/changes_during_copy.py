@@ -200,7 +200,10 @@ class ChangedDefinitions:
         until = time.monotonic() + STREAM_SECONDS
         while not self._events.has_delivered(lsn):
             if time.monotonic() > until:
-                raise TargetContentionError(f"a type changes, and the stream has not reached {lsn}")
+                raise TargetContentionError(
+                    "the copy must change a type at the target, and the stream has not reached "
+                    f"{lsn}"
+                )
             await asyncio.sleep(CHECK_SECONDS)
 
     async def _apply_unsent(

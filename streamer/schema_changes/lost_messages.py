@@ -91,7 +91,9 @@ class Refused:
 async def explain(
     target: TargetConnection, owner: LaneOwner, planner: Planner, refused: Refused
 ) -> bool:
-    """Make the changes that explain why the target refused rows; return whether any were made.
+    """Apply the lost definition changes that explain why the target refused rows.
+
+    Return whether any change was applied.
 
     *target* is in no transaction. Raises DefinitionStopError if an operator must decide,
     TargetContentionError.

@@ -86,7 +86,7 @@ def test_a_column_that_the_target_does_not_have_makes_no_chunks() -> None:
 def test_a_key_whose_neighbours_are_in_distant_pages_makes_no_chunks() -> None:
     found = chunk_columns(table("id"), NAMES, (), is_distant=True)
     assert found == (
-        "neighbours of its key are far apart, so each chunk would read the whole table"
+        "neighbouring keys are in distant pages, so each chunk would read the whole table"
     )
 
 
@@ -133,5 +133,5 @@ def test_the_order_of_copies_names_large_tables_and_why_one_is_not_in_chunks() -
     assert list(planned_copies.copy_lines(planned, 4))[2:] == [
         "     b: in chunks (sync.resumable_above)",
         "     c: not in chunks, because it has no key",
-        "     d: compared page by page, because neighbours of its key are far apart",
+        "     d: compared page by page, because neighbouring keys are in distant pages",
     ]

@@ -239,7 +239,7 @@ def test_columns_that_exchange_their_names_take_turns() -> None:
 def test_an_operator_decides_about_a_column_of_the_target_that_is_in_the_way() -> None:
     found = translation(table(ID, A), table(ID, *named((A, "b"))), there=target(ID, A, B))
     assert found.statements == ['drop column "b"', 'rename column "a" to "b"']
-    assert '"b" already, which would be dropped' in found.doubts[0][1]
+    assert 'already has a column "b", which streamer would drop' in found.doubts[0][1]
     rule = replace(RULE, type=TableType.HISTORY)
     kept = translation(table(ID, A), table(ID, *named((A, "b"))), rule, there=target(ID, A, B))
     assert (kept.statements, kept.filled, kept.doubts) == ([], ["b"], [])

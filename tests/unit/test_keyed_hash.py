@@ -257,7 +257,7 @@ def test_another_type_of_the_input_is_refused(tmp_path: Path) -> None:
     resync = run("resync", "t")
     check_input_types(made, {"email": "character varying(9)"}, {"email": "text"}, resync)
     check_input_types(made, {}, {"email": "text"}, resync)
-    with pytest.raises(MappingError, match="was character") as error:
+    with pytest.raises(MappingError, match="from character") as error:
         check_input_types(made, {"email": "character(9)"}, {"email": "text"}, resync)
     assert error.value.hint == "run: streamer resync t"
 

@@ -186,8 +186,8 @@ class MappedRelation:
         """
         self.quarantine = Quarantine()
         self.copy_remedy: Remedy | None = None
-        """The command for a copy without the changes that the target refused after a requested
-        copy.
+        """The command that copies the table and discards the waiting changes; set after the target
+        refused changes from before a requested copy.
         """
         self.conflict_watch = 0
         """The number of further windows in which a writer checks for missing rows before each

@@ -1,8 +1,8 @@
-"""Ends changes in quarantine whose rows left the source's table together, as a partition.
+"""Ends changes in quarantine whose rows the source removed together, by TRUNCATE or as a partition.
 
-A TRUNCATE concerns all changes. A partition that leaves concerns the changes within its bounds: the
-target evaluates the condition for the partition's rows on the values of each change. A change with
-unclear values stops the table, because a retry could write a row of the partition.
+A TRUNCATE concerns all changes. A detached or dropped partition concerns the changes within its
+bounds. The target evaluates the condition for the partition's rows on the values of each change. A
+change with unclear values stops the table, because a retry could write a row of the partition.
 """
 
 import json
@@ -31,7 +31,7 @@ from streamer.target.catalog import read_collations
 from streamer.target.connection import TargetConnection, transaction
 from streamer.util.lsn import Lsn
 
-LEFT: Final = "its partition left the table while changes of this row were in quarantine"
+LEFT: Final = "the source detached or dropped the row's partition while changes were in quarantine"
 NO_XID: Final = 0
 """A message about a definition does not contain the number of its transaction."""
 

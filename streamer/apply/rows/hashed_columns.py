@@ -160,8 +160,8 @@ def check_input_types(
         old, new = before.get(column_hash.column), now.get(column_hash.column)
         if old is not None and new is not None and _text_of(old) != _text_of(new):
             raise MappingError(
-                f'column "{column_hash.column}" of table "{mapping.source}" was {old} and is {new} '
-                "now, so the target has hashes of other texts",
+                f'column "{column_hash.column}" of table "{mapping.source}" changed its type from '
+                f"{old} to {new} after the copy, so the target has hashes of the former text",
                 hint=Remedy.of("run: ", resync),
             )
 

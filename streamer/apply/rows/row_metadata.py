@@ -189,8 +189,8 @@ class RowMetadata:
     def extended_change(
         self, transaction: "Transaction", change: "OrderedChange"
     ) -> "OrderedChange":
-        """Return a change with the values in the new row. A delete that marks a row gets a new row
-        of NULLs and the values.
+        """Return a change whose new row also has the metadata values. A delete that marks a row
+        gets a new row of NULLs, followed by these values.
         """
         if change.new is None and self.key is not None:
             nulls = [constant(None, binary=self.binary)] * self.count

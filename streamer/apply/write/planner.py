@@ -498,7 +498,7 @@ class Planner:
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
     ) -> dict[str, str]:
-        """Return the names of the columns' types, without types that both servers lack."""
+        """Return the names of the columns' types; omit types that neither server has."""
         source = mapped.source
         keys = type_keys(relation, names)
         async with self._target(mapped.source.fence) as connection:

@@ -162,8 +162,8 @@ def _check_candidate(place: Place, standby: StandbyState, slot: Slot | None) -> 
             place,
             f"the copy of the slot {state}",
             in_words(
-                "wait until streamer and the standby have passed the slot's position; see the "
-                "standby's log"
+                "wait until the standby has received the slot's WAL, and streamer has advanced the "
+                "slot past the position of the copy; see the standby's log"
             ),
         )
     elif copy is not None:

@@ -151,5 +151,5 @@ def copy_lines(copies: Sequence[Mapping[str, Any]], sources_at_once: int) -> Ite
                 reason = table["in_one_piece"]
                 yield f"     {table['source']}: not in chunks, because {reason}"
             elif table["is_distant"]:
-                reason = "neighbours of its key are far apart"
+                reason = "neighbouring keys are in distant pages"
                 yield f"     {table['source']}: compared page by page, because {reason}"

@@ -214,7 +214,7 @@ def _check_writers(
         for source, mapping, relation in writers
     ]
     if lacks_sid and (first := next((m for _, m, _ in writers if m.rule.sid is not None), None)):
-        problem = f"target table {target} has no column sid, and the table has a `sid`"
+        problem = f"`sid` distinguishes rows of target table {target}, which has no column sid"
         fix = at_target(*_add_sid(facts, target, first.sid))
         yield error(Place(", ".join(names), str(first.source)), problem, fix)
         return

@@ -366,7 +366,7 @@ def check_key(pair: Pair, plan: ApplyPlan) -> Iterable[Finding]:
 def check_partitions(pair: Pair, table: TargetTable) -> Iterable[Finding]:
     """Whether streamer can create and remove time partitions, and the default partition is small.
 
-    A new partition reads the default partition under a lock.
+    PostgreSQL scans the default partition under a lock whenever a session creates a partition.
     """
     rule, role = pair.mapping.rule.partition_by, pair.target.server.role
     if rule is None or table.relation is None or not table.relation.is_partitioned:
@@ -384,8 +384,8 @@ def check_partitions(pair: Pair, table: TargetTable) -> Iterable[Finding]:
     if (default := pair.target.crowded.get(pair.name)) is not None:
         yield warning(
             pair.place,
-            f"default partition {default} has more than {ROWS_MAX:,} rows, which every new "
-            "partition reads under a lock",
+            f"default partition {default} has more than {ROWS_MAX:,} rows, which "
+            "PostgreSQL scans under a lock for every new partition",
             in_words(
                 f'count the rows of each time in column "{rule.column}" of {default}; a larger '
                 "`keep`, or an earlier `since`, gives older rows their partitions"

@@ -302,9 +302,10 @@ async def _read_leaves(target: TargetConnection, relation: TargetRelation) -> li
 
 
 async def _delete(target: TargetConnection, relation: TargetRelation, step: Chunk) -> int:
-    """Delete the rows of a chunk, unless its partition has left the table.
+    """Delete the rows of a chunk, unless its partition was detached or dropped.
 
-    A partition that leaves needs a lock on the table, so the partition stays for the transaction.
+    A session that detaches or drops a partition waits for the lock on the table, so the partition
+    stays until the end of the transaction.
     """
     table = quote_qualified(relation.name.namespace, relation.name.name)
     await target.execute(f"lock table only {table} in row exclusive mode")

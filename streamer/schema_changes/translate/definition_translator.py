@@ -387,8 +387,8 @@ class DefinitionTranslator:
             if self._is_history:
                 return [*self._add(after, result), *self._drop_not_null(former)]
             reason = (
-                f'target table "{self._target.name}" has a column "{name}" already, which would be '
-                f'dropped, so that "{former}" can get the name'
+                f'target table "{self._target.name}" already has a column "{name}", which '
+                f'streamer would drop to rename column "{former}"'
             )
             result.doubts.append((change, reason))
             dropped = [f"{self._alter} drop column {now}"]

@@ -90,8 +90,8 @@ class PartitionTranslator:
             return f'partition "{name}" cannot be made at the target: {reason}'
         resync = command("resync", str(self._mapping.source), "--mode", "diff")
         return (
-            f'the rows of partition "{name}", which left the table, cannot be found at the target: '
-            f"{reason}; skip this change, and `{resync}` removes them"
+            f'the rows of partition "{name}", which the source detached or dropped, cannot be '
+            f"found at the target: {reason}; skip this change, and `{resync}` removes them"
         )
 
     def _own(self, partition: Partition, tree: Sequence[Partition]) -> Partition | None:

@@ -147,7 +147,7 @@ class RunningTransactions:
         await self._stack.aclose()
 
     async def trigger(self, plain: Connection) -> str:
-        """Make the primary write such a record; return the reason of the slot's wait, or an empty
+        """Make the primary write such a record; return what the new slot waits for, or an empty
         text.
 
         *plain*: a session at the standby.

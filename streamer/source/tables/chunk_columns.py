@@ -36,7 +36,7 @@ def chunk_columns(
             break
         ordered.append((name, column.type))
     if ordered and is_distant:
-        return "neighbours of its key are far apart, so each chunk would read the whole table"
+        return "neighbouring keys are in distant pages, so each chunk would read the whole table"
     if ordered:
         return tuple(ordered)
     first = columns[key[0]]
