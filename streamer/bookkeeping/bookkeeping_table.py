@@ -185,7 +185,7 @@ class BookkeepingTable(Generic[R]):
         return next(iter(await self.read(session, clause, *parameters)), None)
 
     async def insert(self, session: Executor, rows: Iterable[Values], clause: str = "") -> int:
-        """Store *rows* with the same columns. *clause*: the conflict, or a join that limits
+        """Store *rows* with the same columns. *clause*: ON CONFLICT, or a join that limits
         the rows, which are called ``v``.
         """
         return await self._insert(session, [self._stored(row) for row in rows], clause)

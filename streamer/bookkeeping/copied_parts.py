@@ -1,7 +1,7 @@
 """The rows of streamer.sync_partition: the ledger of the parts of copies.
 
 Tasks finish their parts themselves (`streamer.bookkeeping.task_statements`). While a task copies a
-part, it holds a lock on the part's row. The attempt number is above 0, and 0 for a withdrawn part.
+part, it holds a lock on the part's row. Attempt number 0 marks a withdrawn part.
 """
 
 from collections.abc import Iterable, Sequence

@@ -291,7 +291,7 @@ async def _take_resync(
             return gap
         keeps_history = _keeps_history(source, record.source)
         if keeps_history or (resync.compares and not resync.force):
-            # Such a copy compares rows, so that the table follows the stream after a restart, too.
+            # Stored with DIFF, so that after a restart, too, the table follows the stream.
             compared = replace(resync, mode=Mode.DIFF)
             requests = await _store_to_point(
                 connection,
@@ -332,7 +332,7 @@ async def _store_to_point(
     stays_paused: bool = False,
     is_sure: bool = False,
 ) -> list[Request]:
-    """Store a resync to a point. *is_sure*: from any state of the table.
+    """Store a resync to a point. *is_sure*: store the resync whatever the state of the table.
 
     Otherwise a table that is paused or in error gets a copy of all rows, without earlier changes.
     """

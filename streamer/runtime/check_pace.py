@@ -1,10 +1,10 @@
 """The pace of the periodic checks of a process with many sources.
 
 Each source has checks of its own: of slot, publications, partitions and sequences. Their intervals
-suit a few sources. With a thousand sources, the checks alone would take a core here and several
-cores at the sources' servers. So the interval of an idle source grows with the number of sources,
-and all idle sources together cost as much as `FULL_PACE_SOURCES`. A source with changes keeps the
-short interval. The stream itself, keepalives and heartbeats keep their pace.
+suit a few sources. With a thousand sources, the checks alone would take a core of this machine, and
+several cores of the sources' servers. So the interval of an idle source grows with the number of
+sources, and all idle sources together cost as much as `FULL_PACE_SOURCES`. A source with changes
+keeps the short interval. The stream itself, keepalives and heartbeats keep their pace.
 """
 
 from collections.abc import Iterator

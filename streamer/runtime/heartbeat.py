@@ -95,7 +95,7 @@ class Heartbeat:
             await asyncio.sleep(max(self._interval, PRIMARY_RETRY_SECONDS))
 
     async def _run_over(self, plain: Connection, server: SourceServer, lag: Lag) -> None:
-        """Beat over *plain*: a session at *server* or, if that is a standby, at its primary."""
+        """Send heartbeats over *plain*, a session at *server* or, for a standby, at its primary."""
         with translating(self._source.label):
             obstacle = await heartbeat_obstacle(plain)
         if obstacle is not None:

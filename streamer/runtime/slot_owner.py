@@ -31,7 +31,7 @@ class SlotOwner:
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
         self._tolerated: tuple[str, ...] | None = None
-        """Installations whose marks the pipeline found when it claimed the slot; None before."""
+        """Installations that comments named when the pipeline claimed the slot; None before."""
 
     async def check_owner(
         self,
@@ -77,7 +77,7 @@ def unproven(
 ) -> str | None:
     """Return why this installation cannot prove that it owns the slot; None with a proof. Pure.
 
-    *tolerated*: installations whose marks the pipeline found when it claimed the slot.
+    *tolerated*: installations that comments named when the pipeline claimed the slot.
     """
     foreign = [
         name for name in objects.installations if name not in (installation, *(tolerated or ()))

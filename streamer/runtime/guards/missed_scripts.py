@@ -5,7 +5,7 @@ scripts. A failover or a restored server can lose the transaction of a script. T
 number then belongs to another transaction, or is free. The target would then wait for the
 script forever.
 
-The source stops instead, with a `ScriptError`. The source does not run the script: the stream has
+The source stops instead, with a `ScriptError`. streamer does not run the script: the stream has
 passed the script's place, and copies may already have its rows.
 
 A failover can also lose the source's part of a script that the target has run. No row of a mapped

@@ -18,7 +18,7 @@ plan has a case for each table that does not continue as before:
 - *renamed*: the source's table has a new name, and the source captures renames.
 - *dropped*: the source's table was dropped, and its relation need not stop.
 - *replaced*: the source's table was dropped, and a new table has the name. The relation stays
-unchanged until the target contains the last changes of the former table.
+  unchanged until the target contains the last changes of the former table.
 """
 
 import enum

@@ -43,7 +43,7 @@ class Discovery:
         self._appeared = appeared
         self._target_namespace = target_namespace
         self._logged: dict[str, list[RelationName]] = {}
-        """The tables of the last check, by event. Tables that cannot join come with each check."""
+        """The tables of the last check, by event: only a changed list is logged."""
 
     async def run(self, plain: Connection) -> None:
         """Check until cancelled. Raises SourceConnectionError."""

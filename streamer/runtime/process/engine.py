@@ -220,7 +220,7 @@ class Engine:
             tasks.start("telemetry", export.run)
 
     async def _migrate(self, bookkeeping: Bookkeeping) -> None:
-        """Wait for the target, and bring the bookkeeping up to date."""
+        """Wait for the target, and migrate the bookkeeping."""
         backoff = Backoff()
         while not self._stopping.is_set():
             try:

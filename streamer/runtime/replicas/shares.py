@@ -36,7 +36,7 @@ class Peer:
         return self.has_newest_mapping and not self.is_stopping
 
     def has_room(self, load: int) -> bool:
-        """Whether the replica may take a source beside *load* sources."""
+        """Whether the replica may take one more source when it runs *load* sources."""
         return not self.is_stopping and (self.max_sources is None or load < self.max_sources)
 
 

@@ -25,8 +25,8 @@ class Attempt:
     """Why an earlier attempt gave up binary transport."""
     stop_lsn: Lsn | None
     unapplied: list[SourceMapping]
-    """Changed rules that no attempt has applied, oldest first. Rules before ``source`` may leave
-    out tables that ``source`` has again.
+    """Changed rules that no attempt has applied, oldest first. Rules older than ``source``
+    may leave out tables that ``source`` includes again.
     """
     release_permit: Callable[[], None]
     """Called when the opening of the session has a long wait ahead."""

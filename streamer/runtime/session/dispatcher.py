@@ -110,7 +110,7 @@ class Dispatcher:
         every role of a source may write messages.
         """
         self.stop_lsn = stop_lsn
-        """The dispatcher ignores transactions from here on; `EVERYTHING`: not known yet."""
+        """The dispatcher ignores transactions from this position on; `EVERYTHING`: unknown."""
         self.has_passed_stop = False
         """A transaction at or after `stop_lsn` has arrived."""
         self._assembler = assembler

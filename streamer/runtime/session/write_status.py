@@ -117,7 +117,7 @@ class _StatusReport:
         self._lag_from = lag_from
 
     async def _write_waiting(self) -> None:
-        """Name the sessions at the target that block a drainer, and the tables that wait for it.
+        """Store why tables wait: for sessions at the target that block a drainer, or in its queue.
 
         Between two attempts, a drainer waits for no session, and the last report stays.
         """

@@ -339,7 +339,7 @@ class Relations:
         return any(lane.is_behind(lsn) for lane in lanes)
 
     def may_follow_chunks(self, mapped: MappedRelation) -> bool:
-        """Whether a lane may leave out changes of some rows: no foreign key can refer to them."""
+        """Whether a lane may leave out changes of some rows: no foreign key connects the table."""
         return mapped.mapping.target not in self._groups
 
     def former_lane(self, mapped: MappedRelation) -> Lane | None:

@@ -326,7 +326,7 @@ class TableEvents:
 
     def copy_began(self, mapped: MappedRelation, consistent_point: Lsn) -> None:
         self.relations.become(mapped, mapped.state.copy_began(consistent_point))
-        if mapped.state.need is Need.ROWS:  # the copy brings the rows of all earlier changes
+        if mapped.state.need is Need.ROWS:  # the copy includes the rows of all earlier changes
             self.tracker.durable(self.relations.lane(mapped).pending, consistent_point)
             self.has_progress = True
             self.advanced.set()

@@ -7,7 +7,7 @@ restarts. `choose_journal` then sees that the target contains the whole journal.
 deleted, and the pipeline reads the slot.
 
 A restart would end the copies of the pipeline. So while a copy runs, the journal begins *beside*
-the pipeline, from a temporary copy of the slot. The pipeline reads the slot on, and acknowledges
+the pipeline, from a temporary copy of the slot. The pipeline still reads the slot, and acknowledges
 the changes that the journal has (`acknowledged_lsn`). When the target contains all of these
 changes, the journal is deleted without a restart. If the pipeline ends before, the next pipeline
 reads the journal, which then continues from the slot.
@@ -213,7 +213,7 @@ class Journaling:
     def begin(self, *, beside: bool = False) -> None:
         """Read the slot into the journal from now on, as soon as the slot is free.
 
-        *beside*: read a copy of the slot, which the pipeline goes on reading.
+        *beside*: read a copy of the slot, while the pipeline reads the slot itself.
         """
         if self.is_beside and not beside and self._writing is not None:
             self._writing.cancel()  # `run` starts the task again
