@@ -8,11 +8,11 @@ come from the stream, because the comparison checks its work:
   with the same counts and the same files has not changed (PostgreSQL documentation, "The Cumulative
   Statistics System"). Before version 15 the server may lose counts, so counts prove no equality.
 - ``xmin`` of a row is the transaction that wrote this row version. Each transaction below the
-  oldest transaction that ran at the first mark had ended by then. So the first comparison read the
-  present version of each row with a lower xmin.
+  oldest transaction that ran at the first reading of the facts had ended by then. So the first
+  comparison read the present version of each row with a lower xmin.
 
-A mark is valid only until a restart of the server. After a restart, the time of the start differs,
-and each table is compared as a whole.
+The facts are valid only until a restart of the server. After a restart, the time of the start
+differs, and each table is compared as a whole.
 """
 
 import enum
@@ -75,8 +75,8 @@ select l.number::int4 as number,
        ), ',' order by l.oid)) as files
 from leaf l where l.oid is not null group by l.number
 """
-# Sessions of streamer do not write at a source, and the positions of tables show streamer's changes
-# at the target. Sessions at a source that began after the stop of writes cannot write.
+# Leave out sessions of streamer: they do not write at a source, and the positions of tables show
+# their changes at the target. Sessions that began after the stop of writes cannot write.
 _LATE_SQL: Final = f"""
 select exists (
     select from pg_catalog.pg_stat_activity a
@@ -99,7 +99,7 @@ class Extent(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class ServerCounters:
     """A server at a moment. ``horizon``: all transactions below this xid had ended.
-    ``counts_since``: the last reset of the statistics; None if statistics prove nothing.
+    ``counts_since``: the last reset of the statistics; None if counts prove no equality.
     """
 
     started: str
@@ -162,7 +162,7 @@ def tables_sql(names: Sequence[RelationName]) -> str:
 
 
 def late_sql(stopped_at: str | None) -> str:
-    """Return a query of whether sessions may have changes that the server does not count yet.
+    """Return a query that tells whether sessions may have changes that the server has not counted.
 
     *stopped_at*: a time from which new sessions cannot write, or None. Pure.
     """
@@ -195,7 +195,7 @@ def table_counters(
 
 
 def extent_of(name: str, former: ChangeCounters, now: ChangeCounters) -> Extent:
-    """Return the part of a table that may have changed between two marks. Pure."""
+    """Return the part of a table that may have changed between two readings. Pure."""
     pairs = ((former.source, now.source), (former.target, now.target))
     if any(old.started != new.started or old.types != new.types for old, new in pairs):
         return Extent.WHOLE

@@ -27,8 +27,8 @@ from streamer.postgres.quoting import quote_literal
 class Pages(NamedTuple):
     """Pages of a table from ``first`` to before ``end``; None for the end of the table.
 
-    ``lists_places``: the condition lists each possible place of a row. Before PostgreSQL 14 a
-    server reads the whole table for a range of places.
+    ``lists_places``: the condition lists the ctid of each possible row. Before PostgreSQL 14 a
+    server reads the whole table for a range of ctids.
     """
 
     first: int = 0
@@ -265,8 +265,8 @@ class ComparedTable:
     def _digested(self, side: Side) -> str:
         """Return the row as it goes into a digest.
 
-        For a row that was equal, the row is the key. If the sides have different keys of such
-        rows, the digests differ, and the comparison fetches the rows entirely.
+        For a row that an earlier comparison found equal, only the key goes into the digest. If the
+        keys of such rows differ, so do the digests, and the comparison fetches the entire rows.
         """
         row = self._digested_row(range(len(self.columns)))
         if side.since is None or not self.key:

@@ -182,7 +182,7 @@ class Servers:
         join_copy: Callable[[Connection, CopyEnds], None],
         place: Place | None = None,
     ) -> Connection:
-        """Connect. *place*: the expected server; empty before the first connection."""
+        """Connect. *place*: the expected server; its system identifier is empty if unknown."""
         opened: AbstractContextManager[Connection] = connect(url, self._name)
         connection = self._stack.enter_context(opened)
         try:
@@ -286,9 +286,9 @@ class SharedItems(Iterator[T]):
 
 
 class BacklogThrottle:
-    """Whether the backlog of the source slows reading down, as the target knew a moment ago.
+    """Whether to read more slowly because of the source's backlog, as last read from the target.
 
-    The thread that uses a connection to the target reads this for the threads of the source.
+    A thread with a connection to the target reads this fact, also for the threads of the source.
     """
 
     def __init__(self) -> None:

@@ -5,9 +5,9 @@ they hash bytes in the server's encoding. So a comparison uses them only if both
 same answers for `PROBE_SQL`. Otherwise the comparison uses md5 of the text in UTF-8, which takes
 seven times as long.
 
-Two servers in UTF-8 hash the form in which they send rows to a client (`record_send`). The text of
-a row takes twice as long. No function of SQL hashes bytes, but the hash of an array does. NaN has
-several binary forms. Then the comparison fetches the rows of the range, and compares their texts.
+Two servers in UTF-8 hash the form in which they send rows to a client (`record_send`). To hash the
+text of a row takes twice as long. SQL can hash bytes only as the element of an array. NaN has
+several binary forms; if these differ, the comparison fetches the rows and compares their texts.
 """
 
 import enum
@@ -42,8 +42,8 @@ def choose_hash(
 ) -> HashKind:
     """Return the fastest function for which both servers compute the same values.
 
-    *encodings*: the encodings of both servers. Text of a server with SQL_ASCII is UTF-8, or could
-    not be in the target.
+    *encodings*: the encodings of both servers. Text of a server with SQL_ASCII counts as UTF-8,
+    because a target in UTF-8 rejects any other text.
     """
     if probes[0] is None or probes[0] != probes[1]:
         return HashKind.MD5
@@ -81,7 +81,7 @@ def prepared_sql(kind: HashKind, text: str) -> str:
 
 
 def name_sql(kind: HashKind, text: str) -> str:
-    """Return a 128-bit hash of *text*, as text: for a row that is sent, or has no key."""
+    """Return a 128-bit hash, as text: of the *text* of a row, or of a key that no index finds."""
     return f"pg_catalog.md5({text})" if kind is not HashKind.MD5 else prepared_sql(kind, text)
 
 

@@ -66,7 +66,7 @@ class SyncCoordinator:
         self._backoff = Backoff(first=0.5)
 
     def request(self, mapped: MappedRelation, *, is_first: bool = False) -> None:
-        """Copy *mapped*, in the next round. *is_first*: the stream begins with the copy."""
+        """Copy *mapped*, in the next round. *is_first*: see `CopyingSource`."""
         self._queue.request(mapped)
         if is_first:
             self._first.add(mapped)

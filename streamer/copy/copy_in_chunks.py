@@ -55,7 +55,7 @@ Values = tuple[KeyValue, ...]
 
 
 class RewrittenError(Exception):
-    """The rows cannot be read, because a name or a table differs from the snapshot."""
+    """A session renamed or rewrote the table, so the snapshot does not show the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class ChunkSearch:
         return self._least[-1][1] if len(self._least) == self._size.keys else ()
 
     def needs(self, first: Values) -> bool:
-        """Whether a heap whose *first* key beyond the border is given has rows of the chunk."""
+        """Whether the chunk needs rows of a heap. *first*: its first key beyond the border."""
         return not self.last or first <= self._least[-1][0]
 
     def add(self, heap: Heap, keys: Sequence[Key]) -> None:

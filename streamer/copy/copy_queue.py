@@ -39,7 +39,7 @@ class CopyQueue:
         self._rewrites_in_vain: Counter[MappedRelation] = Counter()
         """The number of rewrites after which the relation's copy in chunks began again."""
         self._in_one_piece: set[MappedRelation] = set()
-        """Relations whose changes do not fit a copy in chunks."""
+        """Relations with changes that streamer cannot apply during a copy in chunks."""
 
     def request(self, mapped: "MappedRelation") -> None:
         """Copy *mapped*, in the next round."""

@@ -275,9 +275,9 @@ class Finisher:
                 if await self._is_elsewhere(target, copy):
                     return
                 if copy.scope.is_to_point and await self._plan_orphans(target, copy):
-                    return  # the parts with orphaned rows come first
+                    return  # the switch waits for the parts with orphaned rows
                 finished = _finished_copy(copy, rows, size)
-                if not await is_switched(target, finished):  # the commit may have lost its answer
+                if not await is_switched(target, finished):  # an earlier commit may have succeeded
                     await self._switch_to_stream(target, copy, finished)
                 self._switched(copy, finished)
                 if copy.is_staged:
@@ -436,7 +436,7 @@ class Finisher:
         first = len(copy.parts)
         parts = [replace(part, part=first + number) for number, part in enumerate(parts)]
         await add_parts(target, parts)
-        copy.includes_orphans = True  # after the parts: a lost connection repeats `add_parts`
+        copy.includes_orphans = True  # only now: after a lost connection, `add_parts` runs again
         copy.parts += parts
         return bool(parts)
 

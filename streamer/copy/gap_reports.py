@@ -1,4 +1,4 @@
-"""Reports gaps of ready tables that no change closes.
+"""Reports gaps: differences between ready tables and the source that no later change removes.
 
 The first kind is a partition that was attached to a published table with rows, or that was detached
 for a while. The second is a foreign table as a partition, whose changes are not in the source's
@@ -7,9 +7,9 @@ name. Older rows then keep the former values. The fourth is a table that ALTER T
 the same columns, or with types that may have changed values: see
 `streamer.source.tables.rewritten_tables`.
 
-The bookkeeping records the partitions in the snapshot of a copy. The table's status reports a
-partition that is attached later with rows until the next copy. The check reports a foreign
-partition again after a copy, because streamer never sees changes of its rows.
+The bookkeeping records the partitions in the snapshot of a copy. If a partition with rows is
+attached later, the table's status reports the partition until the next copy. The check reports a
+foreign partition again after a copy, because streamer never sees changes of its rows.
 """
 
 from collections import defaultdict

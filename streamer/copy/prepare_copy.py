@@ -221,7 +221,7 @@ class TableCopy:
     def copy_where(self) -> Expression | None:
         """The condition of the rule that limits the first copy.
 
-        A later copy reads all rows, because streamer drops changes that its snapshot has.
+        A later copy reads all rows, because streamer discards changes from before the snapshot.
         """
         return self.mapped.mapping.rule.copy_where if self.way.is_first else None
 
@@ -232,7 +232,7 @@ class TableCopy:
 
     @property
     def awaits_orphans(self) -> bool:
-        """Whether the copy must still find target rows that match the scope."""
+        """Whether the copy must still find the rows that match the scope only at the target."""
         has_conditions = self.rows is not None and bool(self.rows.conditions)
         return self.scope.is_to_point and has_conditions and not self.includes_orphans
 
@@ -262,7 +262,7 @@ class TableCopy:
 
     @property
     def unchanged(self) -> dict[str, str]:
-        """The source's columns that the target unchanged, with the target's names."""
+        """The source's columns that the target stores unchanged, with the target's names."""
         return unchanged_columns(self.relation.columns, self.mapped.mapping, self.target)
 
     @property
@@ -397,7 +397,7 @@ class Preparation:
     ) -> Sequence[Pair]:
         """Return *pairs* once the target tables have the definitions of the source.
 
-        Pairs to be marked as in sync come together, and stay unchanged.
+        If all *pairs* are to be marked as in sync, their target tables stay unchanged.
         """
         if self._changed is None or pairs[0][0].state.is_to_mark_synced:
             return pairs

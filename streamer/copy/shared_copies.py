@@ -118,7 +118,7 @@ async def begin_replacement(
     """
     await target.execute("set transaction isolation level repeatable read")
     await target.execute(f"set local lock_timeout = '{LOCK_SECONDS}s'")
-    # Before the snapshot: transactions that wrote before the requests have ended by then.
+    # Lock before the snapshot, so that transactions that wrote before the requests have ended.
     await target.execute(f"lock table {rows} in share row exclusive mode")
     if not await is_first_of_all(target, mapped):
         raise TargetContentionError(

@@ -24,7 +24,7 @@ Report = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class CopyingSource:
-    """A source with a turn, or asks for a turn.
+    """A source that has a turn, or requests a turn.
 
     ``server``: the running server, whatever the names under which sources connect. ``is_first``:
     the source begins to stream; otherwise tables join later, or get a resync.

@@ -5,8 +5,8 @@ join on these columns. streamer considers foreign keys of target tables, and for
 source tables under target names. A target table that streamer created may lack these constraints.
 In a table of several sources, ``sid`` is the first column of an index for a source's foreign key.
 
-A partitioned table accepts no index concurrently. The partitions get indexes first; then the table
-gets an index, which attaches the indexes of the partitions.
+PostgreSQL rejects CREATE INDEX CONCURRENTLY on a partitioned table. The partitions get indexes
+first; then the table gets an index, which attaches the indexes of the partitions.
 
 streamer builds indexes CONCURRENTLY, one by one, on tables whose sources are all ready and do not
 lag. A build that fails or dies leaves an invalid index, which the next build recognizes by its name

@@ -31,7 +31,7 @@ def parse_conninfo(text: str) -> dict[str, str]:
 
 @lru_cache(maxsize=_KEPT)
 def _parse(text: str) -> dict[str, str]:
-    # Each connection reads the state of its password, which belongs to these parameters.
+    # Cached, because each new connection looks up the state of its password by these parameters.
     try:
         parameters = {k: str(v) for k, v in conninfo_to_dict(text).items() if v is not None}
     except UnicodeDecodeError:

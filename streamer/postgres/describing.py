@@ -98,8 +98,8 @@ _DEFAULT_COLLATION: Final = 100
 _WITHOUT_TYPES: Final = '^(?:(?:"[^"]*")+|[^".]+)[.][^(]+'
 """The schema and the name in the identity of an operator."""
 
-# The result contains the numbers of columns. An index keeps the mark when ALTER TYPE rebuilds the
-# index, because default operator classes and collations of columns follow the types.
+# The result contains the numbers of columns. The mark of an index stays equal when ALTER TYPE
+# rebuilds the index, so the mark omits default operator classes and the collations of columns.
 _INDEX: Final = """
     'oid', i.indexrelid::int8, 'name', i.relname, 'is_unique', i.indisunique,
     'is_valid', i.indisvalid and i.indisready, 'is_immediate', i.indimmediate,
@@ -126,8 +126,8 @@ _CONSTRAINT: Final = """
         k.conexclop, k.conbin, pg_catalog.to_jsonb(k) ->> 'confdelsetcols',
         pg_catalog.to_jsonb(k) ->> 'conenforced', pg_catalog.to_jsonb(k) ->> 'conperiod'))"""
 
-# Key columns also have a dependency, unless a constraint has it for them. So `uses` may list
-# columns outside expressions.
+# pg_depend also lists the key columns of an index, unless the index belongs to a constraint. So
+# `uses` may list columns outside expressions.
 _INDEX_TEXTS: Final = f"""
     'nulls_not_distinct', coalesce(pg_catalog.to_json(i) ->> 'indnullsnotdistinct', 'false')::bool,
     'predicate', pg_catalog.pg_get_expr(i.indpred, i.indrelid),

@@ -56,7 +56,7 @@ class ScriptRun:
 
 
 async def begin_script(plain: Connection, script_id: str) -> None:
-    """Open the transaction of a script, after any earlier transaction of the same id."""
+    """Open the transaction of a script, and wait until an earlier transaction of its id ends."""
     await plain.execute("begin")
     await fetch_all(plain, _LOCK_SQL, f"streamer execute {script_id}")
 

@@ -1,7 +1,8 @@
 """Checks the database to which a source's url leads, because an operator may swap urls of a server.
 
 System identifier, timeline and WAL belong to the server, so they do not identify a database.
-streamer refuses a different database, because it must not replace rows or create a slot for it.
+streamer refuses a different database: rows from there must not replace rows of the target, and
+streamer must not create a slot there.
 Pure.
 """
 

@@ -187,7 +187,7 @@ class ForeignCalls:
         tables: Sequence[str],
         types: Sequence[RelationName] = (),
     ) -> Self:
-        """Return an object that allows the present calls, because an operator has made them."""
+        """Return an object that allows the present calls, which only an operator can have added."""
         allowed = await read_calls(connection, tables, types)
         return cls(connection, tables, types, allowed)
 

@@ -26,7 +26,7 @@ HIDES_ROWS_SQL: Final = """c.relrowsecurity
 MISSING_SQL: Final = """array(
            select p from pg_catalog.unnest('{select,insert,update,delete,truncate}'::text[]) p
             where not pg_catalog.has_table_privilege(c.oid, p))"""
-"""The privileges of all those that streamer may need which the role lacks on the table ``c``."""
+"""The privileges on the table ``c`` that streamer may need and that the role lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +242,8 @@ async def advise_grants(
 ) -> None:
     """Give *error* the statements that grant the privileges which the role lacks, if any.
 
-    A role that may not set session_replication_role meets the foreign keys of the target. Change
-    no error of a different kind, and none while the connection cannot read.
+    The server checks foreign keys for a role that may not set session_replication_role. Errors of
+    different kinds stay unchanged, and so does every error if the catalogs cannot be read.
     """
     if connection.is_closed:
         return

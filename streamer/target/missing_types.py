@@ -71,7 +71,7 @@ async def refuse_types_of_extensions(
 
     *names*: types that no statement of streamer creates.
     """
-    # The names of built-in types have no schema. An empty name is an error up to 15.
+    # The names of built-in types have no schema. Before PostgreSQL 16 an empty name is an error.
     qualified = sorted(name for name in names if "." in name)
     if qualified and (rows := await target.fetch(_ABSENT_SQL, qualified)):
         for kind in await read([row["name"] for row in rows]):

@@ -31,7 +31,9 @@ from streamer.target.connection import TargetConnection, transaction
 
 LOCK_SECONDS: Final = 2
 ROWS_MAX: Final = 10_000
-"""The number of rows of the default partition that a statement deletes, or that are normal."""
+"""A statement deletes at most this number of rows of the default partition. With more rows, the
+default partition counts as crowded.
+"""
 
 # Bounds have dates and times in ISO format, because sessions pin datestyle and timezone.
 _PARTITIONS_SQL: Final = r"""
@@ -179,7 +181,7 @@ async def find_crowded_default(
 def _missing(
     partitions: Sequence[TimePartition], table: RelationName, rule: PartitionBy, now: datetime
 ) -> dict[RelationName, tuple[datetime, datetime]]:
-    """Return the intervals that need a partition and overlap no partition, by its name."""
+    """Return the intervals that lack a partition, by the names of the partitions to create."""
     ranges = [(p.start, p.stop) for p in partitions if not p.is_default]
     return {
         interval_partition(table, start): (start, stop)
@@ -220,7 +222,8 @@ async def _create(
     )
     columns = quote_columns([row["name"] for row in await connection.fetch(_COLUMNS_SQL, parent)])
     time, source = quote_identifier(column), _quoted(default)
-    # ATTACH takes this lock, too. Its sessions must not wait for rows that this session moves.
+    # ATTACH takes this lock, too. A session that waits for a moved row would hold a lock on the
+    # partition, and so block ATTACH.
     await connection.execute(f"lock table {source} in access exclusive mode")
     await connection.execute(
         f"with moved as (delete from only {source} where {time} >= {start} and {time} < {stop}"

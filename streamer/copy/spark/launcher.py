@@ -40,7 +40,7 @@ ARCHIVE_SECONDS: Final = 15.0
 ends less than 30 s after the last copy. After a timeout, the next process tries again.
 """
 CRASH_SECONDS_MAX: Final = 30.0
-"""The maximum delay of a process after a process that ended in the middle of its work."""
+"""The maximum wait before the next start, if the process ended in the middle of its work."""
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 

@@ -96,9 +96,9 @@ _PATH: Final = "set search_path = pg_catalog, pg_temp"
 
 
 # The client's text may contain further statements, with values or passwords, or may call the
-# function that runs the command. Such text becomes the command's tag. The tag gets the word USING
-# if the text or the context may contain USING, because USING may compute values. The context shows
-# the command, unless the function's language is SQL.
+# function that runs the command. Then the message contains the command's tag instead of the text.
+# The word USING follows the tag if the text or the context may contain USING, because USING may
+# compute values. The context shows the command, unless the function's language is SQL.
 _RAN_SQL: Final = r"""
 case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
           and query ~* ('^\s*' || pg_catalog.replace(tg_tag, ' ', '\s+') || '\y') then query
@@ -119,7 +119,7 @@ _OF_SCHEMA_SQL: Final = """
                          where m.pnpubid = p.oid and m.pnnspid = {namespace})"""
 
 _CONCERNED: Final = "d.schema_name is distinct from 'pg_temp'"
-# A row outside the session's snapshot belongs to a table that a concurrent session created later.
+# If the session's snapshot lacks a catalog row, a concurrent session created the table later.
 _TABLES_SQL: Final = """
 select pg_catalog.array_agg(distinct r.oid order by r.oid) into tables
   from (select case d.classid when 'pg_catalog.pg_class'::regclass
@@ -206,8 +206,8 @@ _LOCK_MESSAGES_SQL: Final = """
 # the message names its subtransaction; otherwise a rollback to a savepoint would not revoke the
 # message. A row of an unlogged table contains the xid. No block with an EXCEPTION clause may write:
 # each such block would use an additional xid, and shared memory has room for 64. So such a block
-# only takes the lock. After that no session can drop the table, so the insert can fail only as the
-# command's own rows can.
+# only takes the lock. After that no session can drop the table, so the insert fails only if the
+# command fails, too.
 _LOCK_SQL: Final = "lock table {schema}.{place} in row exclusive mode;"
 _BEGIN_SQL: Final = """
 insert into {schema}.{place} default values returning xmin into last_xid;
@@ -215,10 +215,10 @@ insert into {schema}.{place} default values returning xmin into last_xid;
         first_xid := (top_txid % 4294967296)::text::xid;
 """
 # Most commands of an application concern temporary objects, or tables that streamer does not
-# publish. The first command of a session pays for each expression and query of this function. A row
-# names the table of an object, or NULL if the full query must find the table. The value is NULL for
-# partitions and for objects without a direct table. The value is also NULL under an old snapshot,
-# because the table may have joined the publication later.
+# publish. The first command of a session pays for each expression and query of this function.
+# `altered` is the table of an object, or NULL if the full query must find the table. The value is
+# NULL for partitions and for objects that name no table. The value is also NULL under an old
+# snapshot, because the table may have joined the publication later.
 _TRIGGER_SQL: Final = """
 create or replace function {schema}.{name}() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
@@ -582,7 +582,8 @@ def create_sql(source: SourceMapping, role: str, version: int) -> list[str]:
 def _new_token(version: int) -> str:
     if version >= _VIA_ROOT_MIN:
         return "select pg_catalog.gen_random_uuid()::text as token"
-    # PostgreSQL 12 has no such function. There the privilege to write to the table is the proof.
+    # PostgreSQL 12 has no gen_random_uuid. There the privilege to write to the message table proves
+    # the origin of a message.
     return (
         "select pg_catalog.md5(pg_catalog.random()::text || pg_catalog.clock_timestamp()::text)"
         " as token"
@@ -631,7 +632,7 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
 
 
 _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
-"""The beginnings of statements that name the role, or without an effect when repeated."""
+"""The fingerprint omits statements with these beginnings, which name the role or may be repeated."""
 
 
 def version_comment(statements: Sequence[str]) -> str:

@@ -227,9 +227,10 @@ async def send_baseline(
 ) -> None:
     """Send the present definitions of some tables through the stream, each at its position.
 
-    A lock keeps the definition from changing until the message is committed. The next start sends a
-    table that stays locked. *stored*: the definitions that the target has, or None. Parts of a
-    stored definition that are missing now were dropped at the source; other parts may be new.
+    A lock keeps the definition from changing until the message is committed. The next start sends
+    the definition of a table that is locked now. *stored*: the definitions that the target has, or
+    None. Parts of a stored definition that are missing now were dropped at the source; other parts
+    may be new.
     """
     schema = quote_identifier(schema_of(source))
     uses_rows = uses_table(source, plain.info.server_version)

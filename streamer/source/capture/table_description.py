@@ -195,10 +195,10 @@ $function$
 """
 
 
-# The texts that contain the command, and so its columns; null if this is not certain for any text.
-# A name may be written with escapes, and the context may be in any language. The context names
-# functions of language SQL without their text. A function that the transaction replaced may still
-# be running.
+# The texts that contain the command, and so the names of its columns; null if the texts may lack
+# some names. A name may be written with escapes, and the context may be in any language. The context
+# names functions of language SQL without their text. A function that the transaction replaced may
+# still be running.
 _WORDS_SQL: Final = r"""
 (select case when pg_catalog.length(query) <= {query_max} and t.words ~ '\yalter\y'
                   and t.words !~ 'u&"'

@@ -146,7 +146,7 @@ class Gatherer:
                 self._segment_bytes = 0
                 self._records.append(NewSegment(tuple(self._relations.values())))
         if may_be_part and self._message_bytes >= RECORD_BYTES:
-            self._put_position()  # a later cut must not remove the position, too
+            self._put_position()  # first, because a cut removes a PART and all later records
             self._emit(Kind.PART, len(self._messages))
 
     def _put_position(self) -> None:

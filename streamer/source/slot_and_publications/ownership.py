@@ -84,8 +84,8 @@ def obstacle(
 ) -> str:
     """Return the reason why streamer may not use slot and publications, or an empty string. Pure.
 
-    *has_position*: the target has a position of this slot, so a comparison shows whether a client
-    moved the slot.
+    *has_position*: the target has a position of this slot, and a comparison of both positions shows
+    whether a foreign client has advanced the slot.
     """
     foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
     if foreign_ids:
@@ -111,10 +111,9 @@ def unproven_rows(
     *,
     has_position: bool,
 ) -> SourceTakenError | None:
-    """Return why the slot's position proves nothing about *uncopied* tables, those with `initial:
-    none`.
+    """Return an error if a different target may have read changes of *uncopied* tables.
 
-    If a different target has read from the slot, this target lacks earlier changes. Pure.
+    A table with `initial: none` gets no copy, so this target would lack these changes. Pure.
     """
     foreign_ids = [owner_id for owner_id in owners.installations if owner_id != installation]
     is_own = installation in owners.installations and owners.is_used is None

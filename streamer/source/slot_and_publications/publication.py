@@ -50,9 +50,7 @@ _CHANGING: Final = (
     psycopg.errors.UndefinedTable,
     psycopg.errors.InvalidSchemaName,
 )
-"""Errors of a table whose definition a foreign session changes, or which it has just renamed or
-dropped.
-"""
+"""Errors about a table that a foreign session is altering, or has just renamed or dropped."""
 
 Filters = Mapping[RelationName, str]
 _NO_FILTERS: Final[Filters] = MappingProxyType({})
@@ -246,7 +244,7 @@ def _option_faults(
 ) -> Iterator[PublicationFault]:
     """Yield the faults of the options of *publication*, whose remedy is a single statement.
 
-    Each ALTER PUBLICATION stops streaming tables, because they may have missed changes.
+    Each ALTER PUBLICATION stops all tables that stream, because the tables may miss changes.
     """
     operations = published_operations(source, publication.name)
     publish = f"publish = '{', '.join(operations)}'"

@@ -264,7 +264,7 @@ class ReplicationStream:
         except psycopg.Error as exc:
             self._has_ended = True
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
-                # The server converts text of all tables in binary mode, but not in text mode.
+                # The server converts text only in binary mode; the error restarts in text mode.
                 raise TransportError(first_line(exc)) from exc
             raise translate(exc, self._label) from exc
         return burst

@@ -1,8 +1,9 @@
 """Finds tables whose rows ALTER TABLE rewrote, which no change in the stream shows.
 
-SET UNLOGGED, changes and SET LOGGED leave rows that the stream lacks. ALTER COLUMN TYPE with USING
-and the former type can leave such rows, too. VACUUM FULL, CLUSTER and TRUNCATE give a table a new
-file, too. Two signs distinguish ALTER TABLE from these commands:
+The stream lacks rows that a session writes between SET UNLOGGED and SET LOGGED. The stream also
+lacks values that ALTER COLUMN TYPE with USING computes without a change of the type. VACUUM FULL,
+CLUSTER and TRUNCATE give a table a new file, too. Two signs distinguish ALTER TABLE from these
+commands:
 
 - ALTER TABLE creates a new TOAST table; the other commands only swap the files of table and TOAST
   table.
@@ -160,8 +161,8 @@ async def is_rewritten(
     """Return whether ALTER TABLE rewrote a table since *former* without a change of columns. Return
     None if the table is locked, renamed or dropped.
 
-    *captures*: the source's capture reports rewrites of columns. For these, PostgreSQL also writes
-    the rows of the columns in pg_attribute. The rows of a table show which rewrite was the last.
+    *captures*: the source's capture reports rewrites of columns, which also write pg_attribute. The
+    present rows come from the last rewrite, so their transaction shows the kind of that rewrite.
     """
     now = table.storage
     if former.is_lost:
