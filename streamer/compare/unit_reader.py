@@ -154,7 +154,7 @@ class UnitReader:
         return self._judging.judge(self._tables, keys)
 
     def _show(self, judged: Judged) -> Iterator[KeyVerdict]:
-        """Yield verdicts; after a failure, continue with the remaining units."""
+        """Yield verdicts; after a failure, continue with the remaining verdicts."""
         for attempt in itertools.count(1):
             try:
                 for verdict in self._judging.show(judged):
@@ -166,7 +166,7 @@ class UnitReader:
                 return
 
     def _keys(self, parts: Iterable[Unit]) -> Iterator[tuple[int, str]]:
-        """Yield relation and key of the rows that differ between two readings."""
+        """Yield relation and key of the rows that differ between both sides."""
         for part in parts:
             try:
                 keys = self._retry(partial(self._fetch, part))

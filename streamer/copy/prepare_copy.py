@@ -346,7 +346,7 @@ class Preparation:
         missing = [pair for pair in pairs if pair[0].mapping.target not in tables]
         if missing and self._create_tables:
             await self._create(source, target, missing, facts)
-        # Another source may have created a table since the query above, or just before.
+        # Another source may have created a table after the query of `former`.
         late = [
             (mapped, relation)
             for mapped, relation in pairs

@@ -128,7 +128,7 @@ def pin_sql(
 
     *version*: server_version_num. *is_superuser*: the parameter that the server reports at the
     start of a session; a pooler may leave it out. Without these arguments the server checks the
-    settings that it may lack, or that the role may not set. SET takes a third of the time.
+    settings that it may lack, or that the role may not set. This takes three times as long as SET.
     """
     sets, unsure = [HIDE_SCHEMAS_SQL], {}
     for name, value in settings.items():

@@ -116,8 +116,8 @@ class SourceRelation:
     primary_key_timing: str = ""
     """The clause of a deferrable primary key: SQL to add to the constraint."""
     objects: tuple[DefinedObject, ...] = field(default=(), compare=False)
-    """The indexes and constraints. A copy survives their changes, because rows do not depend on
-    them.
+    """The indexes and constraints. Their changes do not end a copy, because rows do not depend on
+    indexes and constraints.
     """
     types: tuple[DefinedType, ...] = field(default=(), compare=False)
     """The user-defined types of columns, and the parts of these types."""
@@ -401,7 +401,7 @@ def _relation(
     names = {column.number: column.name for column in columns}
     objects = tuple(object_of(fields, names) for fields in row.pop("objects") or ())
     key = primary_key_of(objects)
-    # A key with a column that a later statement did not return is not a key of these columns.
+    # If the statement about columns did not return a column of the key, the rest is no key.
     finds_rows = key is not None and key.index is not None and key.index.finds_rows
     return SourceRelation(
         identity,

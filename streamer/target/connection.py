@@ -396,7 +396,8 @@ class TargetConnection:
             settings, version=self.server_version, is_superuser=is_superuser
         )
         await self._connection.execute(pinned)
-        # remote_apply is stronger, and stays. A weaker setting could lose acknowledged changes.
+        # remote_apply is stronger than on, and stays. A weaker setting could lose acknowledged
+        # changes.
         self.backend_pid = await self._connection.fetchval(
             "select pg_backend_pid(), case when current_setting('synchronous_commit') <>"
             " 'remote_apply' then set_config('synchronous_commit', 'on', false) end"

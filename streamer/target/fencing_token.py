@@ -41,7 +41,7 @@ select pg_catalog.pg_try_advisory_lock_shared({signed(MEMBER_CLASS)}, $3::int4)
   and exists (select from streamer.source s where s.id = $2 and s.lock_token = $4)
 """
 TOKEN_SQL: Final = "select exists (select from streamer.source where id = $1 and lock_token = $2)"
-"""The part of `FENCE_SQL` that may change while two sessions live; reads no locks of the server."""
+"""The part of `FENCE_SQL` whose answer may change during a session; reads no locks."""
 
 
 @dataclass(frozen=True, slots=True)

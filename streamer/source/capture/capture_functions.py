@@ -86,8 +86,8 @@ PINNED: Final = {
 def _pins(settings: Mapping[str, str]) -> str:
     """Return the clauses that pin *settings*.
 
-    With pg_temp at the end of the path, no type of the session hides a built-in type. The check of
-    such a domain would run as the function's owner.
+    With pg_temp at the end of the path, no domain of the session hides a built-in type. The check
+    of such a domain would run as the function's owner.
     """
     return "\n".join([_PATH, *(f"set {name} = '{value}'" for name, value in settings.items())])
 
@@ -204,10 +204,10 @@ _LOCK_MESSAGES_SQL: Final = """
 
 # A streamed message carries the xid of the whole transaction (pgoutput_message in pgoutput.c). So
 # the message names its subtransaction; otherwise a rollback to a savepoint would not revoke the
-# message. A row of an unlogged table contains the xid. No block with an EXCEPTION clause may write:
-# each such block would use an additional xid, and shared memory has room for 64. So such a block
-# only takes the lock. After that no session can drop the table, so the insert fails only if the
-# command fails, too.
+# message. The xmin of a row in an unlogged table is that xid. No block with an EXCEPTION clause may
+# write: each such block would use an additional xid, and shared memory has room for 64. So such a
+# block only takes the lock. After that no session can drop the table, so the insert fails only if
+# the command fails, too.
 _LOCK_SQL: Final = "lock table {schema}.{place} in row exclusive mode;"
 _BEGIN_SQL: Final = """
 insert into {schema}.{place} default values returning xmin into last_xid;
@@ -364,7 +364,7 @@ $function$
 """
 
 # The catalogs no longer contain the table of a dropped index or partition, but streamer has stored
-# it.
+# that table.
 _CUT_SQL: Final = """
 create or replace function {schema}.cut() returns event_trigger
 language plpgsql security definer {light_pins} as $function$
@@ -632,7 +632,7 @@ def _trigger_name(source: SourceMapping, name: str) -> str:
 
 
 _NOT_MARKED: Final = ("grant ", "comment ", "alter table ")
-"""The fingerprint omits statements with these beginnings, which name the role or may be repeated."""
+"""The fingerprint omits these statements, which name the role or have no effect when repeated."""
 
 
 def version_comment(statements: Sequence[str]) -> str:

@@ -82,7 +82,7 @@ def message_table(source: SourceMapping) -> RelationName:
 
 
 def drop_sql(source: SourceMapping) -> list[str]:
-    """Return the statements that remove the capture; event triggers go with the functions."""
+    """Return the statements that drop the capture's schema, functions and event triggers."""
     return [f"drop schema if exists {quote_identifier(schema_of(source))} cascade"]
 
 

@@ -196,7 +196,7 @@ $function$
 
 
 # The texts that contain the command, and so the names of its columns; null if the texts may lack
-# some names. A name may be written with escapes, and the context may be in any language. The context
+# a name. A name may be written with escapes, and the context may be in any language. The context
 # names functions of language SQL without their text. A function that the transaction replaced may
 # still be running.
 _WORDS_SQL: Final = r"""
@@ -321,7 +321,7 @@ def describe_function(schema: str, secret: str, path: str) -> str:
 
 
 def messages_function(schema: str, pins: str, ran: str, query_max: int) -> str:
-    """Return the function that describes a table after a command, and its children."""
+    """Return the function that describes a table and its children after a command."""
     return _MESSAGES_SQL.format(
         schema=schema,
         ran=ran,

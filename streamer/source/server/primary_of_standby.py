@@ -65,8 +65,8 @@ async def connection_to_primary(
 ) -> AsyncIterator[Connection]:
     """Connect to the primary of the standby behind *plain*, during a block.
 
-    The block receives errors of the driver. Raises SourceConnectionError, also if a host of the url
-    belongs to a different cluster.
+    Does not translate the driver's errors inside the block. Raises SourceConnectionError, also if a
+    host of the url belongs to a different cluster.
     """
     primary = await connect(source, at=AT_PRIMARY)
     try:

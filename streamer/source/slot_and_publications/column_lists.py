@@ -1,8 +1,8 @@
 """Column lists of streamer's publications, which keep excluded columns at the source.
 
 A table has a list if its rule says `column_list: true`. From PostgreSQL 15 on, pgoutput then omits
-unlisted columns from the RELATION message and from every row. A column that joins the table later
-is not in the list, so changes lack the column. The guard then extends the list and requests a new
+unlisted columns from the RELATION message and from every row. A column that a session adds later is
+not in the list, so changes lack the column. The guard then extends the list and requests a new
 copy of the table.
 
 Pure.

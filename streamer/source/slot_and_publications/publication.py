@@ -76,7 +76,7 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class PublishedSchema:
     """A schema whose tables a publication has. ``moves``: the transactions that last moved tables
-    to the schema, by the tables' OIDs. A table that leaves and returns gets a new transaction.
+    to the schema, by the tables' OIDs. A table moved out of the schema and back has a new value.
     """
 
     fingerprint: str
@@ -244,7 +244,7 @@ def _option_faults(
 ) -> Iterator[PublicationFault]:
     """Yield the faults of the options of *publication*, whose remedy is a single statement.
 
-    Each ALTER PUBLICATION stops all tables that stream, because the tables may miss changes.
+    Each ALTER PUBLICATION stops all tables that stream, because the tables may have missed changes.
     """
     operations = published_operations(source, publication.name)
     publish = f"publish = '{', '.join(operations)}'"

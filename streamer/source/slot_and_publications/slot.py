@@ -66,7 +66,7 @@ class Slot:
     can_be_altered: bool = False
     """Whether the server can alter two_phase (PostgreSQL 18)."""
     safe_wal_bytes: int | None = None
-    """The bytes of WAL until the slot is in danger; None without a limit."""
+    """The bytes of WAL until the source may invalidate the slot; None without a limit."""
 
     @classmethod
     def from_view(cls, row: dict[str, Any]) -> Self:

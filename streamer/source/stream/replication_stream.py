@@ -264,7 +264,7 @@ class ReplicationStream:
         except psycopg.Error as exc:
             self._has_ended = True
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
-                # The server converts text only in binary mode; the error restarts in text mode.
+                # The server converts text only in binary mode. A restart uses text mode.
                 raise TransportError(first_line(exc)) from exc
             raise translate(exc, self._label) from exc
         return burst
@@ -352,7 +352,7 @@ class ReplicationStream:
         if head[0] != _XLOG_DATA:
             raise ProtocolError(f"unknown replication frame {chr(head[0])!r} at offset 0")
         payload = frame[_XLOG_DATA_HEADER:]
-        # Only the readers of row messages certainly do not copy the message.
+        # Pass a view only of row messages, which later code certainly does not copy.
         is_row = head[-1] in pgoutput.ROW_KINDS
         burst.payloads.append(as_message(payload) if is_row else payload.tobytes())
         return head
