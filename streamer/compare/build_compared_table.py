@@ -50,7 +50,7 @@ class TableFacts:
     """All facts about a table that a comparison needs.
 
     ``published``: the relation in the source's publication. ``where``: the operator's condition.
-    ``copy_where``: the condition of the first copy, if rows outside the condition take no part.
+    ``copy_where``: the condition of the first copy, if the comparison leaves out all other rows.
     ``kept``: the condition for rows that the retention of the target keeps.
     """
 

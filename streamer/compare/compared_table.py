@@ -104,7 +104,7 @@ class Side:
     def rows(self, clause: str = "", *, pages: Pages = ALL_PAGES) -> str:
         """Return a query of the rows, in parentheses and with the alias that all queries use.
 
-        The columns are the values v1, v2 …, and place, which each change of a row alters. *clause*
+        The columns are the values v1, v2 …, and place: table, ctid and xmin of the row. *clause*
         comes after the table. With ``since``, the column known marks rows that were equal.
         """
         listed = ", ".join(f"{value} as v{n + 1}" for n, value in enumerate(self.values))

@@ -3,7 +3,8 @@
 A comparison first reads the definitions of both sides. Then it cuts ranges at keys from a sample of
 the source, and stores the ranges in the target (``streamer.compared_range``). Tasks mark equal
 ranges. On request, a comparison of the same tables continues with the unmarked ranges of an
-interrupted comparison. A copy, a repair, a rewrite or a new definition makes a different table.
+interrupted comparison. After a copy, a repair, a rewrite or a new definition of the table, a new
+comparison begins.
 """
 
 import hashlib
@@ -78,8 +79,8 @@ log = structlog.get_logger()
 
 JUDGE_SECONDS: Final = 120.0
 EXPIRY_DISTANCE: Final = timedelta(days=1)
-"""Retention may remove rows while a comparison runs. Rows that expire within this time take no
-part.
+"""Retention may remove rows while a comparison runs. So the comparison leaves out rows that expire
+within this time.
 """
 COUNTED_ROWS_MAX: Final = 10_000_000
 

@@ -45,7 +45,9 @@ class VerdictFile(closing["VerdictFile"]):
             self._database.execute(self._insert, row)
 
     def in_order(self, *, with_undecided: bool) -> Iterator[KeyVerdict]:
-        """Yield verdicts by relation and key; with undecided verdicts, by kind before key."""
+        """Yield verdicts in the order of relation and key; with undecided verdicts, in the order of
+        relation, kind and key.
+        """
         order = "relation, kind, key" if with_undecided else "relation, key"
         for row in self._database.execute(f"select * from verdict order by {order}"):
             verdict = KeyVerdict(*row)

@@ -20,11 +20,11 @@ SAMPLED_ROWS: Final = 50
 SAMPLED_PAGES: Final = 16
 """The number of rows and pages in the sample for each range: sizes are accurate to a quarter."""
 TID_RANGES_MIN: Final = 14_00_00
-"""From this version on a server can read only a range of pages."""
+"""From this version on a server can read a range of pages without reading the whole table."""
 PAGES_BYTES: Final = 64 * 1024 * 1024
 """The size of the pages that a statement reads: about a second for a server."""
 LISTED_BYTES: Final = 16 * 1024 * 1024
-"""The size of the pages for a statement that lists places of rows."""
+"""The size of the pages for a statement that lists the ctids of rows."""
 PARTS_MAX: Final = 64
 """The maximum number of parts of a split."""
 SPLITS_MAX: Final = 8
@@ -88,8 +88,9 @@ def count_page_parts(
 
 
 def count_page_readers(sizes_bytes: Iterable[int], jobs: int) -> tuple[int, int]:
-    """Return the number of concurrent statements that read a table page by page. The second number
-    counts all such statements beyond the first for each table.
+    """Return the number of concurrent statements for each table that is read page by page.
+
+    The second number counts the statements of all tables beyond the first of each table.
 
     *sizes_bytes*: the sizes of the tables that are read page by page.
     """

@@ -2,8 +2,8 @@
 
 Relations that need a copy are held (`streamer.apply.lanes.lane`): the stream continues for all
 tables, and keeps the changes of held relations on disk. The coordinator copies all waiting
-relations in one round (`streamer.copy.copy_round`). A table that is requested while a round runs
-gets a second round, which does not wait for the first. A table whose copy fails gets a second
+relations in one round (`streamer.copy.copy_round`). A copy that is requested while a round runs
+begins in a second round, which does not wait for the first. A table whose copy fails gets a second
 round, too (`streamer.copy.round_removal`). The coordinator drops held changes up to the consistent
 point, because the copy contains these.
 

@@ -192,7 +192,7 @@ class CopyPlanner:
         # partitions. A chunk reads only rows after the border, so the first chunk records the
         # partitions.
         if table is not None and table.relation.is_partitioned and copy.scope.is_whole:
-            if copy.scope.is_to_point:  # after a failure, rows of a later partition are missing
+            if copy.scope.is_to_point:  # store these only after the copy, which may fail
                 present = await read_present(plain, [copy.mapped])
                 return replace(table, leaves=present.get(copy.mapped))
             await store_present_partitions(self._context.bookkeeping, plain, [copy.mapped])

@@ -16,7 +16,7 @@ SNAPSHOT_SECONDS: Final = 60.0
 begins closer to the target's position.
 """
 CHECK_SECONDS: Final = 0.5
-"""The minimum wait of a copy if earlier copies of the round have used up that time."""
+"""The minimum wait of a copy if earlier copies of the round have used up `SNAPSHOT_SECONDS`."""
 
 
 async def reach_with_snapshot(events: SyncEvents, copy: TableCopy) -> None:

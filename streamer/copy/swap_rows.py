@@ -261,7 +261,7 @@ class RowSwap:
         )
         rows = f"from closed join {self.stage} s on s.ctid = closed.streamer_ctid"
         yield f"with closed as ({closed}) {self._open(history, rows, 'closed.streamer_since')}"
-        # A returning key's version begins no earlier than the end of its last version.
+        # If a key returns, the new version begins no earlier than the end of the last version.
         since = (
             f"(select case when max({end}) is null then {HISTORY_BEGIN} "
             f"else greatest({self._at}, max({end})) end "

@@ -153,7 +153,7 @@ def has_password_source(url: Secret) -> bool:
 async def current_password(url: Secret, *, goes_first: bool = False) -> str | None:
     """Return the current password; None if *url* itself or libpq has it.
 
-    *goes_first*: from now on, this login waits for no second login. Raises
+    *goes_first*: from now on, this login does not wait for passwords of sources. Raises
     PasswordUnavailableError.
     """
     source, state = _source(url), _known_password(url)

@@ -66,7 +66,7 @@ class KnownPassword:
     command_seconds: float = 0.0
     """The duration of the last run of the command."""
     goes_first: bool = False
-    """Whether this login never waits for a second login."""
+    """Whether this login does not wait for passwords of sources: the target's login."""
     file: Path | None = None
     """A file with the last output of the command, for tasks of jobs."""
 

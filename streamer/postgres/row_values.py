@@ -90,7 +90,7 @@ def _may_hold_values(state: str) -> bool:
 
 
 def quote_unrecognized(message: str, state: str | None, context: str | None) -> str:
-    """Return a server's *message* with SQLSTATE *state* unchanged, or as a single quotation.
+    """Return a server's *message*: unchanged if recognized, otherwise as a single quotation.
 
     *context*: the server's description of the place. Only a statement that begins or waits has no
     context.

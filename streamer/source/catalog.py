@@ -221,7 +221,8 @@ async def check_same_database(
 ) -> None:
     """Refuse a different database of the same server, for a command. Raises SourceDatabaseError.
 
-    Without the privilege to read the system identifier, only the process that streams decides.
+    Without the privilege to read the system identifier, this check accepts every database, and only
+    the process that streams can refuse a database.
     """
     try:
         row = await fetch_one(connection, _DATABASE_SQL)

@@ -113,7 +113,7 @@ select c.oid::int8, c.owner::int8, c.kind, c.name, c.mark,
 
 @dataclass(frozen=True, slots=True)
 class ForeignCall:
-    """A call in an expression of the object with ``oid``. ``mark``: the mark of that expression.
+    """A call in an expression of the object with ``oid``. ``mark``: a digest of the expression.
 
     ``owner``: the OID of its table or type.
     """

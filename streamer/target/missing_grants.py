@@ -49,7 +49,7 @@ class Grants:
         return f"grant {privileges} on schema {quote_identifier(namespace)} {self._to}"
 
     def create_schema(self, namespace: str) -> str:
-        """Return the statement that creates a schema, for the use of the role."""
+        """Return the statement that creates a schema that the role owns."""
         role = quote_identifier(self.role)
         return f"create schema {quote_identifier(namespace)} authorization {role}"
 
@@ -63,7 +63,7 @@ class Grants:
         return f"grant {', '.join(privileges)} on {quoted} {self._to}"
 
     def on_object(self, kind: str, quoted: str) -> str:
-        """Return the statement for the usage of a sequence or type."""
+        """Return the statement that grants USAGE on a sequence or type."""
         return f"grant usage on {kind} {quoted} {self._to}"
 
     def to_own(self, quoted: str) -> str:

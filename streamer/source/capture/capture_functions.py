@@ -484,7 +484,7 @@ $function$
 
 _OF_TABLES: Final = ("ALTER TABLE", "CREATE TABLE", "CREATE TABLE AS", "SELECT INTO")
 _OF_INDEXES: Final = ("CREATE INDEX", "ALTER INDEX")
-# CREATE SCHEMA may create several tables and partitions.
+# The full query runs for these: CREATE SCHEMA may create several tables and partitions.
 _OF_OTHERS: Final = (
     "CREATE SCHEMA",
     "CREATE SEQUENCE",

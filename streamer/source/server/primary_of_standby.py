@@ -115,7 +115,7 @@ async def _await_replay(source: SourceMapping, plain: Connection, lsn: Lsn) -> N
 
 
 async def flush_source(source: SourceMapping, plain: Connection) -> Lsn:
-    """Return the end of the WAL of all transactions at the source, or at a standby's primary.
+    """Flush the WAL at the source, or at a standby's primary; return the end of the WAL.
 
     If the url does not name the primary, return the end of the standby's WAL.
     """
