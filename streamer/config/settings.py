@@ -56,7 +56,7 @@ from streamer.mapping.rule_options import (
 
 ENVIRONMENT_PREFIX: Final = "STREAMER_"
 METRICS_TABLES_MAX: Final = 300
-"""A table has up to eighteen series, and a process shall stay below 10,000."""
+"""A table has up to eighteen series, and a process should stay below 10,000 series."""
 
 
 def _restore_off(value: Any) -> Any:

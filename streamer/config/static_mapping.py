@@ -131,7 +131,7 @@ def _patterns(names: Sequence[str]) -> tuple[RelationPattern, ...]:
 def _without(
     rules: tuple[TableRule, ...], excluded: Sequence[RelationPattern]
 ) -> tuple[TableRule, ...]:
-    """Return *rules* without the rules whose names *excluded* repeats."""
+    """Return *rules* without the rules whose patterns *excluded* contains."""
     return tuple(rule for rule in rules if rule.pattern not in excluded)
 
 

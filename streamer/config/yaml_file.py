@@ -143,7 +143,7 @@ def _parse(path: Path, text: str, replace: bool, list_key: str | None) -> Docume
 
 
 class _Builder:
-    """Builds values from nodes. Each alias of a node costs as much as the node."""
+    """Builds values from nodes, up to a limit. An alias counts as many values as its node."""
 
     def __init__(self, document: Document, replace: bool, text: str) -> None:
         self._left = len(text) + _ALIAS_VALUES_MAX

@@ -1,8 +1,8 @@
 """The functions that `filter` and `set` may call: an allow list.
 
-Each function computes its value only from its arguments. With no arguments it reads a table, a file
-or a large object, runs SQL, waits, or changes data. A name stands for all built-in functions with
-that name. A test compares the list with ``pg_proc`` of every version. Pure.
+Each function computes its value only from its arguments. Whatever the arguments, the function does
+not read a table, a file or a large object, run SQL, wait, or change data. A name stands for all
+built-in functions with that name. A test compares the list with ``pg_proc`` of every version. Pure.
 """
 
 from typing import Final

@@ -1,8 +1,8 @@
 """Decides which relations follow renamed tables of the source, and renders the SQL. Pure.
 
 The publication and the stream identify a table by OID, so a rename breaks neither. The rules
-identify the table by name. A relation follows where a rule gives the new name a target without a
-decision:
+identify the table by name. A relation follows its table if a rule determines the target of the new
+name without an operator's decision:
 
 - the rule for the new name has the same target as before;
 - that rule has a new target, or a pattern derives a new target, and `on_ddl` applies

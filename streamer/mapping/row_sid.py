@@ -76,9 +76,9 @@ class SidTemplate:
         return "".join(part if isinstance(part, str) else part.fill(names) for part in self.parts)
 
     def distinguishes(self, name: str) -> bool:
-        """Whether tables that differ in *name*, ``schema`` or ``table``, have different sids.
+        """Whether the sid depends on *name*, ``schema`` or ``table``, and so can differ by table.
 
-        With a part of the name the sids may be equal, which only the existing tables can show.
+        A pattern may extract equal sids from different names; only the existing tables show that.
         """
         return any(isinstance(part, Placeholder) and part.name == name for part in self.parts)
 

@@ -81,7 +81,7 @@ def rename_columns(text: str, names: Mapping[str, str]) -> str:
 
 
 def uses_column(text: str, column: str) -> bool:
-    """Whether an expression uses a column, because a different name for *column* changes the text.
+    """Whether an expression uses *column*: whether renaming the column changes the text.
 
     Raises UnclearExpressionError for a reference to a whole row.
     """

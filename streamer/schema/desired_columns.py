@@ -97,8 +97,8 @@ def history_columns(history: HistoryColumns) -> list[DefinedColumn]:
 def at_target(column: DefinedColumn, mapping: RelationMapping, name: str | None) -> DefinedColumn:
     """Return the definition of column *name* at the target for the values of a source's *column*.
 
-    A hash is text. No literal of the column may reach the target. So rows from before a new column
-    get hashes as if each row had a different value.
+    A hash is text. The target must not get a default or fill value of the column, which is plain.
+    So a new column counts as a column with different values in existing rows.
     """
     if name is None or mapping.hash_of(name) is None:
         return column
@@ -139,7 +139,8 @@ def names_at_target(
 def identity_of(identity: str, *, is_key: bool) -> str:
     """Return the identity of a target's column, in the form of `IDENTITIES`.
 
-    No UPDATE can write a column that is GENERATED ALWAYS. A changed key is deleted and inserted.
+    No UPDATE can write a column that is GENERATED ALWAYS, so only a key column stays ALWAYS. A row
+    with a changed key is deleted and inserted.
     """
     return identity if is_key else "d"
 

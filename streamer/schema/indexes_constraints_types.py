@@ -401,8 +401,9 @@ class DefinedType:
 
 @dataclass(frozen=True, slots=True)
 class TypeUse:
-    """The uses of a type at the target. ``foreign``: objects other than tables that only this
-    source fills.
+    """The uses of a type at the target.
+
+    ``foreign``: the objects that use the type, except tables that only this source fills.
     """
 
     is_used: bool = False

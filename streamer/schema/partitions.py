@@ -229,8 +229,9 @@ def _bound_rows(bound: str, columns: Sequence[str]) -> str:
 def _edge(
     columns: Sequence[str], values: Sequence[str], operator: str, cut: dict[str, str]
 ) -> list[str]:
-    """Return the condition for a bound of a range. *cut*: the operators at MINVALUE and
-    MAXVALUE.
+    """Return the condition for a bound of a range.
+
+    *cut*: the operator for the columns before MINVALUE or MAXVALUE, which ends the comparison.
     """
     for count, value in enumerate(values):
         if value in _ENDS:

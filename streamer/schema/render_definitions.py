@@ -594,7 +594,7 @@ def is_of_open_versions(index: IndexDefinition, history: HistoryColumns) -> bool
 
 
 def draws_from(sequence: str) -> str:
-    """Return the action of ALTER COLUMN that takes a default from a quoted *sequence*."""
+    """Return the action of ALTER COLUMN that sets the default to nextval of a quoted *sequence*."""
     return f"set default nextval({quote_literal(sequence)}::regclass)"
 
 

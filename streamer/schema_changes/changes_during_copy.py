@@ -193,8 +193,9 @@ class ChangedDefinitions:
         return relation
 
     async def _wait_for_stream(self, lsn: Lsn) -> None:
-        """Wait until the stream reaches *lsn*, and the lanes show which users of a type lag.
+        """Wait until the stream has delivered all changes before *lsn*.
 
+        Then the lanes show which tables with the changed type have unapplied changes.
         Raises TargetContentionError if that takes long.
         """
         until = time.monotonic() + STREAM_SECONDS

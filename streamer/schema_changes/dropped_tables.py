@@ -27,7 +27,7 @@ async def forget_dropped(
 ) -> None:
     """Remove a relation; *ends_at*: the time at which open versions of its rows end, if any.
 
-    A later table with the same name joins with a copy.
+    streamer copies a later table with the same name like any new table.
     """
     async with bookkeeping.connection() as connection:
         role = await may_replace_role(connection)

@@ -56,7 +56,7 @@ async def read_peers(
 def made_for_all(changes: Sequence[AnyChange], made: Sequence[str]) -> list[AnyChange]:
     """Return the *changes* that a peer has already made for all sources.
 
-    *made*: the words of the peer's changes. Pure.
+    *made*: the peer's changes as text. Pure.
     """
     if list(made) != [str(change) for change in changes]:
         return []

@@ -65,7 +65,9 @@ LOCK_SECONDS: Final = 30
 QUEUED_SECONDS: Final = 2
 """How long a statement waits for a strong lock, behind which sessions queue."""
 FOREIGN_KEY_ATTEMPTS: Final = 30
-"""Tables progress separately while they stream, so a row may precede the row to which it refers."""
+"""Maximum attempts to create a foreign key. Tables stream independently, so a referencing row may
+reach the target before the referenced row.
+"""
 LOCKED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A larger table in use gets no index whose build locks the table."""
 

@@ -76,7 +76,7 @@ class Quarantine:
     keys: set[bytes] | None = None
 
     def forget(self, count: int = 0) -> None:
-        """Store that *count* changes are in quarantine now, with unknown keys."""
+        """Set the number of changes in quarantine to *count*, and discard the keys."""
         self.count = count
         self.columns = self.keys = None
 
@@ -107,7 +107,7 @@ class BlockedKeys:
         self.pending: list[Quarantined | Emptied] = []
         """The changes still to write to the table, in order."""
         self.is_cleared = False
-        """Changes in quarantine before this transaction no longer count."""
+        """The keys of `Quarantine` are out of date: this transaction changed rows in quarantine."""
         self.is_to_clear = False
         self.change_count = 0
         """The net change of the number of rows in quarantine."""
@@ -155,14 +155,16 @@ class BlockedKeys:
         self.is_cleared = self.is_to_clear = True
 
     def read_again(self, count: int) -> None:
-        """Store that the table has *count* more changes than before, with unknown keys."""
+        """Add *count* to the number of changes, and discard the keys, which must be read again."""
         self.change_count += count
         self.columns, self.base, self.added = None, set(), {}
         self.is_cleared = True
 
     def use(self, columns: KeyColumns, base: set[bytes], pending: Iterable[Keys] = ()) -> None:
-        """Make keys of *columns* from now on; *base*: the keys of all rows in the table. *pending*:
-        the keys of the changes still to write.
+        """Make keys of *columns* from now on.
+
+        *base*: the keys of the rows in ``streamer.quarantine``. *pending*: the keys of the changes
+        still to write there.
         """
         self.columns = columns
         self.base = base
@@ -171,7 +173,7 @@ class BlockedKeys:
             self.add(keys)
 
     def commit_to(self, quarantine: Quarantine) -> None:
-        """The transaction has committed."""
+        """Store the count and the keys in *quarantine* after the transaction has committed."""
         quarantine.count += self.change_count
         if self.columns is not None:
             self.base.update(self.added)
@@ -208,7 +210,10 @@ def values_of_stored(
 
 
 def digest(values: KeyValues, names: Sequence[Mapping[bytes, bytes]]) -> bytes:
-    """Return a key of *values*. *names*: for each column, names to use instead of values."""
+    """Return a key of *values*.
+
+    *names*: for each column, the server's names of values, see `EqualKeys`.
+    """
     # A key may be a whole row, and a relation may have many keys, so keep a digest of 16 bytes.
     made = hashlib.blake2b(digest_size=16)
     for value, of_column in zip(values, names, strict=True):

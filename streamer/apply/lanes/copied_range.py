@@ -34,15 +34,17 @@ _length_at: Final = struct.Struct(">I").unpack_from
 
 
 class UnknownRowError(Exception):
-    """A change fits no range, a row that joins the range lacks values, or a row that leaves the
-    range would stay.
+    """The effect of a change on the copied range is unknown.
+
+    The key is unknown, a row that enters the range lacks values, or the target keeps a row that
+    leaves the range.
     """
 
 
 class CopiedRange:
-    """The range of keys that the target has, for changes under one definition of the table.
+    """The range of keys that earlier chunks copied, for changes under one definition of the table.
 
-    *keeps_deleted*: the target keeps a row in spite of a delete.
+    *keeps_deleted*: the target keeps rows that the source deletes.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class CopiedRange:
             raise UnknownRowError(f"its key has no column {exc} any more") from None
 
     def effect_of(self, payload: bytes) -> bytes | None:
-        """Return the effect of a change on the rows of the range; None for no effect.
+        """Return the message that has the effect of a change on the range; None for no effect.
 
         Raises UnknownRowError, ProtocolError.
         """

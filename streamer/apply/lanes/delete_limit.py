@@ -35,7 +35,7 @@ class DeleteLimit:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[Lsn, MappedRelation], _Removed] = {}
-        """Removals by transactions that have not ended."""
+        """Removals of the lane transaction whose last piece has not arrived."""
         self._exceeding: dict[Lsn, dict[MappedRelation, MassDelete]] = {}
 
     def add(self, lane_transaction: "LaneTransaction") -> bool:

@@ -1,15 +1,16 @@
 """Hot workers: a few workers with their own connections, each of which serves a hot lane.
 
 A hot lane (`streamer.apply.lanes.slow_lanes`) moves with all queued changes from its worker to a
-hot worker, between two windows. No commit then contains changes of the lane, so the position at the
-target is certain. The hot worker applies the changes in the same order, each window with the
-position in a single transaction. So a restarted process begins at the target's position, as always.
+hot worker, between two windows. At that moment no running commit contains changes of the lane, so
+the position at the target is certain. The hot worker applies the changes in the same order, each
+window with the position in a single transaction. So a restarted process begins at the target's
+position, as always.
 
 Hot lanes never wait for each other. Without a free hot worker, further hot lanes stay in their
 workers.
 
-A lane keeps its hot worker for at least a minute, until its writes are short. A hot worker whose
-lane has been idle for a minute is free for a new lane.
+A lane keeps its hot worker for at least a minute, and then until the writes of the lane are short.
+A hot worker whose lane has been idle for a minute is free for a new lane.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,10 @@ IDLE_SECONDS: Final = 10.0
 
 
 def hot_worker_count(workers: int) -> int:
-    """Return the number of hot workers: with few workers an operator wants few connections."""
+    """Return the number of hot workers, at most the number of shared *workers*.
+
+    An operator who configures few workers wants few connections.
+    """
     return min(workers, HOT_WORKERS_MAX)
 
 
@@ -80,9 +84,9 @@ class HotLanes:
 
 
 def _free_if_idle(placement: _Placement, now: float) -> bool:
-    """Return an idle lane to its worker; return whether its hot worker is then free.
+    """Return an idle lane to its shared worker; return whether the hot worker is then free.
 
-    An idle lane has no changes anywhere.
+    An idle lane has no queued or unfinished changes, so the move keeps the order of changes.
     """
     lane = placement.lane
     if lane.is_ending:

@@ -51,7 +51,7 @@ class RelationWindow:
     def add_by_transaction(
         self, plan: ApplyPlan, parts: Iterable[tuple[Transaction, list[bytes]]]
     ) -> None:
-        """Add changes with values that depend on the transaction."""
+        """Add changes, each with the metadata of the transaction appended."""
         self.plan = plan
         for transaction, payloads in parts:
             if not self.is_foldable or plan.metadata is None:

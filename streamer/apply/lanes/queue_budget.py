@@ -12,7 +12,7 @@ SOURCE_BYTES_MIN: Final = 1024 * 1024
 
 
 class Queued(Protocol):
-    """The part of a lane that the budget needs."""
+    """The attributes of a lane that the budget reads."""
 
     @property
     def owner(self) -> object: ...

@@ -59,8 +59,8 @@ class OpenTransactionDiscarded(Exception):  # a signal to the reader, not an err
 def _blocks(payloads: list[bytes], tag: bytes = b"") -> Iterator[bytes]:
     """Pack payloads into records: *tag*, the number of payloads, the lengths, and the payloads.
 
-    For speed, no step here handles a single row. A record comes in one piece, unless a payload is
-    large: the spool does not copy large payloads.
+    For speed, no statement here runs for every payload. A record is a single bytes object unless a
+    payload is large, because the spool does not copy large payloads.
     """
     step = max(1, len(payloads) * _BLOCK_BYTES // (sum(map(len, payloads)) or 1))
     for start in range(0, len(payloads), step):

@@ -75,10 +75,10 @@ class ItemReader:
     async def _texts(
         self, plan: ApplyPlan, changes: list[OrderedChange], number: int
     ) -> list[OrderedChange]:
-        """Convert binary values to text at the server.
+        """Convert binary values to text: textual types here, all further types at the server.
 
-        Text is the same in both transports, and the server's encoding may be the cause of the
-        rejection.
+        The bytes of a text are equal in both transports. The server may reject a text because of
+        the encoding, and would then reject the conversion, too.
         """
         rows = [row for change in changes for row in (change.old, change.new) if row is not None]
         texts: list[Row] = [[NULL] * len(row) for row in rows]

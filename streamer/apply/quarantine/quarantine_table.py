@@ -102,7 +102,7 @@ class QuarantineTable:
             await add_quarantined(self._transaction.target, mapped.relation_id, rows)
 
     async def _empty(self, mapped: MappedRelation, emptied: Emptied) -> int:
-        """Return the number of new changes in quarantine."""
+        """Apply a TRUNCATE to the changes in quarantine; return the increase of their number."""
         at = emptied.transaction
         removal = RemovalAtSource(TRUNCATED, at.final_lsn, to_datetime(at.commit_time), at.xid)
         return await end_changes(self._transaction.target, mapped, removal)

@@ -2,8 +2,8 @@
 The rest of the table continues.
 
 A window is first written as usual, without the changes that follow a change in quarantine. If the
-target rejects the window, the writer writes changes one by one (`segment`). Rejected changes are
-added to the table of changes in quarantine (`table`).
+target rejects the window, `SegmentWriter` writes changes one by one. `QuarantineTable` adds the
+rejected changes to streamer.quarantine.
 """
 
 from collections.abc import Sequence
@@ -62,9 +62,9 @@ class QuarantineWriter:
         self._segments = SegmentWriter(self.transaction, self._writer)
         self._table = QuarantineTable(self.transaction)
         self._blocked: dict[MappedRelation, BlockedKeys] = {}
-        """The state as of this transaction's writes."""
+        """The blocked keys after the writes of this transaction."""
         self._ahead: dict[MappedRelation, BlockedKeys] = {}
-        """The state after the window, if the writer can write the window as sets."""
+        """The blocked keys after the window, valid if the writer writes the window as sets."""
         self._at_savepoint: dict[MappedRelation, BlockedKeys] = {}
         self._changed: set[MappedRelation] = set()
         self._is_begun = False
@@ -86,7 +86,7 @@ class QuarantineWriter:
     # ---- the transaction -----------------------------------------------------------------------
 
     def start_window(self) -> None:
-        """Prepare for the plan of a window, which calls `follow` for each transaction."""
+        """Prepare for the next window, whose planning calls `follow` for each transaction."""
         self._ahead.clear()
         if not self._is_begun:
             self._blocked.clear()
@@ -185,7 +185,7 @@ class QuarantineWriter:
         return blocked is not None or mapped.quarantine.count > 0
 
     async def _use(self, mapped: MappedRelation, blocked: BlockedKeys, plan: ApplyPlan) -> None:
-        """Add the keys of *plan* to *blocked*."""
+        """Make *blocked* use the key columns of *plan*, with the keys of rows in quarantine."""
         columns, quarantine = KeyColumns.of(plan), mapped.quarantine
         if blocked.columns == columns:
             return

@@ -54,7 +54,10 @@ async def end_changes(
     removal: RemovalAtSource,
     ids: Sequence[int] | None = None,
 ) -> int:
-    """End changes in quarantine, only the changes *ids*; return the increase of their number."""
+    """Apply a removal to changes in quarantine: to the changes *ids*, or to all.
+
+    Return the increase of the number of changes in quarantine.
+    """
     mapping, relation_id = mapped.mapping, mapped.relation_id
     if mapping.type is TableType.HISTORY:
         await end_quarantined(target, relation_id, removal.at, ids)
@@ -73,11 +76,10 @@ async def end_partitions(
     leaving: Sequence[PartitionRows],
     removal: RemovalAtSource,
 ) -> int:
-    """End changes in quarantine of rows of the partitions *leaving*; return the increase of the
-    number of changes.
+    """Apply the removal of the partitions *leaving* to changes in quarantine of their rows.
 
-    *table*: the target with the column names of *leaving*. Raises TargetSchemaError for a change
-    that may belong to *leaving*.
+    *table*: the target table, with the column names that *leaving* uses. Return the increase of the
+    number of changes. Raises TargetSchemaError for a change that may belong to *leaving*.
     """
     if not await count_quarantined(target, mapped.relation_id):
         return 0
@@ -140,7 +142,10 @@ class _Judge:
         return [number for change in changes for number in await self.choose([change])]
 
     def _values(self, change: QuarantinedChange) -> list[str | None]:
-        """Return the values of the partition key. No UPDATE moves a row between partitions."""
+        """Return the values of the partition key, which old and new row share.
+
+        The stream sends an UPDATE that moves a row between partitions as a DELETE and an INSERT.
+        """
         for values in (from_json(change.new), from_json(change.old)):
             if values is not None and values.keys() >= set(self.rows.columns):
                 return [values[column] for column in self.rows.columns]

@@ -77,10 +77,10 @@ def hashed_message(
 ) -> bytes:
     """Return a message I, U or D with the values at the positions of *states* hashed.
 
-    NULL and unchanged values stay. A value that UTF-8 cannot express becomes the first character
-    that UTF-8 lacks, and the target refuses that character. The result for a memoryview is a
-    memoryview. A malformed message loses all tuples, so that decoding refuses the message without a
-    plain value.
+    NULL and unchanged values stay. If UTF-8 lacks characters of a value, the first such character
+    replaces the value, and the target refuses the character. The result for a memoryview is a
+    memoryview. A malformed message loses all tuples, so decoding refuses the message, and the error
+    contains no plain value.
     """
     if payload[0] not in (INSERT, UPDATE, DELETE):
         return payload

@@ -462,9 +462,10 @@ def _check_history_columns(
 def _is_to_rename_id(
     history: HistoryColumns, target: TargetRelation, columns: tuple[PlanColumn, ...]
 ) -> bool:
-    """Whether the column that orders versions still has the usual name.
+    """Whether the column that orders versions has the default name, and the rule gives a new name.
 
-    A table of an operator may have neither column, and *columns* of the source may fill either.
+    A table that an operator created may lack the column. A column of the source, among *columns*,
+    may also have the default name.
     """
     usual = USUAL_HISTORY.id
     is_of_source = any(column.name == usual for column in columns)

@@ -230,7 +230,7 @@ end"""
         end if;"""
 
     def _each_staged(self, change: str) -> str:
-        """Do *change* for each staged row."""
+        """Return the loop that runs the statements *change* for each staged row, in order."""
         return f"""<<streamer_changes>>
     for s in select * from pg_temp.{self.stage} order by seq loop
         {change}
@@ -239,14 +239,17 @@ end"""
     _MORE_DECLARED: ClassVar[str] = ""
 
     def _refuse_partial(self, partial: bool) -> str:
-        """Refuse a row that a publication's filter lets in without unchanged values."""
+        """Refuse an INSERT without unchanged (TOAST) values.
+
+        The source sends such an INSERT for an UPDATE whose row enters a publication's row filter.
+        """
         if not partial:
             return ""
         complain = self._missing("the row to insert lacks its unchanged (TOAST) values")
         return f"if s.op = {OP_INSERT} and s.mask is not null then {complain} end if;\n"
 
     def _search(self) -> str:
-        """Find the row to change into streamer_relid and streamer_ctid."""
+        """Select tableoid and ctid of the row to change into streamer_relid and streamer_ctid."""
         is_history = self.plan.type is TableType.HISTORY
         still_open = f" and {self._is_current}" if is_history else self._is_unmarked
         if self.plan.identity is Identity.KEY:

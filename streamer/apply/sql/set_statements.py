@@ -382,8 +382,9 @@ class SetStatements:
     @property
     def _is_unmarked(self) -> str:
         """The condition that row t has no mark; empty unless rows that leave the filter are marked.
-        A marked row counts as missing, because it lacks changes from outside the filter: a row that
-        enters the filter gets none of its values. No later change alters the mark.
+        A marked row counts as missing, because the row lacks changes from outside the filter. So a
+        row that enters the filter gets no values of the marked row. No later change alters the
+        mark.
         """
         if not self.plan.marks_in_filter:
             return ""

@@ -23,7 +23,7 @@ from streamer.apply.sql.ordered_statements import Statements
 from streamer.decode.tuples import Row
 
 PART_COLUMNS_MAX: Final = 120
-"""The number of values of 64 bytes that fit a page; wider values are moved out of the row."""
+"""The number of values of 64 bytes that fit a page; PostgreSQL stores wider values out of line."""
 CELLS_MAX: Final = 500_000
 """The number of values staged at a time: a bound for memory."""
 

@@ -45,7 +45,7 @@ def is_connected(window: LaneWindow) -> bool:
 
 
 def in_key_order(relations: Iterable[RelationWindow]) -> list[RelationWindow]:
-    """Return *relations* so that referenced relations come first; cut a circle."""
+    """Return *relations*, referenced before referencing relations, except within a cycle."""
     by_oid = {r.plan.target.oid: r for r in relations if r.plan is not None}
     ordered: dict[int, RelationWindow] = {}
     visited: set[int] = set()

@@ -222,7 +222,7 @@ class Planner:
         return await self._targets.get((mapped.source.fence, mapped.mapping.target))
 
     async def _define(self, mapped: MappedRelation) -> dict[str, DefinedColumn]:
-        """Read the source's keys again, and return the columns of the table."""
+        """Read the source's definition, store its keys in *mapped*, and return its columns."""
         facts = mapped.source
         name, source = mapped.mapping.source, _label(mapped)
         if source not in self._definitions:  # no source waits for another
@@ -234,7 +234,7 @@ class Planner:
         return {} if definition is None else {c.name: c for c in definition.columns}
 
     async def _confirm(self, mapped: MappedRelation, relation: Relation) -> ApplyPlan | None:
-        """Define the source again; return the present plan if it also fits *relation*."""
+        """Read the source's definition again; return the present plan if it fits *relation*."""
         facts, plan, number = mapped.source, mapped.plan, next_number()
         if plan is None:
             return None
@@ -247,7 +247,7 @@ class Planner:
     async def _read_both(
         self, mapped: MappedRelation
     ) -> tuple[TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]]:
-        """Read the table at the target, and the columns of the last copy; define the source."""
+        """Read the target's table, the columns of the last copy, and the source's definition."""
 
         async def read() -> tuple[
             TargetRelation | None, dict[str, int] | None, dict[str, DefinedColumn]

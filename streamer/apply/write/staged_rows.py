@@ -141,7 +141,7 @@ class OrderedRun:
         return None
 
     def _key_row(self, number: int) -> Row | None:
-        """Return the row with the key of change *number*, if rows have one."""
+        """Return the row that contains the key of change *number*; None if rows have no key."""
         change = self._change(number) if self.plan.identity is Identity.KEY else None
         if change is None:
             return None

@@ -178,7 +178,7 @@ class TargetTransaction:
         if self._connection is not None:
             await self._connection.close()
             self._connection = None
-        self._committing = {}  # later callers did not take part in that commit
+        self._committing = {}  # `resolve_commit` must not resolve this commit for later users
 
     # ---- the transaction -----------------------------------------------------------------------
 

@@ -434,7 +434,7 @@ class Worker:
     def _fits_message(self, window: Window) -> bool:
         """Whether to send *window* with its COMMIT in one message.
 
-        If the worker writes a window in parts, the slow lane shows.
+        Only a window in parts shows which lane is slow.
         """
         return (
             not self._parts_left
@@ -611,7 +611,10 @@ class Worker:
         }
 
     def _move(self, lane: Lane, to: TransactionQueue) -> None:
-        """Move *lane*, without a change in a commit, and its queued transactions to *to*."""
+        """Move *lane* and its queued transactions to *to*.
+
+        No commit in progress contains changes of *lane*.
+        """
         transactions = self._withdraw(lane)
         lane.queue = to
         to.put(lane, *transactions)

@@ -1,6 +1,7 @@
 """The steps that write a window; `streamer.apply.write.writer` executes the steps. Pure.
 
-Steps are lazy, so that memory contains only the rows of one step twice.
+The writer requests each step after the previous step. So memory contains copies of the rows of a
+single step only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

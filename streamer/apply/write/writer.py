@@ -62,7 +62,7 @@ class Writer:
     # ---- windows -------------------------------------------------------------------------------
 
     async def write(self, window: LaneWindow) -> None:
-        """Write a window as sets if the result is the same, else in exact order.
+        """Write a window as sets if the result equals that of exact order, else in exact order.
 
         In tables that foreign keys connect, write referenced rows before referencing rows, and
         remove referenced rows after referencing rows.

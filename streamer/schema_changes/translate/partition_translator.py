@@ -1,4 +1,4 @@
-"""A partition that joined or left the source's table, as statements for its target. Pure.
+"""A partition added to or removed from the source's table, as statements for its target. Pure.
 
 A target with the same partition attaches or detaches that partition. Any other target treats the
 rows of a detached partition as deleted rows. A clone deletes the rows, `on_delete: mark` marks the
@@ -74,7 +74,7 @@ class PartitionTranslator:
         return statements
 
     def leaving(self, changes: Sequence[PartitionChange]) -> list[PartitionRows]:
-        """Return the rows that leave with *changes*; none in an append table."""
+        """Return the rows of the partitions that *changes* remove; no rows for an append table."""
         leaving: list[PartitionRows] = []
         for change in changes if self._mapping.type is not TableType.APPEND else ():
             if change.kind is DdlKind.DETACH_PARTITION:
