@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""The hot path in C. Each function takes the common cases and stops at everything else.
+"""The hot path in C. Each function handles the common cases, and returns at unusual input.
 
 Row messages: PostgreSQL documentation, "Logical Replication Message Formats"; COPY data: "COPY",
-"Text Format" and "Binary Format". Every read is checked against the end of its message: a message
-comes from another machine. Sizes in bytes.
+"Text Format" and "Binary Format". Every read is checked against the end of its message, because
+a different machine sends the messages. Sizes in bytes.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
@@ -29,7 +29,7 @@ cdef extern from *:
 
 SOURCE_CRC = STREAMER_SOURCE_CRC
 
-cdef object BEGUN = object()  # a transaction that `gather` has begun
+cdef object BEGUN = object()  # marks a transaction whose BEGIN `gather` has read
 
 cdef enum:
     COLUMNS_MAX = 1664  # PostgreSQL's MaxTupleAttributeNumber
@@ -65,7 +65,7 @@ cdef inline uint64_t be64(const unsigned char *p) noexcept nogil:
 
 
 cdef struct Field:
-    const unsigned char *at  # NULL for an SQL NULL; in front of it stands the int32 length
+    const unsigned char *at  # NULL for an SQL NULL; the int32 length precedes the value
     Py_ssize_t size
 
 
@@ -101,7 +101,7 @@ cdef class _Tuples:
         """Find the values of the tuple at *position*; return the tuple's end, 0 for anything
         unusual.
 
-        *old*: the values of the old row, which replace unchanged values; NULL without.
+        *old*: the values of the old row, which replace unchanged values; NULL without an old row.
         """
         cdef Py_ssize_t length
         cdef int n
@@ -148,8 +148,8 @@ cdef int *_positions(tuple positions, int count) except NULL:
 cdef Py_ssize_t _end_of_tuple(
     const unsigned char *p, Py_ssize_t size, Py_ssize_t position, int count
 ) noexcept nogil:
-    """Return the end of the tuple whose marker is at *position*; 0 unless it is whole and has
-    *count* columns.
+    """Return the end of the tuple whose marker is at *position*; 0 unless the tuple is
+    complete and has *count* columns.
     """
     cdef int n
     if size - position < 3 or ((p[position + 1] << 8) | p[position + 2]) != count:
@@ -173,8 +173,9 @@ def extend(
 ):
     """Return row messages with *added* more columns in each tuple of *count* columns.
 
-    New tuples get the encoded values, old ones NULL. Other messages stay as they are. Return None
-    if one is not bytes. See `streamer.apply.rows.row_metadata`.
+    New tuples get the encoded values *on_insert* or *on_update*, old tuples get NULLs. Messages of
+    different kinds, and malformed messages, stay unchanged. Return None if a message is not bytes.
+    See `streamer.apply.rows.row_metadata`.
     """
     cdef Py_ssize_t size, position, end, more, tail_size
     cdef const unsigned char *p
@@ -233,9 +234,10 @@ def mark_deletes(
 ):
     """Return row messages with each delete as an update, extended by *added* columns.
 
-    *keys* contains a byte for each column of the source, not 0 for the key. The new tuple contains
-    the columns of the key, or of a whole old row, and the encoded *values*, and marks all further
-    columns as unchanged. All messages are bytes. See `streamer.apply.rows.row_metadata`.
+    *keys* contains a byte for each column of the source; the byte is not 0 for a column of the key.
+    The new tuple contains the columns of the key, or of a whole old row, and the encoded *values*.
+    All further columns are unchanged. All messages are bytes. See
+    `streamer.apply.rows.row_metadata`.
     """
     cdef Py_ssize_t size, position, begin, tail_size = PyBytes_GET_SIZE(values), used
     cdef int count = <int>PyBytes_GET_SIZE(keys), n, width
@@ -393,7 +395,7 @@ cdef class RowFolder(_Tuples):
         return PyBytes_FromStringAndSize(<const char *>field.at, field.size)
 
     cdef object key(self):
-        """Return the key of the tuple just read; None if a column of it is NULL."""
+        """Return the key of the tuple just read; None if a column of the key is NULL."""
         cdef int n
         cdef object value
         for n in range(self.key_count):
@@ -415,8 +417,8 @@ cdef class RowFolder(_Tuples):
         """Fold messages from number *start* on; return the number of the first message that is not
         folded.
 
-        Rows in *inserts* and *updates* are whole messages. *counts*: numbers of inserts, updates
-        and deletes, which grow.
+        Rows in *inserts* and *updates* are whole messages. The method adds the numbers of folded
+        inserts, updates and deletes to *counts*.
         """
         cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size
         cdef const unsigned char *p
@@ -500,10 +502,10 @@ cdef class RowFolder(_Tuples):
         """Append messages from number *start* on to the chains of their keys; return the number of
         the first message that is not appended.
 
-        A chain contains the commit time, the kind, the number (from *number* on) and the message of
-        each change, see `streamer.apply.rows.history_chains`. *times*: of the transactions, whose
-        messages end in front of numbers *stops*. The first message is of number *transaction* of
-        these.
+        A chain contains the commit time, the kind, the number and the message of each change, see
+        `streamer.apply.rows.history_chains`. *number*: the number of the first change. *times*: the
+        commit times of transactions. *stops*: for each transaction, the position after its last
+        message. *transaction*: the index of the first message's transaction in these lists.
         *counts*: as for `fold`.
         """
         cdef Py_ssize_t n = start, stop = PyList_GET_SIZE(payloads), size, end = start
@@ -559,7 +561,7 @@ cdef class RowFolder(_Tuples):
 
 
 cdef class _Buffer:
-    """Bytes that grow."""
+    """A growing buffer of bytes."""
 
     cdef unsigned char *data
     cdef Py_ssize_t used, room
@@ -568,7 +570,7 @@ cdef class _Buffer:
         PyMem_Free(self.data)
 
     cdef unsigned char *reserve(self, Py_ssize_t size) except NULL:
-        """Return where the next *size* bytes may be written."""
+        """Make room for *size* bytes; return their address."""
         cdef unsigned char *grown
         cdef Py_ssize_t room = self.room or 65536
         if self.room - self.used < size or self.data == NULL:
@@ -585,7 +587,7 @@ cdef class _Buffer:
 cdef Py_ssize_t write_text(
     unsigned char *out, const unsigned char *value, Py_ssize_t size
 ) noexcept nogil:
-    """Write a value for COPY's text format, twice its size at most; return the bytes written."""
+    """Write a value in COPY's text format; return the number of bytes, at most twice *size*."""
     cdef Py_ssize_t n, used = 0
     cdef unsigned char special = 0, byte
     for n in range(size):
@@ -613,8 +615,9 @@ cdef Py_ssize_t write_text(
 cdef class RowEncoder(_Tuples):
     """Writes rows as COPY data, in the order of *positions*, each after *head*.
 
-    *head*: COPY data of the columns before, with the tab or the column count that belongs to it.
-    A row is a message with one tuple, or a sequence of its items.
+    *head*: COPY data at the beginning of each row. In text, this is the leading columns, each with
+    a tab; in binary, the number of columns and the leading columns. A row is a message with a
+    single tuple, or a sequence of items.
     """
 
     cdef int *positions
@@ -633,7 +636,7 @@ cdef class RowEncoder(_Tuples):
         """Return *rows* as COPY data. Raises TypeError for an item that is neither bytes nor NULL,
         ValueError for a message that cannot be read.
 
-        *leads*: for each row, COPY data of the columns between its head and its values.
+        *leads*: for each row, COPY data of the columns between head and values.
         """
         cdef _Buffer buffer = _Buffer()
         cdef Py_ssize_t n, size
@@ -889,12 +892,12 @@ def gather(
     list payloads not None, Py_ssize_t start, object block not None, dict touched not None,
     dict opened not None, object begun, *, bint is_foreign, bint takes_commit
 ):
-    """Take ordinary transactions from message number *start* on into *block*.
+    """Add the transactions of ordinary messages, from message number *start* on, to *block*.
 
     The arguments are the state of `streamer.decode.transactions.TransactionAssembler`. *begun*: xid,
-    final LSN and commit time of the present transaction; None outside of one. *takes_commit*:
-    whether its COMMIT may be taken. Returns the number of the first message left, and *begun* as it
-    is then: the same object, unless the transaction has changed.
+    final LSN and commit time of the present transaction; None outside of a transaction. Without
+    *takes_commit*, stop at the first COMMIT. Return the number of the first remaining message, and
+    *begun* at that message: the identical object if the present transaction is still the same.
     """
     cdef list xids = block.xids, final_lsns = block.final_lsns
     cdef list commit_times = block.commit_times, end_lsns = block.end_lsns
@@ -988,7 +991,7 @@ cdef enum:
 
 
 cdef class Frame:
-    """A frame in libpq's memory, which goes with this object. Supports the buffer protocol."""
+    """A frame in libpq's memory, freed with this object. Supports the buffer protocol."""
 
     cdef char *data
     cdef Py_ssize_t size
@@ -1009,7 +1012,7 @@ cdef class FrameReader:
     """Takes frames of a replication stream out of libpq.
 
     *connection*: the address of a PGconn; *get_copy_data* and *free_memory*: the addresses of
-    PQgetCopyData and PQfreemem of the library that made it.
+    PQgetCopyData and PQfreemem in the library that created the PGconn.
     """
 
     cdef void *connection
@@ -1048,9 +1051,10 @@ cdef class FrameReader:
     ):
         """Append the payloads of XLogData frames to *payloads*, at most *frames_max* of them.
 
-        Returns a size as PQgetCopyData does (0: more must be read from the socket; negative: the
-        stream has ended, or failed), or a `Frame` that is large or of another kind, or None when
-        *frames_max* or *bytes_max* is reached. `taken_bytes` contains the size of all frames taken.
+        Return None at *frames_max* or *bytes_max*. Otherwise return what ended the reading: a
+        `Frame` that is large, or neither XLogData nor a keepalive; or a result of PQgetCopyData.
+        The result is 0 if the caller must first read from the socket, and negative at the end of
+        the stream or after a failure. `taken_bytes` contains the size of all frames taken.
         """
         cdef char *data
         cdef const unsigned char *p
@@ -1111,8 +1115,8 @@ cdef enum:
 cdef class RowPump:
     """Passes rows of a COPY from one connection to another, without the interpreter's lock.
 
-    *source* and *target*: the addresses of connections that do not block. The other arguments:
-    addresses of functions of the library that made both.
+    *source* and *target*: the addresses of PGconn objects in nonblocking mode. The remaining
+    arguments: addresses of functions in the library that created both.
     """
 
     cdef void *source

@@ -466,8 +466,8 @@ def resolve(
 
     Raises MappingError if two patterns match the same relation, or if two relations would write the
     same rows. A relation without a sid or target also raises MappingError. An exact rule for a
-    missing relation is an error, too, unless `on_table_dropped` allows the loss. The names of
-    `former_names` do not count.
+    missing relation is an error, too, unless `on_table_dropped` allows the loss. A renamed relation
+    (`former_names`) is not missing.
     """
     return resolve_new(source, (), relations, target_namespace)[0]
 
@@ -478,8 +478,9 @@ def resolve_new(
     relations: Iterable[RelationName],
     target_namespace: str,
 ) -> tuple[list[RelationMapping], MappingError | None]:
-    """Leave out new relations that the rules cannot map, and return their first error; else like
-    `resolve`.
+    """Apply the rules like `resolve`, but omit new relations that the rules cannot map.
+
+    Return the mappings, and the first error of an omitted relation.
 
     *known*: relations that stream already; without any, this function raises each error. Any role
     that may create a schema at the source can create a relation without a sid, which must not stop

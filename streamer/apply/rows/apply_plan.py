@@ -300,7 +300,7 @@ class ApplyPlan:
 
     @cached_property
     def staged_key(self) -> tuple[PlanColumn, ...]:
-        """The part of `key` whose old values are unaltered in the staging table."""
+        """The columns of `key` without an expression, whose old values the staging table holds."""
         return tuple(column for column in self.key if column.expression is None)
 
     @property

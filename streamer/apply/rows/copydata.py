@@ -44,7 +44,7 @@ def escape_text(value: bytes) -> bytes:
 
 
 def constant(value: str | int | None, *, binary: bool, int_size: int = 4) -> Value:
-    """Encode a value of streamer as an item of a row."""
+    """Encode a value that streamer adds, such as a sid, as an item of a row."""
     if value is None:
         return b"\xff\xff\xff\xff" if binary else NULL
     if not binary:

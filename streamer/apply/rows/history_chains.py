@@ -4,7 +4,7 @@ A chain lists the versions of a row that begin in the window, with times. Sets c
 statement ends the open versions, and a COPY writes all new versions. A change that a chain cannot
 express raises `NotFoldable`, and the worker then applies the window in exact order. Such changes
 are a change of the key, a TRUNCATE, and a value that only the target has. A chain also cannot
-express an INSERT of a pending row, or a change after its DELETE. Pure.
+express an INSERT of a pending row, or an UPDATE or DELETE of a deleted row. Pure.
 """
 
 from bisect import bisect_right

@@ -59,7 +59,7 @@ class ComputedStatements(Statements):
         return f"s.{self.name(f'p_{n}' if of_old else input_name(n))}"
 
     def _numbered(self, used: Expression | Conjunct) -> list[tuple[int, PlanInput]]:
-        """Number the inputs in *used*."""
+        """Return the inputs that *used* names, each after the number in `ApplyPlan.inputs`."""
         return [(n, i) for n, i in enumerate(self.plan.inputs) if i.name in used.names]
 
     def _evaluate(

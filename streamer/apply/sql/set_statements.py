@@ -229,7 +229,7 @@ class SetStatements:
     # ---- sets ----------------------------------------------------------------------------------
 
     def _staged_as(self, op: int, match: str, more: str = "") -> RowPlace:
-        """Place the target's rows that *match* a row staged as *op*."""
+        """Return the place of the target's rows that *match* a row staged as *op*."""
         return RowPlace(f"s.op = {op}{more} and {match}", f"pg_temp.{self.stage} s")
 
     @cached_property
