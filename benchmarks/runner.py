@@ -91,7 +91,7 @@ class Runner:
         self._report = report
 
     def run(self, case: Case) -> list[Round]:
-        """Return the measurements of a case. Raises SystemExit if a side ends unequal."""
+        """Return the measurements of a case. Raises SystemExit if the rows of a side differ."""
         with self._databases(case) as (sources, sides):
             _Filling(case, self._options, sources, [side.target for side in sides]).fill()
             if case.kind is not Kind.COPY:

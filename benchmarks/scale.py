@@ -1,9 +1,9 @@
 """Many sources in a process, and many tables in a source: the costs of a start and of an idle
 process.
 
-``--sources 50 200 1000`` measures a process with so many sources each, which are databases of
-``--clusters`` servers. ``--tables`` is the number of tables of a source, or of each of its
-``--schemas``, which are tenants in tables that all schemas share. ``--copies`` includes first
+``--sources 50 200 1000`` measures a process for each of these numbers of sources. The sources are
+databases of ``--clusters`` servers. ``--tables`` is the number of tables of a source, or of each of
+its ``--schemas``, which are tenants in tables that all schemas share. ``--copies`` includes first
 copies of the empty tables. The benchmark measures the first start and a restart: seconds and
 processor time until all sources stream, memory and connections. Then it measures the processor time
 of the process and of the servers while no source changes.

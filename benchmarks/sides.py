@@ -86,7 +86,7 @@ class Side(Protocol):
     def stop(self) -> None: ...
 
     def check(self) -> None:
-        """Raise SystemExit if it has ended by itself."""
+        """Raise SystemExit if the side has ended by itself."""
         ...
 
     def forget(self) -> None:
@@ -109,7 +109,7 @@ class Streamer:
     ) -> None:
         self.name = transport
         self.target = target
-        self._case = case  # slots belong to the whole server, so they are named after it
+        self._case = case  # names the slots, which belong to the whole server
         self._sources = sources
         self._launch = launch
         self._process: Process | None = None

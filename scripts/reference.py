@@ -167,7 +167,8 @@ def meaning(path: str, field: FieldInfo) -> str:
 def choices(name: str, field: FieldInfo) -> dict[str, str]:
     """Return the meanings of the values of a setting with an enumeration of values."""
     words = CHOICES.get(name, {})
-    # A table's setting has the values of the global setting. A number may have the name of words.
+    # The reference explains the values of a table's setting at the global setting. The name of a
+    # number can equal the name of a setting with an enumeration.
     is_other = (field.description or "").startswith("Overrides") or field.annotation is float
     return {} if is_other else words
 

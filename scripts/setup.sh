@@ -2,7 +2,7 @@
 # Makes .venv from the lock files: PYTHON=python3.12 scripts/setup.sh
 #
 # Installs exactly the packages of the lock files, build tools included, and checks the hashes.
-# uv is fast. The slower pip serves with its own index, or where uv cannot reach an index.
+# uv installs fast. The slower pip installs if its configuration names an index, or if uv fails.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -58,7 +58,7 @@ pip install --quiet --no-deps --no-build-isolation --editable .
 implementation=$(env -u STREAMER_IMPLEMENTATION .venv/bin/python -c \
     'from streamer.compiled import choice; print(choice.describe())')
 [ "$implementation" = compiled ] || echo "streamer uses $implementation"
-# pytest compiles the tests once, meanwhile: six processes of `make test` would compile all tests each.
+# Meanwhile pytest compiles the tests. Otherwise each process of `make test` would compile all.
 .venv/bin/python -m pytest --collect-only -qq -p no:cacheprovider >/dev/null 2>&1 &
 if command -v java >/dev/null || [ -n "${JAVA_HOME:-}" ]; then
     echo "making the class data archive of Spark's JVM"

@@ -4,7 +4,8 @@
 # Installs the distribution's Chromium if none exists and the user is root. Continues without Chromium
 # otherwise: only the tests in a browser need Chromium, and these print the command for the
 # installation. Debian's headless shell is the same browser without windows, and takes half of the
-# CPU. So the shell joins an existing Chromium, in the same version, which changes no package.
+# CPU. So beside Debian's Chromium, the script installs the shell in the same version, which changes
+# no installed package.
 set -eu
 
 quietly() {

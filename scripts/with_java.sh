@@ -32,7 +32,7 @@ find_java() {
     return 1
 }
 
-# Prints the package of the first name that there is, or the first.
+# Prints the first package that the package manager knows, or else the first name.
 first_of() {
     knows=$1
     first=$2

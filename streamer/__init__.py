@@ -5,7 +5,7 @@ decode/          2 DECODE bytes into changes, grouped by transaction            
 mapping/         3 MAP: which relation goes to which target relation            pure
 apply/           4 APPLY: lanes, windows of changes, folded, staged, written
                  5 COMMIT: changes and their progress rows in one transaction
-drain/           the same for lanes that are held
+drain/           steps 4 and 5 for held lanes
 target/          the subscriber: connections, catalogs, columns added there
 control/         6 ACKNOWLEDGE durable changes; the state of a table            pure
 bookkeeping/     the tables of the schema `streamer` in the target

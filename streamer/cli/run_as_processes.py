@@ -47,7 +47,7 @@ def make_parent(
 async def obeying(
     membership: Membership | None, stop: Callable[[str], None], reload: Callable[[], None]
 ) -> AsyncIterator[asyncio.Event]:
-    """Obey the parent, if any, during a block; yield the event that gives the process the port."""
+    """Obey the parent, if any, during a block; yield the event that lets the process serve HTTP."""
     turn = asyncio.Event()
     if membership is None:
         yield turn
@@ -75,8 +75,7 @@ async def serving_as(
     make: Callable[[], Awaitable[FastAPI]],
     engine: Engine,
 ) -> AsyncIterator[None]:
-    """Serve an application during a block; a process with a parent does so from *turn*
-    on.
+    """Serve an application during a block; a process with a parent does so once *turn* is set.
 
     *make*: makes the application, while the engine starts. A process with a parent also answers its
     siblings, on a separate socket. Raises SettingsError.

@@ -149,7 +149,7 @@ class _UniqueNames:
         self._taken: set[tuple[str, str]] = set()
 
     def take(self, room: str, name: str) -> str:
-        """Return a name that no other name of *room* has."""
+        """Return a name like *name* that is unique in *room*, such as a source or the models."""
         plain = re.sub(r"[^a-z0-9_]", "_", name.lower())
         candidate, number = plain, 1
         while (room, candidate) in self._taken:
@@ -222,7 +222,7 @@ def _current_columns(table: ReplicatedTable) -> list[str]:
 
 
 def _current_rows(table: ReplicatedTable, reference: str) -> str:
-    """The current version of a key is open; a deleted key has no open version."""
+    """Return the model of the view. Current rows are open versions; deleted keys have none."""
     columns = ",\n    ".join(map(quote_identifier, _current_columns(table)))
     condition = table.rule.history.is_open()
     return f"-- {MARK}\nselect\n    {columns}\nfrom {reference}\nwhere {condition}\n"

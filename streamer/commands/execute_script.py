@@ -270,8 +270,8 @@ class _Execution:
     ) -> bool:
         """Return whether an earlier command has committed the script at the source.
 
-        After a failover, a different transaction can have the number. In that case the stream
-        delivers the script, or the process reports that the stream lacks the script. Raises
+        After a failover, a different transaction can have the transaction id. In that case the
+        stream delivers the script, or the process reports that the stream lacks the script. Raises
         ScriptError for a script that runs only at the source.
         """
         if record.source_xid is None:

@@ -1,7 +1,7 @@
 """``streamer quarantine``: lists quarantined changes, and stores requests to retry or drop them.
 
 `retry` and `drop` are requests like ``pause`` and ``resume``. A running process carries out a
-request at once, at its place among the changes; a stopped process at the next start.
+request at once, in order with the changes of the table; a stopped process at the next start.
 """
 
 import json

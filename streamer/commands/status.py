@@ -620,9 +620,10 @@ def _find_loss(
 
 
 def runs_at_another_target(source: SourceMapping, record: SourceRecord, slot: Slot) -> bool:
-    """Return whether a process streams, and not to the target that has *record*. Pure.
+    """Return whether a process streams the source to a target other than this target. Pure.
 
-    A process that may write a journal also reads the slot between two attempts.
+    *record*: the source in the bookkeeping of this target. A process that may write a journal also
+    reads the slot between two attempts.
     """
     has_limit = source.max_retained_wal_bytes is not None or slot.safe_wal_bytes is not None
     may_journal = has_limit and source.on_max_retained_wal is OnMaxRetainedWal.SPOOL

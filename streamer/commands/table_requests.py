@@ -82,7 +82,7 @@ async def read_matching(
 def by_name(
     relations: Iterable[RelationRecord],
 ) -> Iterator[tuple[str, str | None, RelationRecord]]:
-    """Yield *relations* as `Scope.select` takes tables."""
+    """Yield *relations* in the form that `Scope.select` expects."""
     return ((relation.source, relation.row_sid, relation) for relation in relations)
 
 
@@ -199,8 +199,9 @@ class SourceKey:
 def _check_gaps(
     asked: Iterable[tuple[Named, RelationRecord]], action: str, options: dict[str, Any] | None
 ) -> None:
-    """Refuse a resync that is impossible, or for which a table needs consent. Raises
-    MappingError.
+    """Refuse a resync that streamer cannot make, or that needs consent to a gap in a table's past.
+
+    Raises MappingError.
     """
     if action != "resync":
         return

@@ -1,6 +1,6 @@
 """``streamer notify``: sends a test message to the webhook of the section ``notify``.
 
-`check` does not, because a message in a chat room is more than a check.
+`streamer check` sends no message, because people in a chat room would see each check.
 """
 
 import uuid

@@ -15,8 +15,8 @@ from streamer.util.lsn import Lsn
 class MassDelete:
     """The rows that a source transaction removes from a table.
 
-    ``lsn``: the position of its commit record. ``commit_time``: the commit time at the source, in
-    ISO 8601. ``skips``: whether an operator wants to skip its deletes; None before a decision.
+    ``lsn``: the position of the commit record. ``commit_time``: the commit time at the source, in
+    ISO 8601. ``skips``: whether an operator wants to skip the deletes; None before a decision.
     """
 
     xid: int

@@ -34,7 +34,7 @@ class Run:
 
 
 _NO_RUNS: Final[deque[Run]] = deque(maxlen=0)
-"""A queue for each lane would take 760 bytes, and most lanes of many never have a transaction."""
+"""Shared by lanes without a transaction: a queue for each of many lanes would take 760 bytes."""
 
 
 class LanePending:

@@ -63,11 +63,13 @@ class Need(enum.Enum):
     them are dropped.
     """
     PART = enum.auto()
-    """A copy of some rows or columns. streamer applies changes up to the copy's point."""
+    """A copy of some rows or columns. streamer applies changes up to the snapshot's position."""
     CHUNKS = enum.auto()
     """The next chunk of a copy. streamer applies changes of rows in earlier chunks."""
     CHUNK = enum.auto()
-    """The chunk of a round. streamer applies changes of earlier chunks up to the round's point."""
+    """A chunk that a round copies now. streamer applies changes of rows in earlier chunks, up to
+    the snapshot's position.
+    """
     REQUEST = enum.auto()
     """A copy that an operator requests: changes are missing, and streamer drops later changes."""
 
@@ -180,7 +182,9 @@ class TableState:
 
     @property
     def drains_to(self) -> Lsn | None:
-        """The position at which the lane stops for a copy that reads at a point; None: at once."""
+        """The position at which the lane stops for a copy. None: the lane stops at once, because
+        the position of the snapshot is not known yet.
+        """
         if self.point is None:
             return None if self.is_read else EVERYTHING
         return self.point

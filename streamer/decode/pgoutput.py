@@ -443,7 +443,7 @@ def as_upserts(payload: bytes, relation: Relation) -> list[bytes]:
         raise cursor.error("wrong number of columns in")
     keys = [number for number, column in enumerate(relation.columns) if column.is_key]
     for number in keys:
-        # The source sends the old key even if a large value of the key is unchanged.
+        # The new row lacks an unchanged TOAST value of the key, and the old key contains the value.
         if new[number] == b"u":
             new[number] = old[number]
     if all(new[number] == old[number] for number in keys):

@@ -411,7 +411,7 @@ class TransactionAssembler:
         yield block
 
     def _forget_unwanted(self) -> None:
-        """Check the mapping again in the next burst, because a table may have joined by then."""
+        """Check the mapping again in the next burst, because a table may be mapped by then."""
         for relid, changes in list(self._opened.items()):
             if isinstance(changes.payloads, _Nowhere):
                 del self._opened[relid]

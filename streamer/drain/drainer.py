@@ -1,12 +1,13 @@
 """Applies the changes of held lanes, carefully and without delaying live lanes.
 
 A drainer task runs for each held lane. A few drainers work at the same time, each on a separate
-connection, in turns (`turn`). A drainer tries a window as a set. If the target rejects it, the
-drainer writes in exact order (`exact_order`), up to the faulty transaction. With quarantine, it
-writes around the faulty changes. A lane with rows in quarantine stays held, because later changes
-of these rows must follow them. The drainer retries a transient error (a lock, a deadlock, a full
-disk) with a back-off. After any other error it retries every few seconds, so the operator only has
-to remove the cause. Once the spool is empty, the lane becomes live again.
+connection, in turns (`lane_turn`). A drainer tries a window as a set. If the target rejects the
+window, the drainer writes in exact order (`exact_order`), up to the faulty transaction. With
+quarantine, the drainer diverts the faulty changes and writes the rest. A lane with rows in
+quarantine stays held, because later changes of these rows must follow. The drainer retries a
+transient error (a lock, a deadlock, a full disk) with a back-off. After any other error the drainer
+retries every few seconds, so the operator only has to remove the cause. Once the spool is empty,
+the lane becomes live again.
 """
 
 import asyncio

@@ -92,8 +92,8 @@ class ExactOrder:
         """Write a transaction of tables that foreign keys connect: try each order that may satisfy
         the keys.
 
-        The order of changes across tables is not known here. As sets, rows are written and removed
-        by the keys. In exact order, one table is written after the other.
+        The window does not contain the order of changes across tables. Sets are written in the
+        order that the foreign keys require. Exact order goes table by table, forward or in reverse.
         """
         writer = self._writer
         single = window.single_transaction(number)

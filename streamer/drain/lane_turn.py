@@ -168,7 +168,8 @@ class Turn:
         if lane.owner.lane_of(request.mapped) is lane:
             await fulfil(request, lane, self._writer, self._planner)
             lane.owner.quarantine_changed(request.mapped)
-        # Otherwise a copy is in progress on a separate lane, which handles the request afterwards.
+        # If a separate lane has the relation, a copy is in progress, and that lane handles the
+        # request afterwards.
         if lane.requests:
             lane.requests.pop(0)
 

@@ -147,8 +147,8 @@ class LargeTransaction:
                 await writer.rollback()
                 await definitions.after_rollback()
             if isinstance(exc, TargetContentionError) and not definitions.has_applied:
-                # A column that a plan had to add waited for this very transaction, which ended.
-                # The next attempt finds the column.
+                # A plan that adds a column to the target waited for a lock of this transaction,
+                # which has ended. Plan again, so that the next attempt finds the column.
                 await self._planner.plans(piece, earlier=touched)
             raise
         self._lane.drained(1)

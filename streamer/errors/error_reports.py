@@ -72,7 +72,7 @@ class ErrorReport:
 @final
 @dataclass(frozen=True, slots=True)
 class TableWait:
-    """The reason why a table waits. ``is_turn``: a copy waits that begins without an operator."""
+    """The reason why a table waits. ``is_turn``: a wait, as for a turn, that needs no operator."""
 
     text: str
     remedy: Remedy | None = None

@@ -144,7 +144,7 @@ def at_target(*statements: str) -> Sql:
 
 
 def then_resync(remedy: Remedy | None, resync: Remedy) -> Remedy:
-    """Return *remedy* and then *resync*. Without steps, *remedy* keeps the rows in sync."""
+    """Return *remedy* and then *resync*; *remedy* alone without steps: no change is lost then."""
     if remedy is None:
         return resync
     return Remedy.of(remedy, "; then ", resync) if remedy.steps else remedy

@@ -42,7 +42,7 @@ def _head(git: Path) -> str | None:
 
 
 _COMMIT: Final = commit()
-"""Read with the module, because the event loop of a process reads no files."""
+"""Read at the import, because the event loop of a process reads no files."""
 
 
 def labels() -> dict[str, str]:

@@ -47,8 +47,8 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        # Requests that do not wait for the answer would keep the connection at work for long.
-        # `Crowd.admit` ends no connection at work.
+        # A client that sends requests without waiting for answers would keep the connection at work
+        # for long. `Crowd.admit` ends no connection at work.
         if self.conn.trailing_data[0]:
             self.transport.close()
         super().on_response_complete()

@@ -141,7 +141,7 @@ def message(notices: Sequence[Notice]) -> dict[str, Any]:
 
 
 def message_id(notices: Sequence[Notice]) -> str:
-    """Return an id that a repeated attempt to deliver *notices* has again."""
+    """Return the id of the message with *notices*; each attempt to deliver repeats the id."""
     told = [[*map(str, notice.state.key), notice.event, notice.state.severity, notice.state.code,
              notice.state.since.isoformat()] for notice in notices]  # fmt: skip
     return f"msg_{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"

@@ -88,7 +88,7 @@ PAGE_OF: Final = {
     ProblemKind.PENDING_DEFINITION: f"{GUIDES}/prepare-target",
     ProblemKind.SEQUENCE: f"{GUIDES}/sequences",
 }
-"""The pages to read about problems without an error, whose code decides otherwise."""
+"""The pages to read by kind. For a problem with an error, the code of the error decides."""
 
 BLOCKING: Final = frozenset(
     {
@@ -228,7 +228,8 @@ def _problem(
 def _continuing(remedy: Remedy | None, code: str | None = None) -> Remedy | None:
     """Add to *remedy* that streamer continues by itself.
 
-    Not if the remedy has a command of streamer, or streamer never retries after errors of *code*.
+    Return *remedy* unchanged if *remedy* has a command of streamer, or if streamer never retries
+    after errors of *code*.
     """
     if (remedy is not None and any(step.action for step in remedy.commands)) or not is_retried(
         code

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """Calls *ring* when work takes too long, and again after each such time.
+    """Calls *ring* when work exceeds a time limit, and repeats the call at that interval.
 
     A piece of work uses the timer of an earlier piece. When that timer fires too early, the object
     sets the timer again for the remaining time. So many short pieces of work cost a single timer.

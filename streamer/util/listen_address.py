@@ -8,7 +8,7 @@ _ALL_ADDRESSES: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 def local_url(listen: str) -> str:
     """Return the URL of a server that listens on ``host:port``, for a client on its machine.
 
-    No client can connect to the address that stands for all addresses of the machine.
+    Some systems refuse a connection to the address that stands for all addresses of the machine.
     """
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")

@@ -25,10 +25,10 @@ async def wait_for_event(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def rest(seconds: float) -> None:
-    """Let the event loop sleep after the present turn, for all tasks.
+    """Let the event loop sleep, with all tasks, after the present iteration.
 
     A wake-up costs more than most work that follows. A single wake-up then handles all that arrived
-    meanwhile: data of sources, and answers of the target. Several rests in a turn overlap.
+    meanwhile: data of sources, and answers of the target. Rests in an iteration overlap.
     """
     asyncio.get_running_loop().call_soon(_sleep_until, time.monotonic() + seconds)
     await asyncio.sleep(0)
@@ -41,7 +41,7 @@ def _sleep_until(moment: float) -> None:
 async def wait_unless_idle(
     event: asyncio.Event, seconds: float, is_idle: Callable[[], bool]
 ) -> bool:
-    """Wait until *event* is set, or until *is_idle* returns False at the end of some *seconds*.
+    """Wait until *event* is set. Every *seconds*, check *is_idle*, and return if False.
 
     Return whether the event is set. A check of an idle object wakes no task, because a process may
     have a thousand sources.
@@ -67,8 +67,8 @@ async def wait_unless_idle(
 
 
 async def in_daemon_thread(function: Callable[[], T]) -> T:
-    """Run a blocking call without a lasting effect. A cancellation leaves the thread, and
-    no end of the process waits for the thread.
+    """Run a blocking call without a lasting effect. A cancellation abandons the thread, and
+    the process can end before the thread does.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()

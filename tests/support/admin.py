@@ -1,4 +1,4 @@
-"""The API in the test's own process, on a real store, with an engine that only remembers."""
+"""The API in the test's own process, on a real store, with an engine that only records mappings."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable

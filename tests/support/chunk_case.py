@@ -82,21 +82,21 @@ class ChunkCase(Kills):
 
     @property
     def unchanged(self) -> str:
-        """The place of a row of the first chunk. The writer never changes this row, but a second
-        copy would.
+        """The xmin and ctid of a row of the first chunk. The writer never changes this row, but a
+        second copy would write a new version.
         """
         return str(self.target.value("select xmin || ' ' || ctid from big where id = 97"))
 
     @property
     def indexes(self) -> list[object]:
-        """The plain indexes of the target that are there."""
+        """The names of the secondary indexes that exist at the target."""
         names = (
             "select relname::text from pg_class where relname in ('big_v', 'big_id_v') order by 1"
         )
         return [name for (name,) in self.target.execute(names)]
 
     def die_writing(self, failpoint: str) -> None:
-        """Write, but not without end, until *failpoint* kills the process."""
+        """Write until *failpoint* kills the process, at most 20 times."""
         writes_max = self.written + 20
         self.die(failpoint, lambda: self.write(int(self.written < writes_max)))
 
@@ -130,7 +130,7 @@ class PartitionedCase(ChunkCase):
         )
 
     def change_partitions(self) -> None:
-        """Change partitions with rows that only later chunks bring."""
+        """Change partitions with rows that only later chunks copy."""
         self.source.execute(
             """
             drop table old;

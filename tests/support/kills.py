@@ -96,9 +96,9 @@ class Kills:
             self._ends(process, failpoint, act)
 
     def die_of(self, failpoint: str, act: Callable[[], object], *, repeats: bool = False) -> None:
-        """Run, *act* as the source streams, and wait until *failpoint* kills the process.
+        """Run, call *act* once the source streams, and wait until *failpoint* kills the process.
 
-        The failpoint may lie in work that the process before has left; *act* follows the death then.
+        If the failpoint is in work that an earlier process left, *act* may follow the death.
         """
         with self.process(failpoint) as process:
 
@@ -124,7 +124,7 @@ class Kills:
         self.outputs.append(process.output)
 
     def part_dies(self, failpoint: str, act: Callable[[], object]) -> None:
-        """Run until the process that copies has died at *failpoint*, *act*, and kill the program."""
+        """Run until the copying process dies at *failpoint*, call *act*, and kill the program."""
         with self.process(failpoint) as process:
             eventually(lambda: "the Spark job is started again" in process.output)
             act()
@@ -191,7 +191,7 @@ class Story:
     """Statements for both sides and for each side, before the first process."""
     rules: str = "t:"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `write_config`."""
+    """Arguments of `write_config`."""
     program: str = PLAIN
     begins: bool = True
     """A process runs until all tables are ready, before the first process dies."""

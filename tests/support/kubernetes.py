@@ -88,7 +88,7 @@ def container_of(workload: Object) -> Object:
 def check_workload(documents: list[Object], kind: str) -> None:
     """Check that the objects fit each other, the image and the program.
 
-    *kind*: of the object that makes the pods.
+    *kind*: the kind of the object that creates the pods.
     """
     for document in documents:
         check_schema(document)

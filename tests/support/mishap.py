@@ -41,7 +41,7 @@ _FIELD: Final = re.compile(r'name="([^"]+)" value="([^"]*)"')
 
 
 def seen_seconds(seconds: float = SEEN_SECONDS) -> float:
-    """Return *seconds* of an idle machine on this machine, with its present work."""
+    """Return *seconds* of an idle machine, scaled by the present load of this machine."""
     return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 

@@ -38,7 +38,7 @@ class Observer:
         self.bookkeeping = Bookkeeping(self.address, "streamer wait")
         self._sources = IdleConnections(math.inf)
         self.questions = 0
-        """That wait for an answer."""
+        """The number of questions that wait for an answer."""
 
     async def wait(self, mapping: Mapping, seconds: float, scope: Scope = ALL) -> str | None:
         """Wait until all present commits are visible; return the remaining obstacle."""

@@ -412,7 +412,7 @@ def _pop_live(idle: list[Connection]) -> Connection | None:
         says_something, _, _ = select.select([connection.fileno()], [], [], 0)
         if not says_something:
             return connection
-        connection.close()  # this can only be the end of the connection
+        connection.close()  # an idle server only reports the end of the session
     return None
 
 

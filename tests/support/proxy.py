@@ -148,7 +148,7 @@ class Proxy:
         self._do(lambda: self._cut_after.update({way: size}))
 
     def lose_answers(self, to: bytes = b"commit\0", times: int = 1) -> None:
-        """End a connection in place of the server's answer to *to*, the next *times*.
+        """End a connection in place of the server's answer to *to*, for the next *times* answers.
 
         The server has done the work by then, but the client gets no answer.
         """

@@ -280,7 +280,7 @@ class Engines:
                 if sql:
                     session.execute(sql)
                 session.close()
-        # Slots are named after it, and other tests of the module have slots on the same server.
+        # Names of slots contain this name: the server also has slots of further tests.
         name = f"shared{next(self._numbers)}"
         engine = Shared(directory / "config.yaml", (source, target), name, cases)
         self.started[cases[0].engine] = engine
@@ -309,7 +309,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path in sharing:
             places[item.path].append(place)
             names: list[str] = item.fixturenames  # type: ignore[attr-defined]
-            # The tests that one function makes have one list.
+            # All parameter sets of a test function share this list.
             if not _shares(item) and "no_engine_runs" not in names:
                 names.insert(0, "no_engine_runs")
     for of_module in places.values():

@@ -1,4 +1,4 @@
-"""`python -m streamer` with a journal whose files and records are small, and a guard that looks often."""
+"""`python -m streamer` with small journal files and records, and a backlog measured often."""
 
 from streamer.cli.main import main
 from streamer.runtime.wal_retention import backlog_guard as backlog

@@ -20,7 +20,7 @@ insert into keyless select g % 10, 'same' from generate_series(1, 2000) g;
 insert into hist select g, 'before' from generate_series(1, 2000) g;
 """
 TO_POINT = {"sync.compared", "sync.at_point"}
-"""Only a copy of the rows that differ reaches these."""
+"""Only a copy of the rows that differ reaches these failpoints."""
 IN_CHUNKS = {"sync.chunk_stored"}
 """Only a copy in chunks reaches this: see test_chunk_kills."""
 STEPS = (
@@ -94,8 +94,8 @@ class Case(Kills):
         self.assert_nothing_left()
 
     def ask_for_resync(self) -> None:
-        """Request all tables, of which none keeps its changes, so that the program makes a new
-        slot.
+        """Request a resync of all tables that skips earlier changes, so that the program makes a
+        new slot.
         """
         self.target.execute(
             "insert into streamer.request (relation_id, action, options)"
@@ -113,7 +113,7 @@ class Case(Kills):
         )
 
     def ask_to_point(self, options: Mapping[str, Any]) -> None:
-        """Request the rows of tables with a key that differ."""
+        """Request a resync with *options* of the tables with a key."""
         self.target.execute(
             "insert into streamer.request (relation_id, action, options)"
             f" select id, 'resync', '{json.dumps(options)}' from streamer.relation"

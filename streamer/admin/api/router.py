@@ -25,8 +25,8 @@ from streamer.observability.http_server import add_routes
 _SCHEMAS: Final = "#/components/schemas/{model}"
 _ERROR_SCHEMA: Final = {"$ref": _SCHEMAS.format(model=api_models.ErrorAnswer.__name__)}
 
-# With a model, FastAPI would build a validator for each status of each route, which takes half of
-# the start.
+# With a model, FastAPI would build a validator for each status of each route. The validators would
+# take half of the time of a start.
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": text, "content": {"application/json": {"schema": _ERROR_SCHEMA}}}
     for status, text in {

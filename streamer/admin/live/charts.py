@@ -19,7 +19,7 @@ Column = Sequence[float | None]
 WIDTH: Final = 240
 HEIGHT: Final = 120
 DOT: Final = 3
-"""The width of a value without a neighbour."""
+"""The length of the short line for a value between two gaps."""
 DRAWN_POINTS: Final = 120
 """The maximum number of points in a line of a picture."""
 SPARK_HEIGHT: Final = 12

@@ -69,7 +69,7 @@ class SeenState:
     verified: dict[tuple[str, str], VerificationRecord] = field(default_factory=dict)
     """The last comparisons, by source and table."""
     removals: dict[tuple[str, str | None], ErrorReport] = field(default_factory=dict)
-    """Why tables have left the stream, by source and table."""
+    """Why streamer no longer streams a table, by source and table."""
     target: dict[str, Any] | None = None
     at: float = 0.0
 

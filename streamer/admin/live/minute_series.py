@@ -107,7 +107,8 @@ class Ring(Generic[S]):
     def totals(self) -> list[Point]:
         """Return time and total of each slot, from the first known slot on.
 
-        A total is the highest first value, and the sums of the second and third values.
+        The total of a slot has the highest first value of all subjects, and the sums of the second
+        and third values.
         The ring keeps the totals, so a call reads only the slots that changed. A thread may
         call this while the event loop adds values, and while another thread calls this.
         """
@@ -305,7 +306,7 @@ def has_values(values: Values) -> bool:
 
 
 def _known(subjects: "list[array[float]]", index: int) -> list[float]:
-    # An unknown value is the only value that differs from itself.
+    # An unknown value is NaN, which does not equal itself.
     return [value for held in subjects if (value := held[index]) == value]
 
 

@@ -33,7 +33,7 @@ class PastError:
     count: int = 1
 
     def equals(self, error: "PastError") -> bool:
-        """Whether *error* has the same place, and the same text except for such figures."""
+        """Whether *error* has this source, table and text, apart from figures such as positions."""
         place, other = (self.source, self.table), (error.source, error.table)
         return place == other and _words(self.text) == _words(error.text)
 

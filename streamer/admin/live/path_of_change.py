@@ -34,8 +34,9 @@ class PathFacts:
     """The facts of this process about changes that the target lacks.
 
     ``undelivered_bytes``: WAL that the sources have not sent. ``undelivered_seconds``: the age of
-    that WAL, without sources whose reader waits for room in the queues. ``is_full``: such a source
-    exists. ``held_tables``: tables whose changes wait for a copy, an operator or the target.
+    that WAL, except WAL of sources whose reader waits for room in the queues. ``is_full``: whether
+    the reader of a source waits for such room. ``held_tables``: tables whose changes wait for a
+    copy, an operator or the target.
     ``waits``: what the workers wait for at the target.
     """
 

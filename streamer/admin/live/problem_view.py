@@ -88,7 +88,7 @@ def _place(problem: Problem) -> str:
 
 
 def _part(part: str | Step, places: dict[str, str | None]) -> Row:
-    """Return a text; or lines to copy, and the database that the lines are for."""
+    """Return a text, or a step as lines to copy with the database in which to run SQL."""
     if isinstance(part, Sql):
         lines = "\n".join(f"{sql};" for sql in part.statements)
         return {"text": "", "lines": lines, "at": places[part.side]}

@@ -306,8 +306,8 @@ class AdminStore:
                     yield self._writer
                     await self._writer.execute("commit")
                 except BaseException:
-                    # The connection runs statements in order, even if no task waits. The final
-                    # rollback has no effect outside a transaction.
+                    # After a cancellation, the connection still runs the statement in progress, and
+                    # then the rollback. Outside a transaction, the rollback has no effect.
                     await self._writer.rollback()
                     raise
 

@@ -536,7 +536,7 @@ def table_pattern(name: str, schema: str | None) -> RelationPattern:
 
 
 def _part(text: str) -> str:
-    """Quote an unquoted part with a dot: a name in its own field is a single part."""
+    """Quote an unquoted name that contains a dot: a field holds a single part of a name."""
     if "." in text and not (len(text) > 1 and text.startswith('"') and text.endswith('"')):
         return '"' + text.replace('"', '""') + '"'
     return text

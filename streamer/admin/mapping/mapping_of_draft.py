@@ -229,7 +229,7 @@ def check_table(fields: Row, settings: Settings) -> None:
     try:
         replaced = replace_all(rule, AllowedNames(settings.admin))
     except LookupError:
-        return  # `apply` reports this error, because the variable may get a value before
+        return  # `apply` reports this error: an operator may still set the variable
     except NotAllowedError as exc:
         raise InvalidError(str(exc), hint=HINT) from None
     key = table_key(fields)

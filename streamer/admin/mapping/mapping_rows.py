@@ -115,7 +115,7 @@ async def fetch_latest(connection: aiosqlite.Connection) -> tuple[int, Content] 
 
 
 async def fetch_users(connection: aiosqlite.Connection) -> list[Row]:
-    """Return the users that were added here, by name."""
+    """Return the users of the mapping database, by name."""
     rows = await connection.execute_fetchall(
         "select name, role, password_hash from user order by name"
     )

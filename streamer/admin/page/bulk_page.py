@@ -142,7 +142,7 @@ def _chosen(
 
 
 def _tables(line: fleet_overview.SourceLine, action: str, state: str) -> int:
-    """Return the number of tables of a source that an act concerns, by the last status."""
+    """Return the number of tables of a source that *action* would change, by the last status."""
     states: dict[str, int] = line.row["states"]
     if state:
         return states.get(state, 0)

@@ -77,7 +77,7 @@ def to_html(text: str, name: str = INDEX, names: Container[str] = ()) -> str:
 
 
 def anchor_of(heading: str) -> str:
-    """Return the anchor that links to a heading have."""
+    """Return the anchor of a heading, as links in the documentation write the anchor."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -100,7 +100,7 @@ def help_address(name: str) -> str:
 def reachable_address(page: str, listen: str | None) -> str:
     """Return an address of *page*, a path under ``/help``, that a person can open here.
 
-    *listen*: host and port of a process on this machine; without a process, a file stores the page.
+    *listen*: host and port of a process on this machine; None: return the path of the page's file.
     """
     if listen is None:
         return str(manual_root() / f"{page.removeprefix(HELP).strip('/')}.md")

@@ -1,8 +1,8 @@
 """Shared by all pages: the user, the CSRF token of a form, error pages, notes after a redirect.
 
-A `PageRoute` checks these before and around every handler, so no page can omit the checks. A change
-is a POST that ends in a redirect. The server stores the note under a random name, which the
-redirect carries, so that no foreign site can put words on the page.
+A `PageRoute` checks the user and the token before every handler, and turns errors into pages. So no
+page can omit the checks. A change is a POST that ends in a redirect. The server stores the note
+under a random name, which the redirect carries, so that no foreign site can put words on the page.
 """
 
 import secrets

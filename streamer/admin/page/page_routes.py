@@ -141,7 +141,7 @@ def _add_assets(app: FastAPI) -> None:
 
 
 def _install_errors(app: FastAPI) -> None:
-    """Answer a browser with a page about a missing or failing page, and a program as before."""
+    """Answer a browser with a page about a missing or failing page; answer programs as before."""
     back = "Go back to the overview."
     for key, status, message, hint in (
         (404, 404, "This page does not exist",

@@ -46,7 +46,7 @@ class TargetCard:
         return TargetView(target, self._server, path_of(self._events.path_facts(*held)))
 
     async def _read(self) -> None:
-        """Read the server, unless a recent result exists; keep the last result if that fails."""
+        """Read the server, unless a recent result exists; after a failure, keep the last result."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 self._server = await self._service.server_of_target()

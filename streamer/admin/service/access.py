@@ -280,7 +280,7 @@ class Access:
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() == "bearer":
             sent = token.strip()
-            # streamer always accepts a correct token: its sender has no need to guess.
+            # Accept a correct token even from a throttled address: the limit stops only guesses.
             if _is_same(sent, self._settings.token):
                 return UserIdentity("token", Role.ADMIN)
             if _is_same(sent, self._settings.viewer_token):

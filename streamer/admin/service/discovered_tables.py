@@ -63,7 +63,7 @@ def discovered(
 
 
 def _obstacle(seen: SeenTable) -> str | None:
-    """Return why the page offers no choice; an extension's table needs its exact name."""
+    """Return why the page does not offer a table. Patterns match no table of an extension."""
     if seen.extension is not None and seen.obstacle is None:
         return f"part of the extension {seen.extension}"
     return seen.obstacle

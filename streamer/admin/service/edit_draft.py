@@ -45,8 +45,8 @@ async def set_source(
 ) -> Row:
     """Change the url, password or settings of *sid*, or settings of its database.
 
-    *settings*: ``name=YAML``. Without *sid*, a name that both have is a setting of the database.
-    Return the url, or the database if only its settings change. Raises AdminError.
+    *settings*: ``name=YAML``. Without *sid*, a setting that urls and databases share applies to
+    the database. Return the url, or the database if only its settings change. Raises AdminError.
     """
     group = await _database(client, database)
     of_url: Row = {} if url is None else {"url": url}

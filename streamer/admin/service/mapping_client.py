@@ -66,7 +66,7 @@ class MappingClient(Protocol):
 
 
 class RemoteClient:
-    """Asks the process that runs."""
+    """Sends the operations to the running process."""
 
     def __init__(self, url: str, token: Secret | None) -> None:
         self._url = url.rstrip("/")

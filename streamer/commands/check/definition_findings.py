@@ -52,9 +52,9 @@ _MADE_BY: Final = {
 def check_calls(
     facts: SourceFacts, target: TargetFacts, *, create_tables: bool
 ) -> Iterable[Finding]:
-    """Name the expressions, as the source shows them, for which missing tables and types will wait.
+    """Name the expressions for whose calls missing tables and types need an operator's consent.
 
-    The target checks the expressions again, with its own functions.
+    The facts come from the source. The target checks the expressions again, with its own functions.
     """
     if not create_tables:
         return

@@ -19,7 +19,7 @@ from streamer.source.connection import Connection, fetch_one
 
 INTEGERS: Final = ("smallint", "integer", "bigint")
 LOCK_SECONDS: Final = 2
-# A key without rows counts as the next value of its sequence.
+# For an empty table, the last value of the sequence, or else its start value, counts as the key.
 _RANGE_SQL: Final = """
 select coalesce(k.first, s.value) as first, coalesce(k.last, s.value) as last,
        s.step, s.value
@@ -52,7 +52,7 @@ class IntegerKeys:
         return remainders.pop() if len(remainders) == 1 else None
 
     def may_meet(self, other: "IntegerKeys") -> bool:
-        """Whether nothing proves that the keys of both differ."""
+        """Whether both tables may have equal keys, judged by ranges and remainders."""
         if self.last < other.first or other.last < self.first:
             return False
         is_stepped = self.remainder is not None and other.remainder is not None

@@ -105,7 +105,7 @@ def _check_standby_as_source(place: Place, facts: SourceFacts) -> Iterable[Findi
 
 
 def _check_primary(place: Place, facts: SourceFacts) -> Iterable[Finding]:
-    """Whether the standbys would have the slot, and receive each change before the target."""
+    """Whether standbys receive each change before the target, and would keep the slot."""
     listed = facts.replication.get("synchronized_standby_slots", "")
     physical = [
         name for standby in facts.standbys if (name := standby.settings.get("primary_slot_name"))

@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a problem; without a source the place *other*, without an object the server."""
+    """The place of a problem.
+
+    ``source``: the label of the source; None for the target, or for *other*. ``object``: a table,
+    for example; None for the server as a whole.
+    """
 
     source: str | None = None
     object: str | None = None
@@ -118,11 +122,11 @@ class Finding:
     code: str | None = None
     """The code of the error with which `run` would stop, if the check met that error."""
     page: str | None = None
-    """The address of the page to read, if neither code nor place decides."""
+    """The path of the manual page to read, if neither code nor place decides."""
 
     @property
     def runbook(self) -> str | None:
-        """The address of the page to read, on the page; None for mere information.
+        """The path of the manual page to read; None for mere information.
 
         A guide shows how to prepare a server or a rule; a runbook belongs to an error.
         """

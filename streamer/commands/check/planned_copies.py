@@ -72,7 +72,7 @@ def plan_copies(
             continue
         is_utf8 = target is None or target.server.encoding == "UTF8"
         bytewise = facts.bytewise if is_utf8 else {}
-        # `run` orders by the statistics, also where the size is known otherwise.
+        # `run` orders by the statistics, even if the check has measured the size of a table.
         relations.sort(key=lambda r: (-mappings[r.name].rule.priority, r.size_bytes, str(r.name)))
         tables = []
         for relation in relations:

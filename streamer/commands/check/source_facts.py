@@ -51,7 +51,7 @@ from streamer.source.timeline_branches import KnownPlace
 from streamer.target.foreign_functions import CALLS_SQL, ForeignCall, calls_parameters
 
 READ_SECONDS: Final = 60.0
-"""Catalogs answer at once; a slower query waits for a lock on a table."""
+"""A query of the catalogs takes milliseconds; a slower query waits for a lock on a table."""
 LONG_SECONDS: Final = 5.0
 """The check reports a transaction that has run for longer: a new slot would wait for its end."""
 
@@ -75,7 +75,7 @@ class Usage:
     may_beat: bool = True
     """Whether streamer's role may commit heartbeats."""
     server_started: str = ""
-    """When the server started: a copy of a server has the same system identifier."""
+    """The start time, because a server and a copy of it share the system identifier."""
     is_synchronous: bool = False
     """Whether commits there wait for streamer."""
 
@@ -153,7 +153,7 @@ class SourceFacts:
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Rows and bytes of tables without statistics, by OID. `run` does not know these sizes."""
     with_large_values: frozenset[int] = frozenset()
-    """The OIDs of tables with expressions that have values outside of their rows."""
+    """The OIDs of tables whose rule has expressions, and whose TOAST table has values."""
     key_ranges: dict[RelationName, IntegerKeys] = field(default_factory=dict)
     """The keys of tables whose rule says `keys: disjoint`."""
     usable_namespaces: frozenset[str] = frozenset()
@@ -168,7 +168,7 @@ class SourceFacts:
     definitions: dict[RelationName, TableDefinition] = field(default_factory=dict)
     """The definitions of tables whose rule has a `create` beyond columns."""
     calls: list[ForeignCall] = field(default_factory=list)
-    """Functions in expressions that the target will not run, if it resolves names as the source."""
+    """Calls in expressions that the target will refuse, if names have the same meaning there."""
     publications: dict[str, Publication] = field(default_factory=dict)
     open_transactions: list[OpenTransaction] = field(default_factory=list)
     prepared_transactions: list[PreparedTransaction] = field(default_factory=list)

@@ -127,7 +127,7 @@ class TargetFacts:
     sources: dict[str, SourceRecord] = field(default_factory=dict)
     relations: dict[tuple[str, str], RelationRecord] = field(default_factory=dict)
     filled: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
-    """The columns of a source by number, as of the last copy of a table; by source and table."""
+    """The number of each source column as of the last copy of a table, by source and table."""
     removed: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Tables of removed sources: see `read_removed`."""
     former_rows: frozenset[tuple[int, str, str, str | None]] = frozenset()

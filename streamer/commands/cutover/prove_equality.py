@@ -188,8 +188,8 @@ class Equality:
             mappings = await self.mappings(plain)
             names = [mapping.source for mapping in mappings]
             targets = [mapping.target for mapping in mappings]
-            # This read comes first, so that later counts include the changes of a session that is
-            # not late.
+            # This query comes first. The counters below then include the changes of every session
+            # that the query does not report.
             is_late = (await fetch_one(plain, late_sql(stopped_at).encode()))["late"]
             is_late = is_late or await target.fetch_value(late_sql(None))
             source_server = await fetch_one(plain, server_sql().encode())

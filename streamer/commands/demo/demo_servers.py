@@ -156,7 +156,7 @@ class Stage:
         return tables
 
     def check_streamer(self) -> None:
-        """Raises DemoError with the last lines of the log after the program ends."""
+        """Raise DemoError, with the last lines of the log, if the program has ended."""
         if self._process is not None and self._process.poll() is not None:
             raise DemoError(
                 f"`streamer run` ended with exit code {self._process.returncode}: "

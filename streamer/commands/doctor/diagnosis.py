@@ -74,7 +74,7 @@ def _empty_mapping(
 def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Finding]:
     """Return the problems of the status, and the problems that only a check finds; the worst first.
 
-    A check meets the cause of a stopped source or table too. All screens use the words and the
+    A check also finds the cause of a stopped source or table. All screens use the words and the
     remedy of the status for that cause. Where this remedy is `streamer check`, the statements of
     the check replace it. Pure.
     """

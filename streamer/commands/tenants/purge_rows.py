@@ -175,7 +175,7 @@ async def _read_purges(bookkeeping: Bookkeeping, database: str, sid: str) -> lis
 
 
 async def _write_as_workers_do(target: TargetConnection) -> None:
-    """Delete rows without firing foreign keys and triggers, if the role may."""
+    """Keep the deletes from firing foreign keys and triggers, if the role has the privilege."""
     try:
         await target.execute("set session_replication_role = replica")
     except TargetRejectedError:
@@ -273,7 +273,7 @@ async def _purge_table(
                     is_last = not step.repeats or not deleted
                     position = step.next_block if is_last else first
                     await move_purge(target, record, deleted, position, blocks)
-                    # A relation that joins after this check copies rows that the DELETE misses.
+                    # A relation that is mapped after this check copies rows that the DELETE misses.
                     await _refuse_mapped(target, record.database, record.sid)
                 count += deleted
                 failpoint("purge.stored")
@@ -281,7 +281,7 @@ async def _purge_table(
                 if is_last:
                     break
         async with _under(fence, target):
-            # A program may have moved a row to a finished block.
+            # An UPDATE of a program may have moved a row to a finished block.
             if not await holds_rows(target, relation.name, record.sid):
                 await finish_purge(target, record)
                 break

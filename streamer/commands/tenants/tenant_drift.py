@@ -53,15 +53,15 @@ class TenantTable:
 
     @property
     def name(self) -> str:
-        """The name of the table at all tenants. If a rule gives the rows their sid, the name in
-        that rule.
+        """The name of the table at all tenants: the name at the source, or the pattern of a rule
+        with a sid.
         """
         rule = self.mapping.rule
         return str(self.mapping.source if rule.sid is None else rule.pattern)
 
     @property
     def items(self) -> dict[Item, str]:
-        """The definitions of the table's items. Tenants that are schemas differ in the schema."""
+        """The definitions of the table's items, without the schema of a tenant that is a schema."""
         items = items_of(self.definition)
         if self.mapping.rule.sid is None or self.definition is None:
             return items

@@ -13,7 +13,7 @@
   const NEAR_PIXELS = 6; // the distance at which the cursor shows the text of a mark
   const FORMS = { latency, rate, size };
   const POWERS = Array.from({ length: 50 }, (_, n) => 2 ** n); // the steps of an axis of bytes
-  const TENTHS = Array.from({ length: 12 }, (_, n) => [1, 2, 5].map((step) => step * 10 ** (n - 1))).flat(); // of rates: the text has one decimal
+  const TENTHS = Array.from({ length: 12 }, (_, n) => [1, 2, 5].map((step) => step * 10 ** (n - 1))).flat(); // the steps of an axis of rates; the texts have a decimal
   const LINES = ["--accent", "--quiet", "--ink"];
   const MARKS = { restart: "--quiet", error: "--bad", copy: "--busy" };
 
@@ -62,10 +62,10 @@
         if (!response.ok) return;
         fresh = await response.json();
       } catch {
-        return; // the connection says that the server is away
+        return; // the page already shows that the server does not answer
       }
       const { times } = this.columns;
-      if ((times.at(-1) || 0) !== newest) return; // another answer was faster
+      if ((times.at(-1) || 0) !== newest) return; // a later request got its answer first
       const again = times.findIndex((at) => at > since);
       if (again >= 0) for (const values of Object.values(this.columns)) values.length = again;
       const oldest = Date.now() / 1000 - KEPT_SECONDS;

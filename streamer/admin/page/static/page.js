@@ -116,17 +116,17 @@ async function refresh() {
       for (const part of parts) for (const old of by("live", part.dataset.live)) Idiomorph.morph(old, part, { callbacks });
       if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
       if (fresh.title) document.title = fresh.title;
-      // Another process has other tokens.
+      // A page of a different process has a different token.
       const token = fresh.querySelector("input[name=csrf]");
       if (token) for (const input of $("input[name=csrf]")) input.value = token.value;
       addCopyButtons();
       showTools();
       drawRates();
     } else if (response.ok || response.status === 404) {
-      location.reload(); // it is another page now
+      location.reload(); // the address shows a different page now
     }
   } catch {
-    // The connection says that the server is away.
+    // The page already shows that the server does not answer.
   } finally {
     refreshing = false;
     refreshedAt = Date.now();
@@ -137,12 +137,12 @@ async function refresh() {
   }
 }
 
-// A wall of many sources has its figures from the page alone: it asks for brief events.
+// The fleet overview takes its figures from the page alone, so the script requests brief events.
 const isBrief = $("[data-brief]").length > 0;
 const AGAIN_MS = isBrief ? 5000 : 2000;
 
 function soon() {
-  // Not more than once in this time, however much happens.
+  // Refresh at most once in this time, for any number of events.
   const wait = Math.max(SOON_MS, AGAIN_MS - (Date.now() - refreshedAt));
   refreshTimer ||= setTimeout(refresh, wait);
 }
@@ -320,7 +320,7 @@ for (const form of $("form[data-slow]")) {
   form.addEventListener("submit", (event) => {
     const button = event.submitter;
     if (!button) return;
-    // After sending the form: a disabled button does not send its value.
+    // Disable the button after the form is sent: a disabled button does not send its value.
     setTimeout(() => {
       button.disabled = true;
       button.textContent = form.dataset.slow;
