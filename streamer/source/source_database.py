@@ -32,5 +32,5 @@ def require_same_database(
         raise SourceDatabaseError(
             f"the url of {source.label} leads to database {names[str(database_oid)]} instead of "
             f"{names[stored_oid]}",
-            hint="correct the url",
+            hint="correct the url, and reload the mapping (SIGHUP or `streamer apply`)",
         )

@@ -9,6 +9,7 @@ from streamer.commands.execute_script import Script, execute
 from streamer.commands.status import read_report
 from streamer.commands.teardown import teardown
 from streamer.errors.error_classes import SourceDatabaseError
+from streamer.errors.remedies import CONTINUES
 from streamer.report.problems import ProblemKind
 from streamer.target.connection import TargetAddress
 from tests.support.comparing import Compare
@@ -18,6 +19,7 @@ from tests.support.streamer import MakeStreamer, write_config
 TABLE = "create table t (id int, sid text, v text, primary key (sid, id))"
 RULES = "t: {initial: none}"
 SLOTS = "select slot_name, database::text from pg_replication_slots order by 1"
+CORRECT = "correct the url, and reload the mapping (SIGHUP or `streamer apply`)"
 TOLD = "the url of shop:{} leads to database {} instead of {}"
 
 
@@ -55,12 +57,12 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             assert {(each.kind, each.text) for each in problems} == {
                 (ProblemKind.SOURCE, text) for text in told
             }
-            assert {str(each.remedy) for each in problems} == {"correct the url"}
+            assert {str(each.remedy) for each in problems} == {f"{CORRECT}; {CONTINUES}"}
             items = problems_for_operator([status.to_json() for status in report.sources])
             assert [item["buttons"] for item in items] == [[], []]
             assert not any(part["lines"] for item in items for part in item["remedy"])
             assert {reason["error"] for reason in streamer.engine.readiness()} == {
-                f"{text}; correct the url" for text in told
+                f"{text}; {CORRECT}" for text in told
             }
             found = (await check(streamer.settings, streamer.mapping)).findings
             about = [each for each in found if each.place.source is not None]
@@ -86,7 +88,7 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             tenant = [each for each in sources if each.sid == "s00"]
             spools = streamer.settings.spool.path
             (result,) = await teardown(address, tenant, spools, actor="test")
-            assert str(result.error) == f"{TOLD.format('s00', two, one)}; correct the url"
+            assert str(result.error) == f"{TOLD.format('s00', two, one)}; {CORRECT}"
             assert source.execute(SLOTS) == slots
             assert other.value("select count(*) from pg_publication") == 2
             assert target.value("select count(*) from streamer.relation") == 2

@@ -48,15 +48,18 @@ async def test_a_crashing_process_waits(tmp_path: Path, monkeypatch: pytest.Monk
     assert jobs(tmp_path) == []
 
 
+@pytest.mark.parametrize("has_own_group", [False, True])
 async def test_a_process_that_never_ran_leaves_no_open_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_own_group: bool
 ) -> None:
-    """The JVM keeps the driver's standard error, and ends later than the driver."""
+    """The JVM, and the daemon of its Python workers, have the driver's standard error."""
     (tmp_path / "driver.py").write_text(
         "import subprocess, sys\n"
-        "child = 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True);'\n"
-        "child += 'signal.pause()'\n"
-        "jvm = subprocess.Popen([sys.executable, '-c', child], stdout=subprocess.PIPE)\n"
+        "child = 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);'\n"
+        "child += 'print(1, flush=True); signal.alarm(20); signal.pause()'\n"
+        "arguments = [sys.executable, '-c', child]\n"
+        f"group = dict(start_new_session={has_own_group})\n"
+        "jvm = subprocess.Popen(arguments, stdout=subprocess.PIPE, **group)\n"
         "jvm.stdout.readline()\n"
         "print('{}', flush=True)\n"
         "sys.stdin.read()\n"
@@ -66,13 +69,16 @@ async def test_a_process_that_never_ran_leaves_no_open_pipe(
     monkeypatch.setattr(launcher_module, "STOP_SECONDS", 0.5)
     launcher = SparkLauncher("local[1]", 1, tmp_path)
     await launcher.start()
-    process = launcher._process
+    process, transport = launcher._process, launcher._transport
     assert process is not None
     assert process.stdout is not None
-    assert process.stderr is not None
+    assert transport is not None
     await process.stdout.readline()
     await launcher.stop()
-    assert process.stderr.at_eof()
+    assert transport.is_closing()
+    pipe = transport.get_pipe_transport(2)
+    assert pipe is not None
+    assert pipe.is_closing()
 
 
 async def test_a_job_that_is_given_up_while_its_file_is_written_leaves_no_file(

@@ -15,7 +15,7 @@ import json
 import os
 import signal
 import sys
-from asyncio.subprocess import create_subprocess_exec
+from asyncio.subprocess import Process, SubprocessStreamProtocol, create_subprocess_exec
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,7 +62,8 @@ class SparkLauncher:
         self._allow_insecure = allow_insecure
         self.directory = directory
         """The directory for the files of jobs, which contain connection strings."""
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
         self._messages: list[str] = []
         self._listener: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
@@ -177,16 +178,18 @@ class SparkLauncher:
             arguments.append("--allow-insecure")
         self._last_error = None
         log.info("starting Spark", master=self._master)
-        self._process = await create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        self._transport, protocol = await loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(_LINE_BYTES_MAX, loop),
             sys.executable,
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
-            limit=_LINE_BYTES_MAX,
             env=_environment(self._master),
         )
+        self._process = Process(self._transport, protocol, loop)
         assert self._process.stderr is not None
         self._messages = []
         self._listener = asyncio.create_task(
@@ -227,7 +230,7 @@ class SparkLauncher:
                 os.killpg(process.pid, signal.SIGKILL)
             await ended
 
-    async def _follow(self, process: asyncio.subprocess.Process) -> bool:
+    async def _follow(self, process: Process) -> bool:
         """Read events until the process ends or has been idle for long; return whether it has been
         idle.
         """
@@ -241,7 +244,7 @@ class SparkLauncher:
             self._idle = None
         return False
 
-    async def _read_events(self, process: asyncio.subprocess.Process) -> None:
+    async def _read_events(self, process: Process) -> None:
         assert process.stdout is not None
         while line := await process.stdout.readline():
             with contextlib.suppress(ValueError):  # a line of Spark, not an event
@@ -286,6 +289,7 @@ class SparkLauncher:
         if not self._waiting:
             self._requested.clear()
         assert self._listener is not None
+        assert self._transport is not None
         # The JVM outlives the driver, and keeps the pipe open. The last message in the pipe shows
         # why the process ended.
         ended = [asyncio.create_task(process.wait(), name="spark-exit"), self._listener]
@@ -297,6 +301,7 @@ class SparkLauncher:
                 break
         for task in ended:
             task.cancel()
+        self._transport.close()  # the daemon of the Python workers has a group of its own
 
 
 def _environment(master: str) -> dict[str, str]:
