@@ -62,7 +62,7 @@ async def test_swapped_urls_of_two_databases_name_both_and_offer_nothing_else(
             assert [item["buttons"] for item in items] == [[], []]
             assert not any(part["lines"] for item in items for part in item["remedy"])
             assert {reason["error"] for reason in streamer.engine.readiness()} == {
-                f"{text}; {CORRECT}" for text in told
+                f"{text}; {CORRECT}; {CONTINUES}" for text in told
             }
             found = (await check(streamer.settings, streamer.mapping)).findings
             about = [each for each in found if each.place.source is not None]
