@@ -71,9 +71,9 @@ STOPPING_SECONDS: Final = 1.0
 """`IDLE_SECONDS` for a pipeline that stops at a position."""
 REST_SECONDS_MAX: Final = 0.004
 """The longest pause between two reads of a stream with few messages."""
-LARGE_BURST_FRAMES: Final = 200
-LARGE_BURST_REST_SECONDS: Final = 0.03
-"""The pause after a burst of at least `LARGE_BURST_FRAMES` messages.
+FAST_STREAM_RATE: Final = 20_000
+FAST_STREAM_REST_SECONDS: Final = 0.03
+"""The pause of a stream with at least `FAST_STREAM_RATE` messages a second.
 
 The walsender sends each message separately. While TCP's window is closed, the kernel joins messages
 to large segments, and each message costs the walsender less. Larger bursts make larger target
@@ -297,7 +297,7 @@ class Pipeline:
     async def _read(self, session: Session) -> None:
         stream, dispatcher, tables = session.stream, session.dispatcher, session.tables
         budget = session.services.budget
-        used, is_first = time.thread_time(), True
+        used, rested_at, is_first = time.thread_time(), time.monotonic(), True
         while True:
             try:
                 burst = stream.read()
@@ -336,12 +336,14 @@ class Pipeline:
                 or (is_first and not dispatcher.is_between_transactions)  # the rest comes at once
             ):
                 before, used = used, time.thread_time()
+                rate = count / (time.monotonic() - rested_at)
+                rested_at = time.monotonic()
                 seconds = REST_TIMES * (used - before)
                 if seconds < REST_SECONDS_MAX:
                     await rest(seconds)
                 else:
-                    is_large = count >= LARGE_BURST_FRAMES
-                    await asyncio.sleep(LARGE_BURST_REST_SECONDS if is_large else REST_SECONDS_MAX)
+                    is_fast = rate >= FAST_STREAM_RATE
+                    await asyncio.sleep(FAST_STREAM_REST_SECONDS if is_fast else REST_SECONDS_MAX)
             else:
                 is_first = not count
                 await stream.wait_readable()
