@@ -15,6 +15,7 @@ from streamer.errors.remedies import Remedy, at_target
 from streamer.mapping.relation_names import RelationName
 from streamer.mapping.rule_options import TableType
 from streamer.mapping.rules import RelationMapping
+from streamer.postgres.named_relations import NAMED_RELATION
 from streamer.postgres.quoting import quote_identifier, quote_qualified
 from streamer.target.connection import Record, TargetConnection
 
@@ -113,9 +114,9 @@ from pg_catalog.pg_database d left join pg_catalog.pg_namespace n on n.nspname =
 where d.datname = pg_catalog.current_database()
 """
 _TABLES_SQL: Final = f"""
-select w.number, n.nspname::text as namespace, c.relname::text as name,
-       pg_catalog.has_schema_privilege(n.oid, 'usage') as may_use,
-       pg_catalog.has_schema_privilege(n.oid, 'create') as may_create,
+select w.number, w.namespace, w.name,
+       pg_catalog.has_schema_privilege(c.relnamespace, 'usage') as may_use,
+       pg_catalog.has_schema_privilege(c.relnamespace, 'create') as may_create,
        pg_catalog.pg_has_role(c.relowner, 'usage') as is_owned,
        {MISSING_SQL} as missing,
        {HIDES_ROWS_SQL} as hides_rows,
@@ -139,8 +140,7 @@ select w.number, n.nspname::text as namespace, c.relname::text as name,
               where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
                 and not pg_catalog.has_type_privilege(e.oid, 'usage')) as types
 from unnest($1::text[], $2::text[]) with ordinality as w (namespace, name, number)
-join pg_catalog.pg_namespace n on n.nspname = w.namespace
-join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = w.name
+cross join {NAMED_RELATION} c
 where c.relkind in ('r', 'p')
 order by w.number
 """

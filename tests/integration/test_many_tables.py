@@ -22,7 +22,7 @@ from streamer.source.connection import Connection, connection
 from streamer.source.guarded_identities import IDENTITIES_SQL
 from streamer.source.slot_and_publications.guard_query import read_guard_facts
 from streamer.source.tables import attached_partitions, rewritten_tables
-from streamer.target import catalog, foreign_key_groups
+from streamer.target import catalog, foreign_key_groups, missing_grants
 from streamer.target.connection import TargetAddress, TargetConnection
 from tests.support.postgres import Database
 from tests.support.streamer import MakeStreamer
@@ -179,6 +179,7 @@ LIKE_NAMED: list[tuple[str, str]] = [
     ("indexes", foreign_key_indexes._LEFTOVERS_SQL.replace("$3", "'none'")),
     ("target", catalog._RELATION_SQL),
     ("check", target_facts._TABLES_SQL),
+    ("privileges", missing_grants._TABLES_SQL),
 ]
 
 

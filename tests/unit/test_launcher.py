@@ -69,14 +69,13 @@ async def test_a_process_that_never_ran_leaves_no_open_pipe(
     monkeypatch.setattr(launcher_module, "STOP_SECONDS", 0.5)
     launcher = SparkLauncher("local[1]", 1, tmp_path)
     await launcher.start()
-    process, transport = launcher._process, launcher._transport
-    assert process is not None
-    assert process.stdout is not None
-    assert transport is not None
-    await process.stdout.readline()
+    driver = launcher._driver
+    assert driver is not None
+    assert driver.process.stdout is not None
+    await driver.process.stdout.readline()
     await launcher.stop()
-    assert transport.is_closing()
-    pipe = transport.get_pipe_transport(2)
+    assert driver.transport.is_closing()
+    pipe = driver.transport.get_pipe_transport(2)
     assert pipe is not None
     assert pipe.is_closing()
 
@@ -131,14 +130,14 @@ async def test_the_process_ends_after_its_last_job_and_a_job_that_is_given_up_is
 
     for first in (True, False):  # the second time in a separate process
         await launcher.submit({})
-        process = launcher._process
-        assert process is not None
+        assert launcher._driver is not None
+        process = launcher._driver.process
         lasting = asyncio.create_task(launcher.submit({"lasts": True}))
         await until(lambda: seen.read_text().endswith("run\nrun\n"))
         lasting.cancel()
         await until(lambda: seen.read_text().endswith("cancel\n"))
         await until(lambda process=process: process.returncode is not None)  # type: ignore[misc]
-        assert launcher._process is None
+        assert launcher._driver is None
         assert first or seen.read_text().count("cancel") == 2
     running.cancel()
     await asyncio.wait([running])
@@ -157,19 +156,19 @@ async def test_a_process_starts_before_its_first_job_and_ends_if_none_comes(
     launcher = SparkLauncher("local[1]", 1, tmp_path)
     running = asyncio.create_task(launcher.run())
     launcher.prepare()
-    await until(lambda: launcher._process is not None)
-    process = launcher._process
-    assert process is not None
+    await until(lambda: launcher._driver is not None)
+    driver = launcher._driver
+    assert driver is not None
     await launcher.submit({})
-    assert launcher._process is process
+    assert launcher._driver is driver
     began = time.monotonic()
-    await process.wait()
+    await driver.process.wait()
     assert time.monotonic() - began > 1.0
     launcher.prepare()
-    await until(lambda: launcher._process not in (None, process))
-    second = launcher._process
+    await until(lambda: launcher._driver not in (None, driver))
+    second = launcher._driver
     assert second is not None
-    await second.wait()
+    await second.process.wait()
     running.cancel()
     await asyncio.wait([running])
 
@@ -183,17 +182,17 @@ async def test_a_process_that_starts_before_the_task_takes_the_jobs_of_the_task(
     monkeypatch.setattr(launcher_module, "choose_environment", dict)
     launcher = SparkLauncher("local[1]", 1, tmp_path)
     await launcher.start()
-    process = launcher._process
-    assert process is not None
+    driver = launcher._driver
+    assert driver is not None
     early = asyncio.create_task(launcher.submit({}))
     running = asyncio.create_task(launcher.run())
     await early
     await launcher.submit({})
-    assert launcher._process is process
+    assert launcher._driver is driver
     assert (tmp_path / "early.py.log").read_text() == "run\nrun\n"
     running.cancel()
     await asyncio.wait([running])
-    assert process.returncode is not None
+    assert driver.process.returncode is not None
 
 
 def test_the_process_and_the_archive_end_within_half_a_minute_of_the_last_copy() -> None:

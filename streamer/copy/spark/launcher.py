@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process, SubprocessStreamProtocol, create_subprocess_exec
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +45,39 @@ CRASH_SECONDS_MAX: Final = 30.0
 _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
+@dataclass(eq=False, slots=True)
+class _Driver:
+    """A running process, and the task that reads ``messages`` from its standard error."""
+
+    process: Process
+    transport: asyncio.SubprocessTransport
+    messages: list[str] = field(default_factory=list)
+    listener: asyncio.Task[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.process.stderr is not None
+        self.listener = asyncio.create_task(
+            _keep_last(self.process.stderr, self.messages), name="spark-stderr"
+        )
+
+    async def end(self) -> None:
+        """End the process group: first with SIGTERM, then with SIGKILL."""
+        # The JVM outlives the driver, and keeps the pipe open. The last message in the pipe shows
+        # why the process ended.
+        ended = [asyncio.create_task(self.process.wait(), name="spark-exit"), self.listener]
+        try:
+            for sent in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, sent)
+                _, running = await asyncio.wait(ended, timeout=STOP_SECONDS)
+                if not running:
+                    break
+        finally:
+            for task in ended:
+                task.cancel()
+            self.transport.close()  # the daemon of the Python workers has a group of its own
+
+
 class SparkLauncher:
     """The Spark process of streamer. `run` is the owner's task; any task may call `submit`."""
 
@@ -62,10 +96,7 @@ class SparkLauncher:
         self._allow_insecure = allow_insecure
         self.directory = directory
         """The directory for the files of jobs, which contain connection strings."""
-        self._process: Process | None = None
-        self._transport: asyncio.SubprocessTransport | None = None
-        self._messages: list[str] = []
-        self._listener: asyncio.Task[None] | None = None
+        self._driver: _Driver | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._requested = asyncio.Event()
         self._idle: asyncio.Timeout | None = None
@@ -122,8 +153,8 @@ class SparkLauncher:
             self._set_idle()
 
     def _send(self, command: str, path: str) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(f"{command} {path}\n".encode())
+        if self._driver is not None and self._driver.process.stdin is not None:
+            self._driver.process.stdin.write(f"{command} {path}\n".encode())
 
     def _set_idle(self) -> None:
         """Set the idle timeout, which begins at the end of the last job."""
@@ -153,17 +184,18 @@ class SparkLauncher:
             self._fail_waiting(SparkJobError(obstacle.problem, hint=obstacle.fix))
             self._requested.clear()  # until a submitter asks again
             return False
-        if self._process is None:
+        if self._driver is None:
             await self._begin_process()
             for path in self._waiting:
                 self._send("run", path)
-        assert self._process is not None
+        assert self._driver is not None
+        messages = self._driver.messages
         is_idle = False
         try:
-            is_idle = await self._follow(self._process)
+            is_idle = await self._follow(self._driver.process)
         finally:
             await self.stop()
-            words = self._last_error or (self._messages[-1] if self._messages else "no message")
+            words = self._last_error or (messages[-1] if messages else "no message")
             # The next process runs a job that came at the last moment.
             error = SparkJobError(f"the Spark process ended: {words}")
             failed = not is_idle and self._fail_waiting(error)
@@ -179,7 +211,7 @@ class SparkLauncher:
         self._last_error = None
         log.info("starting Spark", master=self._master)
         loop = asyncio.get_running_loop()
-        self._transport, protocol = await loop.subprocess_exec(
+        transport, protocol = await loop.subprocess_exec(
             lambda: SubprocessStreamProtocol(_LINE_BYTES_MAX, loop),
             sys.executable,
             *arguments,
@@ -189,12 +221,7 @@ class SparkLauncher:
             start_new_session=True,
             env=_environment(self._master),
         )
-        self._process = Process(self._transport, protocol, loop)
-        assert self._process.stderr is not None
-        self._messages = []
-        self._listener = asyncio.create_task(
-            _keep_last(self._process.stderr, self._messages), name="spark-stderr"
-        )
+        self._driver = _Driver(Process(transport, protocol, loop), transport)
 
     def _fail_waiting(self, error: SparkJobError) -> bool:
         """Fail the waiting jobs because their process has ended; return whether there were any."""
@@ -281,27 +308,14 @@ class SparkLauncher:
             waiting.set_exception(SparkJobError(f"the Spark job failed: {event['error']}"))
 
     async def stop(self) -> None:
-        """End the process group: first with SIGTERM, then with SIGKILL."""
-        process, self._process = self._process, None
+        """End the process, if any."""
+        driver, self._driver = self._driver, None
         self._is_ready = self.is_starving = False
-        if process is None:
+        if driver is None:
             return
         if not self._waiting:
             self._requested.clear()
-        assert self._listener is not None
-        assert self._transport is not None
-        # The JVM outlives the driver, and keeps the pipe open. The last message in the pipe shows
-        # why the process ended.
-        ended = [asyncio.create_task(process.wait(), name="spark-exit"), self._listener]
-        for sent in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, sent)
-            _, running = await asyncio.wait(ended, timeout=STOP_SECONDS)
-            if not running:
-                break
-        for task in ended:
-            task.cancel()
-        self._transport.close()  # the daemon of the Python workers has a group of its own
+        await driver.end()
 
 
 def _environment(master: str) -> dict[str, str]:
