@@ -179,7 +179,7 @@ async def test_hashes_of_other_types_are_of_their_text_under_any_transport(share
     assert is_equal()
     # Rows of the target have hashes of a different text.
     source.execute("alter table t alter n type numeric(12,1); insert into t values (4)")
-    was = f'column "n" of table "{shared.own("t")}" was numeric(12,3) and is numeric(12,1) now'
+    was = f'column "n" of table "{shared.own("t")}" changed its type from numeric(12,3) to numeric(12,1)'
     remedy = await remedy_of(shared, shared.own("t"), was)
     await Operator(shared.path, source, target).follow(remedy)
     await shared.table_state("public.t", "ready", 60)

@@ -5,17 +5,18 @@ The rest of a copy is real: the launcher, a separate process, jobs, events, retr
 process is a fork of its parent, because the imports would take 0.2 s of CPU.
 """
 
-import asyncio
 import json
 import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from streamer.copy.parts.part_copier import CopyEnds, copy_parts
+from streamer.copy.spark.launcher import Driver, start_driver
 
 ATTEMPTS_MAX = 4
 
@@ -66,8 +67,8 @@ def main() -> None:
     os._exit(0)
 
 
-async def start(*_: str, env: dict[str, str], **options: Any) -> asyncio.subprocess.Process:
-    """Start the process, in place of `asyncio.create_subprocess_exec`."""
+async def start(_: Sequence[str], *, env: dict[str, str]) -> Driver:
+    """Start the process, in place of `start_driver`."""
 
     def serve() -> None:
         """Work in the forked process, and never return to the program."""
@@ -80,4 +81,4 @@ async def start(*_: str, env: dict[str, str], **options: Any) -> asyncio.subproc
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
         main()
 
-    return await asyncio.create_subprocess_exec(sys.executable, preexec_fn=serve, **options)
+    return await start_driver([], preexec_fn=serve)

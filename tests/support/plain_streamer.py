@@ -10,7 +10,7 @@ from streamer.runtime.child_processes import parent_process
 from tests.support import plain_copies
 
 if __name__ == "__main__":
-    setattr(launcher, "create_subprocess_exec", plain_copies.start)  # noqa: B010
+    setattr(launcher, "start_driver", plain_copies.start)  # noqa: B010
     setattr(launcher, "find_obstacle", lambda: None)  # noqa: B010  # the real function asks Java for its version
     setattr(parent_process, "PROGRAM", "tests.support.plain_streamer")  # noqa: B010
     setattr(plan_copies, "DEFER_BYTES_MIN", 0)  # noqa: B010

@@ -1,6 +1,7 @@
 """When a reader pauses, and when the whole event loop sleeps."""
 
 import asyncio
+import math
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -49,11 +50,12 @@ async def pauses_after(
     bursts: list[list[bytes]],
     *,
     used: float = 0.0001,
+    is_fast: bool = False,
     is_awaited: bool = False,
 ) -> list[float | None]:
     """Return the pauses of a reader: seconds, or None for a wait for data.
 
-    *used*: the processor time from a burst to the next.
+    *used*: the processor time from a burst to the next. *is_fast*: whether every rate is fast.
     """
     pauses: list[float | None] = []
     clock = iter(range(1000))
@@ -62,6 +64,7 @@ async def pauses_after(
         pauses.append(round(seconds, 6))
 
     monkeypatch.setattr(time, "thread_time", lambda: next(clock) * used)
+    monkeypatch.setattr(pipeline, "FAST_STREAM_RATE", 0 if is_fast else math.inf)
     monkeypatch.setattr(pipeline, "rest", record)
     monkeypatch.setattr(asyncio, "sleep", record)
     session = SimpleNamespace(
@@ -88,6 +91,13 @@ async def test_a_pause_follows_the_processor_time_and_has_a_limit(
 ) -> None:
     assert await pauses_after(monkeypatch, [WHOLE, []]) == [0.0009, None]
     assert await pauses_after(monkeypatch, [WHOLE, WHOLE], used=0.002) == [0.004, 0.004]
+
+
+async def test_a_pause_of_a_fast_stream_is_longer_if_a_burst_took_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await pauses_after(monkeypatch, [WHOLE], is_fast=True) == [0.0009]
+    assert await pauses_after(monkeypatch, [WHOLE], used=0.002, is_fast=True) == [0.03]
 
 
 async def test_the_end_of_a_transaction_after_a_silence_is_read_at_once(

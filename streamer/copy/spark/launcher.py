@@ -2,8 +2,8 @@
 
 Spark never runs in the event loop's process: Spark may crash or run out of memory without harm to
 the stream. The launcher starts the process with the first job, or earlier (`prepare`), and keeps
-the process warm for a while after the last job. The process has a separate group, so ending the
-group ends the JVM and the Python workers, too.
+the process warm for a while after the last job. The process has a separate group, so a signal to
+the group ends the JVM, too. The Python workers have another group, and end with the JVM.
 
 If Spark started without a class data archive, the launcher creates an archive after the end of the
 process (`streamer.copy.spark.class_archive`).
@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import Process, SubprocessStreamProtocol, create_subprocess_exec
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -46,8 +47,8 @@ _LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 @dataclass(eq=False, slots=True)
-class _Driver:
-    """A running process, and the task that reads ``messages`` from its standard error."""
+class Driver:
+    """The running process, and the task that reads ``messages`` from its standard error."""
 
     process: Process
     transport: asyncio.SubprocessTransport
@@ -78,6 +79,22 @@ class _Driver:
             self.transport.close()  # the daemon of the Python workers has a group of its own
 
 
+async def start_driver(arguments: Sequence[str], **options: Any) -> Driver:
+    """Start Python with *arguments*. *options*: of `subprocess.Popen`."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(_LINE_BYTES_MAX, loop),
+        sys.executable,
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        **options,
+    )
+    return Driver(Process(transport, protocol, loop), transport)
+
+
 class SparkLauncher:
     """The Spark process of streamer. `run` is the owner's task; any task may call `submit`."""
 
@@ -96,7 +113,7 @@ class SparkLauncher:
         self._allow_insecure = allow_insecure
         self.directory = directory
         """The directory for the files of jobs, which contain connection strings."""
-        self._driver: _Driver | None = None
+        self._driver: Driver | None = None
         self._waiting: dict[str, asyncio.Future[list[dict[str, Any]]]] = {}
         self._requested = asyncio.Event()
         self._idle: asyncio.Timeout | None = None
@@ -210,18 +227,7 @@ class SparkLauncher:
             arguments.append("--allow-insecure")
         self._last_error = None
         log.info("starting Spark", master=self._master)
-        loop = asyncio.get_running_loop()
-        transport, protocol = await loop.subprocess_exec(
-            lambda: SubprocessStreamProtocol(_LINE_BYTES_MAX, loop),
-            sys.executable,
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            env=_environment(self._master),
-        )
-        self._driver = _Driver(Process(transport, protocol, loop), transport)
+        self._driver = await start_driver(arguments, env=_environment(self._master))
 
     def _fail_waiting(self, error: SparkJobError) -> bool:
         """Fail the waiting jobs because their process has ended; return whether there were any."""
