@@ -89,7 +89,7 @@ class AdminServer:
         return None if problem is None else problem.error
 
     def reasons(self) -> list[Reason]:
-        """Return why this process is not ready, apart from the sources."""
+        """Return the reasons why this process is not ready, without the reasons of sources."""
         problem = self._service.store.problem
         return [] if problem is None else [reason_of(of_mapping(problem.report))]
 

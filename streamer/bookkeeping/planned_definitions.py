@@ -291,7 +291,7 @@ async def read_pending(session: Executor, relation_id: int | None = None) -> lis
 
 
 async def read_definitions(session: Executor) -> dict[int, list[DefinitionRecord]]:
-    """Return the definitions without an object, by the id of their relation."""
+    """Return the definitions that streamer has not created at the target, by relation id."""
     by_relation: dict[int, list[DefinitionRecord]] = {}
     for record in await DEFINITIONS.read(session, "where d.state <> 'made' order by d.id"):
         by_relation.setdefault(record.relation_id, []).append(record)

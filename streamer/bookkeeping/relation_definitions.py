@@ -153,7 +153,7 @@ async def read_users(
 async def read_known_types(
     session: Executor, relation_id: int, names: Sequence[RelationName]
 ) -> dict[RelationName, frozenset[int]]:
-    """Return the OIDs of the types with *names* in the remaining tables of the source."""
+    """Return the OIDs of the types with *names* in the other tables of the source."""
     rows = await session.fetch(
         "select w.namespace, w.name, array_agg(distinct (t->>'oid')::int8) as oids"
         " from streamer.relation r"
@@ -194,7 +194,7 @@ async def lock_definition(session: Executor, target: RelationName) -> None:
 
 
 async def read_others(session: Executor, relation_id: int) -> list[SourceDefinition]:
-    """Return the definitions of the remaining source tables that go to the same target table."""
+    """Return the definitions of the other source tables that go to the same target table."""
     rows = await session.fetch(_OTHERS_SQL.format(condition="true"), relation_id)
     return _definitions(rows)
 

@@ -1,9 +1,8 @@
 """The rows of streamer.replica: processes that share the sources, each alive while it holds the
 lock of its row.
 
-The session that holds the locks of a process's sources also holds that lock. A process that is
-frozen or cut off keeps its locks, but its beats stop. Then a second process ends the sessions of
-the first.
+The same session holds this lock and the locks of the process's sources. A process that is frozen or
+cut off keeps its locks, but its beats stop. Then a second process ends the sessions of the first.
 """
 
 import zlib

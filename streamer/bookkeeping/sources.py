@@ -1,6 +1,6 @@
 """The rows of streamer.source: the state and the acknowledged LSN of each source.
 
-`positions` moves the acknowledged LSN.
+`streamer.bookkeeping.positions` updates the acknowledged LSN while a source streams.
 """
 
 from collections.abc import Collection

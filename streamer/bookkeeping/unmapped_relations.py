@@ -110,9 +110,9 @@ async def restore_records(
 
 
 async def read_owned_rows(session: Executor) -> frozenset[tuple[int, str, str, str | None]]:
-    """Return the source's id, the name, the target and the sid of relations that may return.
-
-    A copy of such a relation may replace its rows.
+    """Return source id, name, target and sid of each unmapped relation whose rows or target table
+    streamer wrote or created. If the mapping gets such a relation again, its copy may replace these
+    rows.
     """
     return frozenset(
         (row["source_id"], row["source"], row["target"], row["row_sid"])

@@ -9,7 +9,7 @@ come from the stream, because the comparison checks its work:
   Statistics System"). Before version 15 the server may lose counts, so counts prove no equality.
 - ``xmin`` of a row is the transaction that wrote this row version. Each transaction below the
   oldest transaction that ran at the first reading of the facts had ended by then. So the first
-  comparison read the present version of each row with a lower xmin.
+  comparison saw the current version of each row whose ``xmin`` is below that transaction.
 
 The facts are valid only until a restart of the server. After a restart, the time of the start
 differs, and each table is compared as a whole.

@@ -25,7 +25,8 @@ from streamer.postgres.quoting import quote_literal
 
 
 class Pages(NamedTuple):
-    """Pages of a table from ``first`` to before ``end``; None for the end of the table.
+    """Pages of a table from ``first`` up to, but not including, ``end``; None for the end of the
+    table.
 
     ``lists_places``: the condition lists the ctid of each possible row. Before PostgreSQL 14 a
     server reads the whole table for a range of ctids.
@@ -151,12 +152,12 @@ class ComparedTable:
     ``columns``: the target's columns to compare. ``texts``: for each column, whether the text needs
     the output function of ``char(n)``. ``sent_types``: for each column, the type whose binary form
     goes into a digest; empty for the text. ``key``: positions in ``columns``; empty for a table
-    without a key, whose rows are a multiset. ``key_types``: the types for index look-ups of keys;
-    empty if only a hash of the text finds keys. ``is_ordered``: both sides sort the key in the same
-    order and have an index of the key. Otherwise a hash of the key assigns rows to ``buckets``.
-    ``row_sid``: the sid of the target's rows, if any. ``is_disjoint``: the target contains rows of
-    other tables, too, which only their keys distinguish. ``has_char``: a column of type ``"char"``
-    is compared as a number.
+    without a key, whose rows are a multiset. ``key_types``: the types of the key columns, for index
+    look-ups; empty if streamer finds rows by a hash of the key's text. ``is_ordered``: both sides
+    sort the key in the same order and have an index of the key. Otherwise a hash of the key assigns
+    rows to ``buckets``. ``row_sid``: the sid of the target's rows, if any. ``is_disjoint``: the
+    target contains rows of other tables, too, which only their keys distinguish. ``has_char``: a
+    column of type ``"char"`` is compared as a number.
     """
 
     relation_id: int

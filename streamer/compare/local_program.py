@@ -37,7 +37,7 @@ tasks.
 """
 END_SECONDS: Final = 3.0
 CANCEL_SECONDS: Final = 1.0
-"""The time to cancel statements. The parent kills this process after two seconds."""
+"""The time limit for cancelling statements. The parent kills this process after two seconds."""
 
 
 def run(job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ def needs_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
 
 
 def prefers_spark(settings: SyncSection, job: dict[str, Any]) -> bool:
-    """Return whether Spark runs the comparison *job* sooner, if Spark can start. Pure."""
+    """Return whether Spark runs the comparison *job* faster, if Spark can start. Pure."""
     return bool(job["size_bytes"] > settings.compare_on_spark_above)
 
 

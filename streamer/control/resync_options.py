@@ -86,7 +86,7 @@ class RowScope:
 
     @property
     def has_only_keys(self) -> bool:
-        """Whether a comparison has named each row by its key."""
+        """Whether the scope lists each row by its key, as after a comparison."""
         return bool(self.keys) and not self.conditions
 
     def union(self, addition: "RowScope") -> "RowScope":

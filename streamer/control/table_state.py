@@ -230,7 +230,7 @@ class TableState:
         return replace(self, shown=State.INIT, error=None, need=Need.ROWS, point=None)
 
     def copy_requested(self, resync: Resync | None = None) -> Self:
-        """An operator requests the copy that runs already. *resync*: the options from now on."""
+        """An operator requests the copy that already runs. *resync*: the options from now on."""
         options = self.resync if resync is None else resync
         return replace(self, shown=State.COPYING, error=None, resync=options)
 

@@ -267,7 +267,7 @@ class TableCopy:
 
     @property
     def sid(self) -> str | None:
-        """The SQL of the target's column `sid`, if written."""
+        """The SQL expression for the target's column `sid`; None if the copy writes no `sid`."""
         return None if self.plan is None else self.plan.sid
 
     @property
@@ -395,7 +395,8 @@ class Preparation:
     async def _prepare_targets(
         self, source: Connection, target: TargetConnection, pairs: Sequence[Pair]
     ) -> Sequence[Pair]:
-        """Return *pairs* once the target tables have the definitions of the source.
+        """Give the target tables the definitions of the source; return *pairs* with present
+        definitions.
 
         If all *pairs* are to be marked as in sync, their target tables stay unchanged.
         """

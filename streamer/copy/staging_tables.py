@@ -74,7 +74,8 @@ async def rest_triggers(target: TargetConnection) -> bool:
     """Disable foreign keys and ordinary triggers in this transaction; return False without the
     privilege.
     """
-    # The server refuses the setting to an ordinary role, which would abort the whole transaction.
+    # Without the privilege, SET fails. The savepoint keeps the failure from aborting the
+    # transaction.
     await target.execute("savepoint before_role")
     try:
         await target.execute("set local session_replication_role = replica")

@@ -15,7 +15,7 @@ log = structlog.get_logger()
 
 
 class CopyReports:
-    """Writes the status for a source."""
+    """Writes the status of a source's copies that wait or fail."""
 
     def __init__(self, context: CopyContext) -> None:
         self._context = context

@@ -115,7 +115,9 @@ def read_binary_row(message: bytes) -> tuple[Row, int]:
 
 
 def read_binary_tuple(data: bytes, position: int) -> tuple[Row, int]:
-    """Read the TupleData of binary transport: like `read_text_tuple`, items with length."""
+    """Read the TupleData of binary transport like `read_text_tuple`, but keep each value's length
+    prefix.
+    """
     if isinstance(data, memoryview):
         return _read_large_tuple(data, position, KIND_BINARY)
     start = position

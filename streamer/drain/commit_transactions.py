@@ -46,7 +46,7 @@ async def commit(
     """Commit *progress* and the number of *skipped* TRUNCATEs.
 
     If the connection is lost meanwhile, check whether the target committed. Raises
-    TargetConnectionError if not.
+    TargetConnectionError if the target has not committed.
     """
     try:
         await writer.transaction.commit(progress, skipped)

@@ -73,7 +73,7 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class ExpressionFacts:
-    """The source's facts about a rule's expressions.
+    """Types and collations that the source reports for a rule's expressions.
 
     ``types``: the known types of the values of `set`, by target column. ``collations``: the
     collations of columns that expressions use, if they differ from those of the types.
@@ -206,7 +206,7 @@ _SYNTAX: Final = frozenset(
         *("both", "leading", "trailing", "placing", "isnull", "notnull", "only", "at"),
     }
 )
-"""Words before a parenthesis that is not a function call."""
+"""Words after which a parenthesis does not begin a function call."""
 
 _TYPE_WORDS: Final = frozenset(
     {

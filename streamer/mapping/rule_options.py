@@ -70,7 +70,7 @@ class Interval(enum.StrEnum):
 
 
 class OnExpired(enum.StrEnum):
-    """The action on a time partition that is older than the rule keeps."""
+    """The action on a time partition that is older than the rule's `keep`."""
 
     DROP = "drop"
     DETACH = "detach"

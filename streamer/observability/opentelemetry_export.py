@@ -35,7 +35,7 @@ from streamer.util.waiting import in_daemon_thread
 REQUEST_SECONDS: Final = 10.0
 """The time for a request and all repetitions."""
 END_SECONDS: Final = 3.0
-"""The time for the last spans at the end of the process."""
+"""The time to export the last spans at the end of the process."""
 LOG_SECONDS: Final = 600.0
 """The time between two lines about the same failure of an exporter."""
 _SCOPE: Final = InstrumentationScope("streamer", __version__)

@@ -22,7 +22,7 @@ class Meaning(enum.Enum):
     SCHEMA = "schema"
     """A relation, column, type or function is missing or has changed."""
     VALUE = "value"
-    """The type cannot hold a value."""
+    """A value does not fit the type."""
     CONFLICT = "conflict"
     """A constraint, a trigger or a block of streamer raised the error."""
     OTHER = "other"

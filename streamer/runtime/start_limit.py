@@ -2,8 +2,8 @@
 
 Opening a session costs connections on both sides, statements over the shared bookkeeping
 connection, and processor time. If hundreds of sources started at once, each start would take so
-long that servers end the connections. A source that waits for its server does not delay the rest:
-it returns its permit after `START_SECONDS`, and continues without a permit.
+long that servers would end the connections. A source that waits for its server does not delay the
+rest: it returns its permit after `START_SECONDS`, and continues without a permit.
 """
 
 import asyncio

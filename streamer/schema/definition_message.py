@@ -447,8 +447,8 @@ def explaining(
 ) -> SourceDefinition:
     """Return the stored definition with the parts of the present definition that refused rows need.
 
-    The present definition *reported* may be ahead of the rows. So use it only where *shown* agrees,
-    or where a change only lets more rows in.
+    The present definition *reported* may be ahead of the rows. So use a part of *reported* only
+    where *shown* agrees, or where the change only admits more rows.
     """
     columns = _explaining_columns(stored, reported, shown)
     if len({column.name for column in columns}) < len(columns):

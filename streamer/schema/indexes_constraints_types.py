@@ -3,9 +3,9 @@
 An object keeps its OID for life, so a rename is exact. When the type of a column changes,
 PostgreSQL rebuilds an index under a new OID; the index keeps its mark.
 
-`streamer.postgres.describing.objects_sql` reads indexes and constraints. An object without texts
-comes from a query that reads only the fields that need no lock on the table. Equality compares only
-these fields. Pure.
+`streamer.postgres.describing.objects_sql` reads indexes and constraints. A query that must not wait
+for locks reads no texts: the fields from ``keys`` or ``definition`` on. Equality compares only the
+fields before the texts. Pure.
 """
 
 import re

@@ -80,11 +80,12 @@ Places = Callable[[RelationName], TargetPlace | None]
 class Planned:
     """A definition for the target, in two forms of statements.
 
-    ``statements`` run in a single transaction, while no other session uses the table. ``online``
-    avoid long locks; each runs in a separate transaction, as ``create index concurrently``
-    requires. ``name``: the name of the index, constraint or column, or of the table for a table's
-    comment. ``index``: the index that ``online`` builds concurrently; a failed build leaves an
-    invalid index. ``reason``: the obstacle at the target, if any; then only ``source_sql`` has SQL.
+    ``statements`` run in a single transaction, while no other session uses the table. The
+    statements of ``online`` avoid long locks; each runs in a separate transaction, as ``create
+    index concurrently`` requires. ``name``: the name of the index, constraint or column, or of the
+    table for a table's comment. ``index``: the index that ``online`` builds concurrently; a failed
+    build leaves an invalid index. ``reason``: the obstacle at the target, if any; then only
+    ``source_sql`` has SQL.
     """
 
     kind: ObjectKind

@@ -184,7 +184,9 @@ class SourceDefinition:
         return next((column for column in self.columns if column.name == name), None)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` reads, without the texts that only messages contain."""
+        """Return the definition as JSON for `from_json`, without the fields that only messages
+        contain.
+        """
         columns = [
             {name: value for name, value in asdict(column).items() if name in _STORED}
             for column in self.columns

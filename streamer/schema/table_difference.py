@@ -5,8 +5,9 @@ without a mapping. So two objects are equal if the statements are equal.
 
 `create` selects the objects to compare. Columns, types and the primary key belong to each level.
 Extra objects of the target are differences if they may refuse rows of the source: constraints and
-unique indexes. Extra defaults of the source's columns are differences, too, because programs get
-the defaults after a cut-over. Indexes for readers and extra columns are the operator's business.
+unique indexes. A default that only the target has, on a column of the source, is a difference, too,
+because programs would get this default after a cut-over. Indexes for readers and extra columns are
+the operator's business.
 
 A table of several sources must accept the values of all sources. So a longer type, more labels of
 an enum and more partitions than a single source needs do not count as differences.

@@ -5,7 +5,7 @@ and generated columns with their expressions. The primary key, or the columns of
 identity's index, follow the sid. Identity columns become plain columns without defaults, because
 values come from the source. Partitioned tables become plain tables, unless the rule says
 `partitioned` and the target can have the partitions. A rule with `partition_by` gives the table
-time partitions. Its key gets a plain index, unless the column of the partitions is part of the key.
+time partitions. Its key gets a plain index, unless the partition column is part of the key.
 
 A history table also gets the columns of `HistoryColumns`: validity, and the order of versions that
 begin at the same time. Key and order form its primary key. A unique index lets each key have one

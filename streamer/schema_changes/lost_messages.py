@@ -33,7 +33,7 @@ log = structlog.get_logger()
 class Refused:
     """The changes that the target just refused: lane transactions, or pieces of a large one.
 
-    Of a large transaction, the object retains only the payloads of the newest piece.
+    For a large transaction, the object retains only the payloads of the newest piece.
     """
 
     def __init__(self) -> None:

@@ -427,7 +427,9 @@ class TargetConnection:
         self._before, self.ended_tags = f"{sql}; ", []
 
     def send_before_next(self, sql: str) -> None:
-        """Send a statement without parameters together with the next statement, before it."""
+        """Send *sql*, a statement without parameters, in the message of the next statement, before
+        that statement.
+        """
         self._before += f"{sql}; "
 
     def _pop_before(self) -> str:

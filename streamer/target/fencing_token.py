@@ -17,8 +17,8 @@ from typing import Final
 
 LOCK_CLASS: Final = zlib.crc32(b"streamer.source")
 MEMBER_CLASS: Final = zlib.crc32(b"streamer.member")
-"""Shared locks of this class mark the sessions of a process; the second half of the key is the
-backend of its lock session.
+"""Shared locks of this class mark the sessions of a process; the second half of the key is the PID
+of the backend that holds the process's locks.
 """
 
 LOCKS_SQL: Final = """(

@@ -161,14 +161,16 @@ class Ring(Generic[S]):
 
 
 def summary(several: Iterable[Values]) -> Values:
-    """Summarize several moments: the highest first and third value, and the mean second value."""
+    """Combine several samples: the maximum of the first and the third value, and the mean of the
+    second.
+    """
     firsts, seconds, thirds = _known_columns(several)
     mean = sum(seconds) / len(seconds) if seconds else None
     return max(firsts, default=None), mean, max(thirds, default=None)
 
 
 def highest(several: Iterable[Values]) -> Values:
-    """Summarize several moments: the highest values."""
+    """Combine several samples: the maximum of each value."""
     columns = _known_columns(several)
     firsts, seconds, thirds = (max(column, default=None) for column in columns)
     return firsts, seconds, thirds

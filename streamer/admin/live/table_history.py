@@ -45,9 +45,7 @@ class TableHistory:
         """The number of changes at the last sample; None before the first sample."""
 
     def follow(self, source: str, table: str, now: float) -> None:
-        """Sample a table from now on, because a page shows the table, if this process streams the
-        table.
-        """
+        """Start to sample a table that a page shows, if this process streams the table."""
         pipeline = next(
             (s.pipeline for s in self._engine.supervisors if s.source.label == source), None
         )

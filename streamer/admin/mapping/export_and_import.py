@@ -2,9 +2,9 @@
 
 An export is a configuration that `streamer run` accepts. The export contains the settings of the
 configuration file and the sources of the store by name, without default values. An export never
-contains a secret: a variable stands in place of a stored password or of a secret of the file. The
-export treats a command that prints a secret as a secret. An import of the variable of a stored
-password into the same store keeps that password. Pure.
+contains a secret: a variable stands in place of a stored password or of a secret of the file. A
+command that prints a secret counts as a secret, too. An import of the variable of a stored password
+into the same store keeps that password. Pure.
 """
 
 import re

@@ -35,7 +35,7 @@ class MappingFile:
         self._examined: list[tuple[int, int]] | None = None
 
     def check(self, *, is_thorough: bool) -> MappingProblem | None:
-        """Return the fault of the file, or None.
+        """Return the problem of the file; None for an intact file.
 
         *is_thorough*: also examine the content, if the file has changed since the last examination.
         """

@@ -1,4 +1,4 @@
-"""Ends a session at the target that blocks streamer, for the page."""
+"""For the page: ends a session that blocks streamer at the target."""
 
 from streamer.admin.service.admin_service import AdminService
 from streamer.bookkeeping.bookkeeping_schema import installed

@@ -76,7 +76,7 @@ class Repairs:
         return "waiting" if key in self._running else None
 
     def failure(self, key: TableKey) -> str | None:
-        """Return the reason why the last repair of a table failed here."""
+        """Return why the last repair of a table in this process failed; None without a failure."""
         return self._failures.get(key)
 
     async def _repair(self, key: TableKey, actor: str) -> None:

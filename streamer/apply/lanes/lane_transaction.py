@@ -31,7 +31,9 @@ class LaneTransaction:
 
     @property
     def led_times(self) -> list[int]:
-        """The commit times of the source transactions that the metrics count by this object."""
+        """The commit time to count in the metrics, as a list; empty if another lane counts the
+        transaction.
+        """
         return [self.transaction.commit_time] if self.is_lead else []
 
     @property

@@ -1,8 +1,8 @@
 """Applies changes of a table's definition to rows in quarantine (`ddl: capture`).
 
-A row in quarantine has its values by the source's column names, and a retry finds the target's
-columns by these names. A renamed column gets the new name, and a dropped column is removed. An
-INSERT from before ADD COLUMN gets the value that the source gave to existing rows.
+A row in quarantine stores its values under the column names of the source, and a retry finds the
+target's columns by these names. A renamed column gets the new name, and a dropped column is
+removed. An INSERT from before ADD COLUMN gets the value that the source gave to existing rows.
 """
 
 import json

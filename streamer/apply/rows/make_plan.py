@@ -342,7 +342,7 @@ def missing_error(
     types: Mapping[str, str],
     changes: Mapping[str, ColumnChange] = NO_CHANGES,
 ) -> TargetSchemaError:
-    """Return the error for columns that the target lacks, with `missing_remedy`. Pure."""
+    """Return the error for columns that the target lacks; `missing_remedy` makes the remedy. Pure."""
     statements, words = missing_remedy(mapping, target, missing, types, changes)
     hint = Remedy.of("run at the target: ", at_target(*statements), f"; {words}")
     listed = ", ".join(f'"{name}"' for _, name in missing)

@@ -1,4 +1,4 @@
-"""Columns with the origin of a target's row: the rule's ``metadata``.
+"""Columns with facts about the last change of a row: the rule's ``metadata``.
 
 streamer appends the values to the source's rows, as if the source had sent a relation with more
 columns. Sets, exact order and both transports treat all values alike. The compiled implementation

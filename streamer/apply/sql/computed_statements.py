@@ -155,8 +155,8 @@ class ComputedStatements(Statements):
         )
 
     def _refuse_partial_old(self) -> str:
-        """Refuse no row of a plan with a filter, because the filter may have excluded a missing
-        row.
+        """Return no check of partial old rows if the plan has a filter: the target may lack the row
+        because the filter excluded it.
         """
         return "" if self.plan.filter is not None else super()._refuse_partial_old()
 

@@ -198,7 +198,7 @@ end"""
 
     @property
     def _find_existing(self) -> str:
-        """Describe the target's row with the same key, for the log of conflicts."""
+        """SQL that reads facts about the target's row with the same key, for the log of conflicts."""
         if self.plan.identity is not Identity.KEY:
             return ""
         return f"""streamer_existing := null;
@@ -389,14 +389,16 @@ end loop;"""
         )
 
     def _clear_new_key(self) -> str:
-        """Remove a row that may still have the new key, in a table that ignores deletes."""
+        """Return SQL that removes a row with the new key, which the target may have kept after a
+        delete.
+        """
         is_history = self.plan.type is TableType.HISTORY
         if is_history or not self.plan.may_outlive or self.plan.identity is not Identity.KEY:
             return ""
         return f"if not ({self._same_key()}) then {self._clear()} end if;\n"
 
     def _write_missing(self, partial: bool) -> str:
-        """Write a whole row that the target lacks."""
+        """Return SQL that writes a whole row that the target lacks."""
         insert = self._record("update_missing", self.old) + self._write_new()
         if not partial:
             return insert

@@ -48,7 +48,7 @@ class WindowFacts(Protocol):
 
 
 def gains_by_waiting(window: WindowFacts) -> bool:
-    """Return whether the target has less work if *window* grows further."""
+    """Return whether the target would have less work if *window* grew further."""
     count = window.relation_count
     is_small = (
         window.change_count < WORTH_CHANGES + count * WORTH_CHANGES_EACH

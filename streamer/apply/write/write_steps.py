@@ -199,8 +199,8 @@ def _change_rows(fold: Fold, sets: Statements, fires_keys: bool) -> Iterator[Ste
 def _delete(removed: Mapping[Any, Row | None], sets: Statements, fires_keys: bool) -> Change:
     plan = sets.plan
     rows = (marking_rows if plan.marks_in_filter else staged_keys)(sets, OP_DELETE, removed)
-    # If rows outlive their deletes, a fold also removes keys that no row may have. Foreign keys of
-    # the target may also have removed rows.
+    # If the target may keep rows that the source has deleted, a fold also deletes keys for which
+    # there may be no row. Foreign keys of the target may also have removed rows.
     is_conflict = not plan.may_lack_rows and not plan.may_outlive
     return Change(
         sets,

@@ -2,7 +2,7 @@
 
 The writer uses sets if the result equals that of single changes: COPY stages the rows, and a
 statement applies the staged rows. Otherwise a block at the server applies staged changes in exact
-order. `streamer.apply.write.write_steps` makes the steps of both ways.
+order. `streamer.apply.write.write_steps` chooses the statements and their order.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -180,7 +180,8 @@ async def _confirm_expressions(
 
 
 async def _follow_running(facts: TargetFacts, sources: list[SourceFacts]) -> None:
-    """Read a source again whose stored position was ahead of the position read before.
+    """Read the server of each source again whose stored position is ahead of the WAL position that
+    `check` read.
 
     Usually a process streams this source. Otherwise, somebody has restored the source to an earlier
     time.

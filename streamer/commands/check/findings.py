@@ -56,7 +56,7 @@ class Fix:
     """A fix: statements to run at one side or commands to run here, and words.
 
     ``is_choice``: the statements end sessions or remove objects that may belong to other programs.
-    ``sentence``: the remedy of a problem, in the words of all screens.
+    ``sentence``: the remedy of a problem, with the same text as `status`, the page and `/readyz`.
     """
 
     at: Literal["source", "target", "here"] | None = None

@@ -190,7 +190,7 @@ class Server:
                 self.port = free_port()
 
     def stop(self, mode: str = "fast") -> None:
-        """Stop: smart, fast or immediate. A server that does not run is fine."""
+        """Stop the server, if it runs. *mode*: smart, fast or immediate."""
         self._run(
             "pg_ctl", "stop", "--pgdata", str(self.data), "--mode", mode, "--wait", check=False
         )

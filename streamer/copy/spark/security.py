@@ -34,7 +34,7 @@ CLUSTER_SETTINGS: Final = {
     # An executor that runs out of memory writes tasks to disk.
     "spark.io.encryption.enabled": "true",
 }
-"""Settings for a cluster that authenticates, unless `spark_settings` contradict."""
+"""Settings for a cluster that authenticates, unless `spark_settings` override them."""
 
 _ENCRYPTION: Final = (
     "spark.network.crypto.enabled",

@@ -90,7 +90,7 @@ class MappedTable:
     mapping: RelationMapping
     last: LastPublished = field(default_factory=LastPublished)
     oid: int | None = None
-    """The OID of the source's table that the target has, or that its copy reads."""
+    """The OID of the source table whose rows the target contains, or whose rows the copy reads."""
     seen_oid: int | None = None
     """The OID of the table that had the name when streamer last read the catalogs."""
     is_in_sync: bool = False
@@ -362,7 +362,7 @@ def _judge_membership(
     identity: RelationIdentity | None,
     source: SourceMapping,
 ) -> Case | None:
-    """Return the case of a relation in sync whose changes may be missing."""
+    """Return the case of a relation in sync if the stream may lack its changes; None otherwise."""
     error: StreamerError
     if not table.is_in_sync:
         return None

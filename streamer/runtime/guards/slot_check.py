@@ -95,7 +95,7 @@ class SlotCheck:
 
     @property
     def held_lsn(self) -> Lsn:
-        """The end of the newest change that the target has."""
+        """The end of the newest change that the target contains."""
         return max((mapped.end_lsn for mapped in self._synced()), default=NOTHING)
 
     @property

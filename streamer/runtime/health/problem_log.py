@@ -1,4 +1,6 @@
-"""Logs the beginning and the end of each problem, in the words of all views."""
+"""Logs the beginning and the end of each problem, with the same text as `status`, the page and
+`/readyz`.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -21,7 +23,7 @@ CHECK_SECONDS: Final = 10.0
 
 
 class ProblemLog:
-    """Stores the facts that only the bookkeeping has (``stored``), and logs problems."""
+    """Keeps facts in memory that only the bookkeeping records (``stored``), and logs problems."""
 
     def __init__(self, read_problems: Callable[[], Sequence[Problem]]) -> None:
         self.stored: dict[str, StoredFacts] = {}

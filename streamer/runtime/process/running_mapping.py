@@ -125,10 +125,9 @@ class RunningMapping:
             sources.add(source)
 
     async def change(self, mapping: Mapping) -> None:
-        """Switch to *mapping*: add, change and remove sources while the remaining sources continue.
-
-        Tables that are new at a source and match a pattern join, too. Raises ConfigurationError for
-        an invalid mapping, and then no source has changed; any later error concerns a single
+        """Switch to *mapping*: add, change and remove sources while the unchanged sources continue.
+        New tables of a source that match a pattern join, too. Raises ConfigurationError for an
+        invalid mapping, in which case no source has changed; any later error concerns a single
         source.
         """
         async with self.changing:

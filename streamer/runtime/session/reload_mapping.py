@@ -31,7 +31,7 @@ async def change_rules(session: Session, source: SourceMapping, clashes: Clashes
     attempt.
 
     A table that is missing or cannot be published stops, and the remaining tables continue, as at a
-    start. Raises StreamerError, and then no rule has changed.
+    start. Raises StreamerError, in which case no rule has changed.
     """
     relations, publishing = session.relations, session.registrar.publishing
     bookkeeping = session.services.bookkeeping

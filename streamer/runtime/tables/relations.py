@@ -98,7 +98,9 @@ class Relations:
         return iter(list(self._by_id.values()))
 
     def __contains__(self, mapped: MappedRelation) -> bool:
-        """Whether *mapped* still belongs to these relations: any await may remove a relation."""
+        """Whether *mapped* still belongs to these relations: a task may remove a relation during
+        any await.
+        """
         return self._by_id.get(mapped.relation_id) is mapped
 
     def lags(self) -> dict[str, float]:

@@ -194,7 +194,9 @@ class TableEvents:
                 await self._store_conflict(mapped, error.conflict)
 
     async def _name_sharers(self, mapped: MappedRelation, error: ConflictError) -> None:
-        """Name the tables that share the target with *mapped*, if only their keys differ."""
+        """Add to *error* the names of the tables that share the target with *mapped*, if the rule
+        is `keys: disjoint`.
+        """
         if mapped.mapping.rule.is_disjoint:
             with contextlib.suppress(TargetError):  # the message then lacks only the names
                 async with self._services.bookkeeping.connection() as target:

@@ -40,7 +40,7 @@ class BacklogGuards:
 
     def keep(self, sources: Sequence[SourceMapping]) -> None:
         """Guard *sources* by their newest settings, and no other source."""
-        if self._group is None:  # `running` starts the guards of the mapping of that time
+        if self._group is None:  # `running` later starts guards for the mapping of its start
             return
         for label in self._running.keys() - {source.label for source in sources}:
             self._running.pop(label)[1].cancel()

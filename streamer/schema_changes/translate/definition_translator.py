@@ -331,7 +331,7 @@ class DefinitionTranslator:
         return statements
 
     def _make_room(self, name: str, column: DefinedColumn) -> list[str]:
-        """Return the statement after which a target column accepts the values of *column*."""
+        """Return the statements that make a target column accept the values of *column*."""
         present = self._columns.get(name)
         if present is None:
             return self._add_column(name, column)

@@ -50,7 +50,9 @@ KINDS: Final = {
     "c": (ObjectKind.CHECK,),
     "f": (ObjectKind.FOREIGN_KEY,),
 }
-"""The kinds of an object in a plan. Keys are not unique in a history, which gets an index."""
+"""The kinds of an object in a plan. In a history, keys are not unique, so an index takes the place
+of the constraint.
+"""
 
 
 def is_created(create: Create, kind: str) -> bool:

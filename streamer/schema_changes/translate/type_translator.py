@@ -58,8 +58,8 @@ class TypeTranslator:
 
     *peers*: the types of peer sources. *uses*: the objects that use each target type, by OID.
     *own*: the target's types of the table's columns, by the source's names before the changes.
-    *known*: the OIDs of the types in the source's other tables, by name. *kept*: labels of enums,
-    by name, that only ended versions of a history have.
+    *known*: the OIDs of the types in the source's other tables, by name. *kept*: labels of enums
+    that only ended versions of a history use, by name of the enum.
     """
 
     def __init__(

@@ -97,8 +97,8 @@ _PATH: Final = "set search_path = pg_catalog, pg_temp"
 
 # The client's text may contain further statements, with values or passwords, or may call the
 # function that runs the command. Then the message contains the command's tag instead of the text.
-# The word USING follows the tag if the text or the context may contain USING, because USING may
-# compute values. The context shows the command, unless the function's language is SQL.
+# If the text or the context may contain USING, the message contains USING after the tag, because
+# USING may compute values. The context shows the command, unless the function's language is SQL.
 _RAN_SQL: Final = r"""
 case when pg_catalog.length(query) <= {query_max} and query !~ ';\s*\S'
           and query ~* ('^\s*' || pg_catalog.replace(tg_tag, ' ', '\s+') || '\y') then query

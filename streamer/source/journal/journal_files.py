@@ -182,7 +182,7 @@ class Journal:
             self._lock = -1
 
     def remove(self) -> None:
-        """Delete the journal: the target contains all changes, or gets a new copy."""
+        """Delete the journal, because the target contains all its changes or needs a new copy."""
         with _saying(self.path):
             remove_journal(self.path)
         self.close()

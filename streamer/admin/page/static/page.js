@@ -2,10 +2,10 @@
 
 // Keeps an open page up to date. Everything else works without it.
 //
-// The server reports every event on /api/events. The script writes lag, rates and the progress of
-// copies from its values into the page. For all else it fetches the page again, and Idiomorph changes
-// what differs in the [data-live] parts, so focus, scrolling and unfolded parts stay. An element with
-// an id stays the same element when it moves.
+// The server reports every event on /api/events. From the values of an event, the script updates lag,
+// rates and the progress of copies. For all else the script fetches the page again, and Idiomorph
+// changes what differs in the [data-live] parts, so focus, scrolling and unfolded parts stay. An
+// element with an id stays the same element when it moves.
 
 const SLOW_MS = 10000; // interval for WAL and quarantine, which no event reports
 const SOON_MS = 300;
