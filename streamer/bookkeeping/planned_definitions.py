@@ -235,7 +235,7 @@ async def hold_plans(session: Executor, target: RelationName) -> None:
     """Keep the states of the plans for a target table until this transaction ends.
 
     A session that completes a plan meanwhile cannot store the new state. So the caller finds the
-    objects of all `made` plans in the catalog, and all remaining plans count as unfinished.
+    objects of all `made` plans in the catalog, and all other plans count as unfinished.
     """
     await session.fetch(
         "select from streamer.definition d where d.relation_id in"

@@ -130,8 +130,8 @@ async def add_quarantined(
 async def end_quarantined(
     session: Executor, relation_id: int, at: datetime, ids: Sequence[int] | None = None
 ) -> None:
-    """End the versions that changes of a history table write. *ids*: the ids of these changes; None
-    for all.
+    """Store *at* as the end of the versions that changes of a history table write. *ids*: the ids
+    of these changes; None for all.
     """
     await QUARANTINE.update(
         session,

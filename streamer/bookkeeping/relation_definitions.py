@@ -93,7 +93,7 @@ async def store_former_labels(
 ) -> None:
     """Store labels that the source has *renamed*, by the OID of their type.
 
-    A label that a type of *definition* has again is no longer a former label.
+    A label that a type of *definition* contains again is no longer a former label.
     """
     stored = await session.fetch_value(
         "select former_labels::text from streamer.relation where id = $1", relation_id
@@ -184,8 +184,8 @@ async def read_own_targets(session: Executor, relation_id: int) -> list[Relation
 async def lock_definition(session: Executor, target: RelationName) -> None:
     """Lock the definition of a target table against all sources until this transaction ends.
 
-    Otherwise each of two sources could find that the second still has a former column, so that
-    neither would drop the column.
+    Otherwise, if two sources drop a column at the same time, each could still see the column at the
+    second. Then neither would drop the target's column.
     """
     await session.execute(
         "select pg_advisory_xact_lock(hashtextextended('streamer definition ' || $1, 0))",

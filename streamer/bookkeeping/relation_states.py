@@ -241,8 +241,8 @@ async def set_waiting(session: Executor, relation_ids: list[int], wait: TableWai
 
 
 async def report_gap(bookkeeping: Bookkeeping, relation_id: int, error: ErrorReport) -> bool:
-    """Show the gap of a ready relation, unless it has a different error; return whether the gap is
-    new.
+    """Store a gap as the error of a ready relation, unless the relation has a different error;
+    return whether the gap is new.
     """
     change = _unless_same(lambda state: state.lacks_rows(error))
     return await _change(bookkeeping, change, relation_id)

@@ -264,7 +264,7 @@ async def read_queued_resyncs(session: Executor, relation_ids: Sequence[int]) ->
 
 
 async def request_restart(bookkeeping: Bookkeeping, source_id: int, *, actor: str) -> int | None:
-    """Request that the process which streams a source begins again; return the id of the request.
+    """Request a new attempt from the process that streams a source; return the id of the request.
 
     None for a source that has left the mapping meanwhile.
     """

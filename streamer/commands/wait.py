@@ -41,7 +41,7 @@ POLL_GROWTH: Final = 1.25
 NOTIFY_SECONDS: Final = 1.0
 RECONNECT_SECONDS: Final = 10.0
 """A wait connects again at this interval, because the target may have failed over. An old primary
-that lives on would never have the awaited positions.
+that lives on would never reach the awaited positions.
 """
 SOURCE_RETRY_SECONDS: Final = 1.0
 PROBLEMS_MAX: Final = 10

@@ -172,7 +172,7 @@ class Judge:
         self._is_broken = False
 
     def sample_source(self, lsn: Lsn, rows: Rows) -> None:
-        """Add values that the source has between two rounds, for rows that change often."""
+        """Add values that the source contains between two rounds, for rows that change often."""
         for key, pending in self._pending.items():
             pending.add(lsn, _content(rows.get(key, ())))
 

@@ -7,8 +7,8 @@ has two stages:
 2. *keys*: new tasks judge the rows, because differences are often together in a few ranges.
 
 The driver merges the findings of tasks. Verdicts for a report or for statements wait in the
-driver's `VerdictFile`. All remaining data stays with the executors, which get connection strings
-from `streamer.copy.spark.job`.
+driver's `VerdictFile`. All other data stays with the executors, which get connection strings from
+`streamer.copy.spark.job`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

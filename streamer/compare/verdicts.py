@@ -35,7 +35,7 @@ class KeyVerdict(NamedTuple):
 
 
 def shown(table: ComparedTable, verdict: KeyVerdict) -> dict[str, Any]:
-    """Return a verdict as JSON fields: key and values by column name, kind, and differing columns."""
+    """Return a verdict as JSON fields: kind, differing columns, and key and values by column."""
     values = json.loads(verdict.key)
     entry: dict[str, Any] = {
         "key": dict(zip(table.key_columns, values, strict=True)),

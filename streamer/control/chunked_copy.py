@@ -1,4 +1,4 @@
-"""The state of a copy in chunks: the range of keys that the target has so far.
+"""The state of a copy in chunks: the range of keys that the target contains so far.
 
 Servers may order texts differently. So chunks have borders of types with the same order everywhere
 (`streamer.postgres.key_values`), and of text that the source orders by bytes. If the key has
@@ -22,7 +22,7 @@ GROWTH: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ChunkedCopy:
-    """The rows that the target has: all rows up to and including ``border``.
+    """The rows that the target contains: all rows up to and including ``border``.
 
     ``columns``, ``types``: the source's columns that order the rows. ``border``: the values of
     these columns in the last copied row, as text. ``definition``: a fingerprint of the table, which

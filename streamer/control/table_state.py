@@ -83,8 +83,8 @@ TO_POINT: Final = (Need.PART, Need.CHUNK)
 class CopyScope:
     """The rows and columns of a copy.
 
-    ``need`` is ``ROWS`` for all rows, ``PART`` for those of ``resync``, whose remaining rows follow
-    the stream meanwhile, and ``CHUNKS`` for the rows after ``chunks``.
+    ``need`` is ``ROWS`` for all rows, ``PART`` for the rows of ``resync``, and ``CHUNKS`` for the
+    rows after ``chunks``. With ``PART``, the other rows follow the stream meanwhile.
     """
 
     need: Need
@@ -166,12 +166,14 @@ class TableState:
 
     @property
     def follows(self) -> bool:
-        """Whether the stream changes rows of the target, while a copy writes the remaining rows."""
+        """Whether the stream changes rows of the target, while a copy writes other rows."""
         return self.need in (Need.PART, Need.CHUNKS, Need.CHUNK)
 
     @property
     def skips_through(self) -> Lsn:
-        """streamer drops changes up to this position, which the target or a copy has."""
+        """streamer drops changes up to this position, because the target or a copy contains these
+        changes.
+        """
         match self.need:
             case Need.REQUEST:
                 return EVERYTHING
@@ -352,7 +354,7 @@ class TableState:
         return self if is_replaced else self.paused(error)
 
     def with_shown(self, shown: State, error: ErrorReport | None) -> Self:
-        """Show the state *shown* while the stream owns the shown state."""
+        """Return the table state with *shown* and *error*, if the stream owns the shown state."""
         return replace(self, shown=shown, error=error) if self.is_of_stream else self
 
     def failing(self, error: ErrorReport) -> Self:

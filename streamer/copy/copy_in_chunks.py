@@ -221,7 +221,7 @@ async def find_chunk(
 ) -> TableChunk:
     """Find the keys where the next chunk and its parts end, under the snapshot of *plain*.
 
-    *copied*: the rows that the target has; the border is empty before the first chunk. Each
+    *copied*: the rows that the target contains; the border is empty before the first chunk. Each
     statement and each lock concerns a single partition, because a table may have thousands.
     Partitions that begin after the chunk are not read. Raises RewrittenError, psycopg.Error.
     """

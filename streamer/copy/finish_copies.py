@@ -460,7 +460,7 @@ async def _using(session: PersistentConnection) -> AsyncIterator[TargetConnectio
 
 
 def _finished_copy(copy: TableCopy, rows: int, size: int) -> FinishedCopy:
-    """Return the facts of *copy*, whose parts have *rows* and *size* bytes. Pure."""
+    """Return the facts of *copy*, whose parts contain *rows* and *size* bytes. Pure."""
     after = None if copy.chunk is None else copy.chunk.after
     return FinishedCopy(
         copy.mapped.relation_id,

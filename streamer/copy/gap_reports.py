@@ -145,7 +145,7 @@ async def _find_leaves(
     stored: dict[int, str] | None,
     attached: AttachedRows | None,
 ) -> list[_Gap]:
-    """Return the gaps caused by partitions of this server, and record the remaining partitions."""
+    """Return the gaps caused by partitions of this server; record the partitions without a gap."""
     # An older version of streamer recorded no partitions, so record the present partitions.
     new = [] if stored is None else [leaf for leaf in leaves if leaf.oid not in stored]
     brought = [await had_rows(plain, leaf) for leaf in new]

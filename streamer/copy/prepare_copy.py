@@ -185,7 +185,7 @@ class TableCopy:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether only keys distinguish the rows from the remaining rows of the target."""
+        """Whether only keys distinguish the rows from the rest of the target's rows."""
         return self.mapped.mapping.rule.is_disjoint
 
     @property
@@ -679,7 +679,7 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
 
 
 def _choose_part_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
-    """Return how a partial copy writes rows without changing the remaining rows."""
+    """Return how a partial copy writes its rows without changing rows outside the part."""
     mode = _choose_mode(copy, owns_rows)
     if mode is not WriteMode.REPLACE:
         return mode

@@ -1,11 +1,10 @@
 """Copies into a target table that several tables share by `keys: disjoint`.
 
 A row of the target does not show its source table. So a first copy inserts all rows of its table in
-one transaction, and a row with the same key refuses the copy. A later copy would have to remove
-the former rows of its table. streamer removes the rows of all tables together, once every table
-with this target waits for a copy and none of them writes. The first of these copies removes the
-rows in the transaction that inserts its own rows, and the remaining copies insert like first
-copies.
+one transaction, and a row with the same key refuses the copy. A later copy would have to remove the
+former rows of its table. streamer removes the rows of all tables together, once every table with
+this target waits for a copy and none of them writes. The first of these copies removes the rows in
+the transaction that inserts its own rows, and the later copies insert like first copies.
 """
 
 import enum

@@ -31,8 +31,8 @@ _PATTERNS: Final = {
     "EUC_JIS_2004": rf"{_TRIPLE}|(?!\x8f){_PAIR}",
     "EUC_TW": rf"\x8e[\x80-\xff]{{3}}|{_TRIPLE}|(?![\x8e\x8f]){_PAIR}",
 }
-"""Lead bytes of multi-byte characters (pg_wchar.c, pg_euc*_mblen). The remaining server encodings
-have no multi-byte characters.
+"""Lead bytes of multi-byte characters (pg_wchar.c, pg_euc*_mblen). In every other encoding that
+this module converts, a character is one byte.
 """
 _NOT_UTF8: Final = b"\xff"
 """In the bytes of a value, marks a character without an equivalent."""

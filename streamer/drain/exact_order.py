@@ -1,8 +1,8 @@
 """Writes lane transactions in order, up to the first that the target refuses.
 
-For windows that cannot be written as sets. The writer diverts rejected changes of tables whose rule
-is quarantine. Without that rule, a rejected change stops its transaction and all later
-transactions.
+The drainer uses this order for windows that cannot be written as sets. The writer diverts rejected
+changes of tables whose rule is quarantine. Without that rule, a rejected change stops its
+transaction and all later transactions.
 """
 
 from streamer.apply.lanes.lane_window import LaneWindow

@@ -110,7 +110,7 @@ class Remedy:
 
     @classmethod
     def from_json(cls, stored: Any) -> "Remedy | None":
-        """Return the remedy that the bookkeeping or the API has as JSON, if any."""
+        """Read a remedy from the JSON of the bookkeeping or the API, if any."""
         return None if not stored else cls(tuple(map(_part, stored)))
 
 

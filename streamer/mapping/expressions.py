@@ -8,7 +8,7 @@ that passes cannot end the parentheses around it. sqlglot then checks that the t
 expression, and finds its columns. The servers check the expression again when a table starts.
 
 The allow list `allowed_functions` names the functions. An expression that depends on the clock, the
-session or further tables would give two different values. This module rejects such an expression by
+session or rows of tables would give two different values. This module rejects such an expression by
 name. When a table starts, a check of the source's catalogs follows (`functions_sql`). Pure.
 """
 

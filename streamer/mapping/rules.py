@@ -85,7 +85,8 @@ class TableRule:
     """Publications omit excluded columns."""
     filter: Expression | None = None
     copy_where: Expression | None = None
-    """The first copy reads only rows that match; changes of the remaining rows arrive, too."""
+    """The first copy reads only rows that match; changes of rows outside the condition arrive, too.
+    """
     set: tuple[tuple[str, Expression], ...] = ()
     """Expressions by target column."""
     hashes: tuple[ColumnHash, ...] = ()
@@ -125,7 +126,7 @@ class TableRule:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether only keys distinguish the table's rows from the remaining rows of the target."""
+        """Whether only keys distinguish the table's rows from the rest of the target's rows."""
         return self.keys is Keys.DISJOINT
 
     @property
@@ -262,7 +263,7 @@ class RelationMapping:
     def columns_from(self, names: frozenset[str]) -> list[str] | None:
         """Return the target's columns that need the source's columns *names*.
 
-        Return None if *names* decide which rows the target has.
+        Return None if *names* decide which rows the target contains.
         """
         rule = self.rule
         if rule.filter is not None and not names.isdisjoint(rule.filter.names):
@@ -580,7 +581,8 @@ def _names(source: SourceMapping, relation: RelationName) -> dict[str, str | Non
 def former_names(
     source: SourceMapping, present: Iterable[RelationName], target_namespace: str
 ) -> set[RelationName]:
-    """Return the tables of exact rules that *source* lacks, but whose rows a *present* table has.
+    """Return the tables of exact rules that *source* lacks, if the rows of a *present* table go to
+    the same place.
 
     A session has renamed such a table, and some tenants may still have the former name.
     """

@@ -45,7 +45,7 @@ class TableWriter(NamedTuple):
     label: str
     sid: str | None
     is_disjoint: bool = False
-    """Only keys distinguish these rows from rows of the remaining writers."""
+    """Only keys distinguish this writer's rows from the rows of its peers."""
 
 
 def find_clashes(

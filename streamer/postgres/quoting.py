@@ -83,7 +83,7 @@ def grants_on_sequence(
 
 
 def do_block(body: str) -> str:
-    """Return a DO statement with *body*, which may have names and literals of any kind."""
+    """Return a DO statement with *body*, which may contain names and literals of any kind."""
     tag = "$streamer$"
     while tag in body:
         tag = tag[:-1] + "_$"

@@ -1,8 +1,8 @@
 """Renames columns in expressions that PostgreSQL has deparsed. Pure.
 
 ``ruleutils.c`` writes a column of the only relation without a prefix, and keywords in upper case.
-The deparser quotes all remaining words that are not in lower case. So an unquoted word in lower
-case is a column, a function, a type, a schema, a collation or a field. The adjacent words decide.
+The deparser quotes every other word that is not in lower case. So an unquoted word in lower case is
+a column, a function, a type, a schema, a collation or a field. The adjacent words decide.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 A message contains the state of a table, and names the columns, objects and types that the
 transaction changed. A second kind of message names the objects that a command dropped. The
-remaining parts of a state are a snapshot: a concurrent session may commit before or after. So the
+unchanged parts of a state are a snapshot: a concurrent session may commit before or after. So the
 stored definition takes precedence, and the absence of an object does not prove a drop.
 
 If stored and described state differ in such a part, a message may also have been lost. Then the
@@ -350,8 +350,8 @@ def _merged(stored: SourceDefinition, reported: SourceDefinition, changed: Own) 
 def _chosen(
     stored: Mapping[K, V], reported: Mapping[K, V], changed: Collection[K]
 ) -> tuple[dict[K, V], bool]:
-    """Return own parts from the message with the remaining parts as stored, and whether the result
-    differs from *reported*.
+    """Return the *changed* parts as *reported* and all other parts as *stored*, and whether the
+    result differs from *reported*.
     """
     chosen = {**stored, **{key: part for key, part in reported.items() if key in changed}}
     return chosen, chosen != dict(reported)

@@ -85,7 +85,7 @@ def other_name(name: str, target: RelationName) -> str:
 class Renderer:
     """Renders the objects of a single table.
 
-    *taken*: the names of further relations in the target's schema.
+    *taken*: the names of the other relations in the target's schema.
     """
 
     def __init__(

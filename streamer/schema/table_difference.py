@@ -5,9 +5,9 @@ without a mapping. So two objects are equal if the statements are equal.
 
 `create` selects the objects to compare. Columns, types and the primary key belong to each level.
 Extra objects of the target are differences if they may refuse rows of the source: constraints and
-unique indexes. A default that only the target has, on a column of the source, is a difference, too,
-because programs would get this default after a cut-over. Indexes for readers and extra columns are
-the operator's business.
+unique indexes. A default that only the target has, on a column of the source, is a difference, too:
+programs would get this default after a cut-over. Indexes for readers and extra columns are the
+operator's business.
 
 A table of several sources must accept the values of all sources. So a longer type, more labels of
 an enum and more partitions than a single source needs do not count as differences.
@@ -87,7 +87,7 @@ def type_difference(
 ) -> list[DefinitionDifference]:
     """Return how the types of the target's columns differ from the source's types.
 
-    *keeps_more*: the target may accept more values, from further sources or ended versions.
+    *keeps_more*: the target may accept more values, for other sources or ended versions.
     """
     at_target = {type_.full_name: type_ for type_ in target}
     pairs = [

@@ -1,9 +1,8 @@
 """Changes of definitions before a copy, at a source that captures definitions (`ddl: capture`).
 
-A copy of all rows drops the messages of the stream before the consistent point. So streamer
-changes the target before the copy begins. The change is the difference between the stored
-definition, which the target has, and the present definition. `on_ddl` decides by kind, as in the
-stream.
+A copy of all rows drops the messages of the stream before the consistent point. So streamer changes
+the target before the copy begins. The change is the difference between the stored definition, which
+the target follows, and the present definition. `on_ddl` decides by kind, as in the stream.
 
 A copy of some rows, or a comparing copy, leaves the relation in sync. The lane makes the changes,
 because the copy waits until the stream is up to date.
@@ -124,7 +123,7 @@ class ChangedDefinitions:
     async def _store_part_of_peers(
         self, target: TargetConnection, mapped: MappedRelation, relation: SourceRelation
     ) -> None:
-        """Store the part of the definition that the target already has from peer sources.
+        """Store the part of the definition that peer sources have already given the target table.
 
         These sources may lack a column, an enum value or a partition of this source, or have
         narrower types. The target gets missing parts as in the stream.
@@ -170,7 +169,9 @@ class ChangedDefinitions:
         mapped: MappedRelation,
         relation: SourceRelation,
     ) -> SourceRelation:
-        """Make the changes, again if the source changes the table meanwhile."""
+        """Apply the changes to the target table; repeat this if the source changes the table
+        meanwhile.
+        """
         if await read_relation(target, mapped.mapping.target) is None:
             return relation  # the copy creates it
         for _ in range(READS_MAX):
@@ -210,7 +211,7 @@ class ChangedDefinitions:
     async def _apply_unsent(
         self, source: Connection, target: TargetConnection, mapped: MappedRelation
     ) -> None:
-        """Make the changes whose messages the stream does not send again."""
+        """Apply the changes whose messages the stream does not send again."""
         message = await read_present(source, self._source, mapped.mapping.source)
         definition = message.definition
         assert definition is not None

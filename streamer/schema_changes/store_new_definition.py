@@ -1,4 +1,4 @@
-"""Stores the definition of a source's table after changes that the target has."""
+"""Stores the new definition of a source's table after the target has received its changes."""
 
 from collections.abc import Collection, Sequence
 

@@ -195,7 +195,7 @@ async def _places(
 
 @dataclass(frozen=True, slots=True)
 class DefinitionFacts:
-    """The parts of a definition that the target has. ``index_is_valid``: None if the index is
+    """The parts of a definition that the target contains. ``index_is_valid``: None if the index is
     missing.
     """
 

@@ -1,9 +1,9 @@
 """Recognizes a source's history by a transaction.
 
 After a crash a slot falls back a little, because the server saves its position only at checkpoints.
-The source then repeats transactions that the target has. A source that was restored to an earlier
-time may by now have written past the stored position. Then neither system identifier nor WAL
-position reveals the restore, but the source sends a different history. So streamer stores the
+The source then repeats transactions that the target already contains. A source that was restored to
+an earlier time may by now have written past the stored position. Then neither system identifier nor
+WAL position reveals the restore, but the source sends a different history. So streamer stores the
 newest acknowledged transaction. If a stream begins before that transaction, the source must send
 that transaction again, with the same xid and commit time. Whether a stream contains a transaction
 depends on the catalogs as of the transaction, so the answer never changes.

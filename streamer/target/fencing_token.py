@@ -17,7 +17,7 @@ from typing import Final
 
 LOCK_CLASS: Final = zlib.crc32(b"streamer.source")
 MEMBER_CLASS: Final = zlib.crc32(b"streamer.member")
-"""Shared locks of this class mark the sessions of a process; the second half of the key is the PID
+"""Shared locks of this class mark the sessions of a process. The second half of the key is the PID
 of the backend that holds the process's locks.
 """
 

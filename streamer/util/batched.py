@@ -19,7 +19,7 @@ class Batched(Generic[K, V]):
     """Reads keys by *read*, which takes several keys and omits missing keys.
 
     A single call of *read* runs at a time, and begins after the requests that it serves. A failure
-    or a cancellation ends only the request that made the call; the remaining requests read again.
+    or a cancellation ends only the request that made the call; the other requests read again.
     """
 
     def __init__(self, read: Callable[[list[K]], Awaitable[Mapping[K, V]]]) -> None:

@@ -19,6 +19,6 @@ IdFilter = Annotated[int | None, Query(ge=1, le=api_models.ID_MAX)]
 
 
 def given_fields(body: Any) -> dict[str, Any]:
-    """Return the fields that a request contains, without defaults for the remaining fields."""
+    """Return the fields that a request contains, without defaults for missing fields."""
     fields: dict[str, Any] = body.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return fields

@@ -287,7 +287,7 @@ class Events:
             await bookkeeping.close()
 
     def _remember(self, now: SeenState) -> None:
-        """Store rates and errors."""
+        """Add the present rates and errors to the values in memory."""
         self.history.work.sample()
         self._activity.remember(self._engine.metrics.changes_of_tables, datetime.now(UTC))
         seconds = max(now.at - self._seen.at, 0.001)

@@ -48,8 +48,8 @@ class Ring(Generic[S]):
         return self._subjects.keys()
 
     def put(self, subject: S, slot: int, values: Values) -> None:
-        """Store the values of a slot. If *slot* is far behind, somebody has set the clock back, and
-        the ring starts over.
+        """Put the values of a slot into the ring. If *slot* is far behind, somebody has set the
+        clock back, and the ring starts over.
         """
         self._advance(slot)
         held = self._subjects.get(subject)

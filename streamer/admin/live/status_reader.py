@@ -109,7 +109,7 @@ class StatusReader:
         return read == self._service.labels()
 
     def _facts_of_process(self) -> list[Row]:
-        """Return the facts that this process has without a query."""
+        """Return the facts that this process holds in memory, without a query."""
         states = self._events.known_states()
         rows = []
         tables: dict[str, list[Row]] = {}

@@ -422,7 +422,7 @@ class AdminStore:
                 await write_audit(writer, actor, TEARDOWN, "source", None, label)
 
     async def write_discovery(self, actor: str, server: str) -> None:
-        """Record that *actor* has streamer log in to a server. Raises StoreError."""
+        """Record that streamer logs in to a server on behalf of *actor*. Raises StoreError."""
         async with self._writes() as writer:
             await write_audit(writer, actor, "discover", "url", None, server)
 

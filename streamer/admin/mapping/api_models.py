@@ -469,7 +469,7 @@ class QuarantineBody(_Body):
 
 
 def explain(error: ValidationError) -> InvalidError:
-    """Name the first field at fault."""
+    """Return an error that names the first field at fault."""
     return InvalidError(fault(error.errors()[0]))
 
 

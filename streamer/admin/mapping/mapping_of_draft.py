@@ -72,7 +72,7 @@ def table_key(row: Row) -> str:
 
 
 def unfinished(content: Content) -> list[str]:
-    """Name the omitted databases with the reasons."""
+    """Return a line for each omitted database, with the reason."""
     return [
         f'database "{group.database["name"]}" has no {"table" if group.urls else "url"} yet'
         for group in groups_of(content)

@@ -163,7 +163,7 @@ async def insert_row(writer: aiosqlite.Connection, kind: str, values: Row) -> in
 
 @contextmanager
 def translating_constraints(kind: str, fields: Row) -> Iterator[None]:
-    """Name the field at fault where SQLite refuses a row."""
+    """Translate SQLite's refusal of a row into an error that names the field at fault."""
     try:
         yield
     except sqlite3.IntegrityError as exc:

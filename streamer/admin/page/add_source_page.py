@@ -59,7 +59,7 @@ class Connections:
         self._known: OrderedDict[str, Connection] = OrderedDict()
 
     def add(self, actor: str, database: str, url: str, sid: str | None) -> str:
-        """Store a connection; return the name."""
+        """Keep a connection in memory; return the name for `find`."""
         name = secrets.token_urlsafe(16)
         self._known[name] = Connection(actor, database, Secret(url), sid, self._clock())
         self._forget_old()

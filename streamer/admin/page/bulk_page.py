@@ -32,7 +32,7 @@ class Results:
         self._results: OrderedDict[str, tuple[str, list[SourceOutcome]]] = OrderedDict()
 
     def store(self, action: str, outcomes: list[SourceOutcome]) -> str:
-        """Store outcomes; return their name."""
+        """Keep outcomes in memory; return the name for `find`."""
         name = secrets.token_urlsafe(12)
         self._results[name] = (action, outcomes)
         while len(self._results) > RESULTS_MAX:

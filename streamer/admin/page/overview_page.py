@@ -153,7 +153,7 @@ def overview_address(choice: fleet_overview.LineFilter, **changes: Any) -> str:
 
 
 async def _fleet_page(frame: Frame, status: StatusReader, request: Request) -> Response:
-    """Show each source as a line, those that need an operator first."""
+    """Show a line for each source, first the sources that need an operator."""
     seen, reason = await status.fleet()
     choice = line_filter(request.query_params)
     number = row_number(request.query_params.get("page", "1"), "page")

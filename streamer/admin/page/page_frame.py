@@ -97,7 +97,7 @@ class Frame:
         return None if problem is None else shown(of_mapping(problem.report))
 
     def note(self, text: str, kind: str = "good") -> str:
-        """Store a note for the page after a redirect; return its name."""
+        """Keep a note in memory for the page after a redirect; return the name of the note."""
         name = secrets.token_urlsafe(12)
         self._notes[name] = (kind, redact(text))
         while len(self._notes) > NOTES_MAX:

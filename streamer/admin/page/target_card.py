@@ -31,7 +31,7 @@ class TargetView:
 
 
 class TargetCard:
-    """Makes the card for the pages."""
+    """Builds the card about the target for the pages."""
 
     def __init__(self, service: AdminService, events: Events) -> None:
         self._service = service

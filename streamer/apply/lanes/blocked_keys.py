@@ -161,7 +161,7 @@ class BlockedKeys:
         self.is_cleared = True
 
     def use(self, columns: KeyColumns, base: set[bytes], pending: Iterable[Keys] = ()) -> None:
-        """Make keys of *columns* from now on.
+        """Compute keys from *columns* from now on.
 
         *base*: the keys of the rows in ``streamer.quarantine``. *pending*: the keys of the changes
         still to write there.

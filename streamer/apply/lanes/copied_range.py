@@ -1,7 +1,7 @@
 """The changes of copied rows, for a table in a chunked copy.
 
-A later chunk copies the remaining rows, with their changes, so the drainer leaves those changes
-out. An update that moves a row between both ranges becomes an insert or a delete. Pure.
+A later chunk copies the other rows, with their changes, so the drainer leaves those changes out. An
+update that moves a row into or out of the copied range becomes an insert or a delete. Pure.
 
 PostgreSQL documentation, "Logical Replication Message Formats", describes the messages.
 """

@@ -13,7 +13,7 @@ after the worker has finished all transactions of the lane, and a lane becomes l
 an empty spool.
 
 A lane *held to a point* lets a copy replace some rows or columns of a relation that is in sync. The
-copy lacks the remaining rows, so no change of those rows may be dropped:
+copy lacks the rest of the rows, whose changes must not be dropped:
 
 0. ``hold_to_point(EVERYTHING)``: the drainer applies all changes while the copy waits for its slot
    and prepares the target. Otherwise this table could delay a change of a shared type, and so the
@@ -253,7 +253,7 @@ class MappedRelation:
             self.plan = None
 
     def decide(self, decided: MassDelete | None) -> None:
-        """Store an operator's decision about a mass delete, if any."""
+        """Apply an operator's decision about a mass delete, if any."""
         self.decided = decided
         if decided is not None and decided.skips and not self.outlives:
             self.outlives = True

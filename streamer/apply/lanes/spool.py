@@ -85,7 +85,7 @@ def _unpack_block(data: bytes, begin: int) -> list[bytes]:
 
 
 def prepare_parent(parent: Path) -> None:
-    """Make the configured directory of spools, or check that it belongs to this user alone.
+    """Create the configured directory of spools, or check that it belongs to this user alone.
 
     The directory contains journals, Spark jobs and the installation's id. Raises SpoolError.
     """
@@ -125,7 +125,7 @@ class SpoolDirectory:
         return LaneSpool(self)
 
     def _make_again(self) -> None:
-        """Make the directory that a cleaner removed. Open files stay usable."""
+        """Create the directory again that a cleaner removed. Open files stay usable."""
         log.warning("the spool directory disappeared; creating it again", path=str(self.path))
         prepare_parent(self.path.parent)
         try:

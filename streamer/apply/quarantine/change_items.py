@@ -75,7 +75,7 @@ class ItemReader:
     async def _texts(
         self, plan: ApplyPlan, changes: list[OrderedChange], number: int
     ) -> list[OrderedChange]:
-        """Convert binary values to text: textual types here, all further types at the server.
+        """Convert binary values to text: textual types here, the rest at the server.
 
         The bytes of a text are equal in both transports. The server may reject a text because of
         the encoding, and would then reject the conversion, too.

@@ -65,8 +65,8 @@ async def follow_changes(
     changes: Sequence[ColumnChange],
     new_types: Mapping[str, str],
 ) -> None:
-    """Change the rows in quarantine of a relation; *new_types*: the types of new columns that the
-    target has, by the source's names.
+    """Change the rows in quarantine of a relation; *new_types*: the types of the target's new
+    columns, by the source's names.
     """
     moved: dict[str, str | None] = {}
     added: dict[str, Added] = {}

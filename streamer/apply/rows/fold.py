@@ -8,7 +8,7 @@ which also finds the faulty change.
 
 A key alone does not prove that a change concerns the pending row of that key. A source with a
 deferrable key may have two such rows for a while. With REPLICA IDENTITY FULL the old row must equal
-the pending row. The remaining identities need a key with an immediate check.
+the pending row. All other identities need a key with an immediate check.
 
 Pure. The loop over changes is the hot path: about two microseconds for a change of five columns.
 """
@@ -254,7 +254,7 @@ class Fold:
                 _expect(False, kind)
 
     def _add_keyless(self, payloads: Iterable[bytes]) -> None:
-        """Store inserts in order, each under a new key."""
+        """Add inserts in order, each under a new key."""
         read_row, inserts = self.plan.read_row, self.inserts
         for payload in payloads:
             if payload[0] == INSERT:
@@ -351,7 +351,7 @@ class Fold:
         self._place(key, origin, row if older is None else self._over(row, older))
 
     def _place(self, key: Any, origin: Any, row: PendingRow) -> None:
-        """Store a row under a new key; without an *origin*, the target lacks the row."""
+        """Add a row under a new key; without an *origin*, the target lacks the row."""
         if origin is None:
             self.inserts[key] = row
         elif origin == key:  # the row has its first key again

@@ -342,7 +342,7 @@ def missing_error(
     types: Mapping[str, str],
     changes: Mapping[str, ColumnChange] = NO_CHANGES,
 ) -> TargetSchemaError:
-    """Return the error for columns that the target lacks; `missing_remedy` makes the remedy. Pure."""
+    """Return the error for columns that the target lacks; see `missing_remedy`. Pure."""
     statements, words = missing_remedy(mapping, target, missing, types, changes)
     hint = Remedy.of("run at the target: ", at_target(*statements), f"; {words}")
     listed = ", ".join(f'"{name}"' for _, name in missing)
@@ -548,9 +548,9 @@ def _identify(
         return Identity.NONE, ()
     # FULL sends whole old rows. Columns that the target keeps unique find rows faster. If two rows
     # of the source share a key for a while, the target refuses the second. A history table holds a
-    # key many times. An append table keeps rows whose key a newer row has. Rows outside and inside
-    # a filter may share a key. For such tables the source must keep the key unique at every moment,
-    # which a deferrable constraint does not.
+    # key many times. An append table keeps a row even if a newer row has the same key. Rows outside
+    # and inside a filter may share a key. For such tables the source must keep the key unique at
+    # every moment, which a deferrable constraint does not.
     by_name = {column.name: column for column in columns if column.expression is None}
     candidates = target.unique_keys
     trusted = [{mapping.target_column(name) or "" for name in key} for key in source_keys]

@@ -1,6 +1,7 @@
 """SQL text of a block that applies staged changes in exact order.
 
-`streamer.apply.sql.set_statements` describes the staged rows. Pure.
+`streamer.apply.sql.set_statements` describes the staged rows. A docstring such as "Insert the new
+row" says what the returned SQL does. Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -198,7 +199,7 @@ end"""
 
     @property
     def _find_existing(self) -> str:
-        """SQL that reads facts about the target's row with the same key, for the log of conflicts."""
+        """SQL that reads facts about the target's row with the key, for the log of conflicts."""
         if self.plan.identity is not Identity.KEY:
             return ""
         return f"""streamer_existing := null;

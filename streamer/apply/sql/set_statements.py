@@ -4,7 +4,8 @@ Staged rows live in a temporary table per plan. Its columns are ``seq`` (order),
 ``at`` (commit time, for history). ``mask`` has one character per column, ``u`` if the value is
 unchanged and unknown. ``o_<n>`` are the old values that find the row: key columns, or all.
 ``c_<n>`` are the new values; n counts the plan's columns. Names come from the catalogs and are
-always quoted. `streamer.apply.sql.computed_statements` adds columns for expressions. Pure.
+always quoted. `streamer.apply.sql.computed_statements` adds columns for expressions. A docstring
+such as "Delete rows" says what the returned SQL does. Pure.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,11 +108,11 @@ class SetStatements:
         return staged
 
     def new(self, column: PlanColumn) -> str:
-        """Name the new value of *column* in a staged row; the staging column has this name."""
+        """The name of the staging column with the new value of *column*."""
         return self.name(f"c_{self._index[column.position]}")
 
     def old(self, column: PlanColumn) -> str:
-        """Name the old value of a key *column* in a staged row."""
+        """The name of the staging column with the old value of a key *column*."""
         return self.name(f"o_{self._index[column.position]}")
 
     def value(self, column: PlanColumn) -> str:
@@ -332,7 +333,9 @@ class SetStatements:
         )
 
     def delete_others(self, op: int) -> str:
-        """Delete this source's rows whose key no row staged as *op* has; twice, see `truncate`."""
+        """Delete this source's rows, except rows with the key of a row staged as *op*. The SQL runs
+        twice, see `truncate`.
+        """
         staged = self._staged_as(op, self.matches_new_key)
         is_staged = f"exists (select from {staged.source} where {staged.condition})"
         delete = self.delete_rows(RowPlace(f"not {is_staged}{self._sid_matches('t')}"))

@@ -1,4 +1,5 @@
-"""Conflicts: changes of rows that the target lacks, and inserts of rows that the target has.
+"""Conflicts: changes of rows that the target lacks, and inserts of rows that the target already
+contains.
 
 The transaction that applies a change notes its conflict, so ``streamer.conflict`` has each conflict
 exactly once. A writer searches for missing rows only after a conflict. If a row count is too low,

@@ -22,7 +22,7 @@ class Removal(enum.Enum):
     unique value.
     """
     WITHIN = "within"
-    """Together with the remaining changes of the relation."""
+    """Together with the other changes of the relation."""
     LAST = "last"
     """After all writes, which may make referencing rows refer to other rows."""
 

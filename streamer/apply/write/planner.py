@@ -139,7 +139,7 @@ class Planner:
         earlier: Iterable[MappedRelation] = (),
     ) -> list[ApplyPlan | None]:
         """Return a plan for each of a lane transaction's changes; None for changes that the target
-        has.
+        already contains.
 
         *ahead*: the next transactions. Plan their relations, too, because a description of many
         relations costs the servers little more. *earlier*: relations that earlier pieces of the
@@ -498,7 +498,7 @@ class Planner:
     async def _name_types(
         self, mapped: MappedRelation, relation: Relation, names: Sequence[str], *, may_fail: bool
     ) -> dict[str, str]:
-        """Return the names of the columns' types; omit types that neither server has."""
+        """Return the names of the columns' types; omit types that exist at neither server."""
         source = mapped.source
         keys = type_keys(relation, names)
         async with self._target(mapped.source.fence) as connection:

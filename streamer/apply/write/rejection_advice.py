@@ -180,8 +180,8 @@ _HEADER: Final = 4
 
 
 def _sent_type(column: Column) -> str | None:
-    """Name the type that the source sends; the stored catalog may be older than a change of the
-    column.
+    """Return the name of the type that the source sends; the stored catalog may be older than a
+    change of the column.
 
     Return None for a type without a built-in name.
     """
@@ -211,6 +211,6 @@ def _make_late(error: ConflictError, plan: ApplyPlan) -> str:
 
 
 def key_text(columns: Iterable[PlanColumn], values: Iterable[str | None]) -> str:
-    """Name the row of a key as PostgreSQL does."""
+    """Return a key as text, in the form of PostgreSQL's error messages."""
     shown = ", ".join("null" if value is None else value for value in values)
     return f"Key ({', '.join(column.name for column in columns)})=({shown})"

@@ -117,7 +117,7 @@ class OrderedRun:
         return None if place is None else (place[1], place[2][0])
 
     def key_of(self, number: int) -> str | None:
-        """Name the row of change *number*."""
+        """Return the key of change *number* as text for messages, if known."""
         row = self._key_row(number)
         return None if row is None else key_text(self.plan.key, _texts(self.plan, row))
 

@@ -288,7 +288,7 @@ class TargetTransaction:
         self._on_committed()
 
     def forget(self, relations: Collection[MappedRelation]) -> None:
-        """Ignore the outcome of a commit for *relations*, whose source begins again."""
+        """Ignore the outcome of a commit for *relations*, whose source begins a new attempt."""
         for mapped in relations:
             self._committing.pop(mapped, None)
 

@@ -287,8 +287,8 @@ class Worker:
     async def _commit_earlier(self, lane: Lane) -> None:
         """Wait until the target contains the changes of *lane* that have plans.
 
-        A new plan may add a column to the target. Only rows that the target has by then get the
-        value that ADD COLUMN gave to existing rows of the source.
+        A new plan may add a column to the target. Only rows that exist at the target by then get
+        the value that ADD COLUMN gave to existing rows of the source.
         """
         while lane in self._filling.lanes:
             self._due.set()
@@ -538,7 +538,7 @@ class Worker:
         return not self._budget.has_room(lane.owner) and lane.owner.has_other_lanes
 
     def _give_up(self, window: Window, error: StreamerError, lanes: Collection[Lane]) -> None:
-        """Make the sources of *lanes* begin again, and remove all lanes of those sources."""
+        """End the attempts of the sources of *lanes*, and remove all lanes of those sources."""
         for owner in {lane.owner for lane in lanes}:
             owner.source_failed(error)
             self._abandon(window, [lane for lane in window.lanes if lane.owner is owner])

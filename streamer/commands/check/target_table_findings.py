@@ -138,7 +138,7 @@ def check_collations(pair: Pair) -> Iterable[Finding]:
 
 
 def check_extensions(pair: Pair) -> Iterable[Finding]:
-    """Find missing types of extensions; streamer creates the remaining types with the table."""
+    """Find missing types of extensions; streamer creates all other types with the table."""
     for kind in pair.types:
         if kind.full_name in pair.target.types or kind.can_be_created:
             continue

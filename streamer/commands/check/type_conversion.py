@@ -41,7 +41,7 @@ def type_risk(source: str, target: str) -> str | None:
 
 def _string_risk(source: TypeName, target: TypeName) -> str | None:
     if not target.modifiers:
-        # "character" always has a length; the remaining types accept all text.
+        # "character" always has a length; the other types accept all text.
         return None if target.base != "character" else "only one character fits"
     (length,) = target.modifiers
     is_padded = target.base == "character" and source.base != "character"

@@ -246,7 +246,7 @@ async def _slots(settings: Settings, mapping: Mapping) -> list[Any]:
     return [{"source": label, "found": slots} for label, slots in zip(labels, rows, strict=True)]
 
 
-# Names and errors, never values of rows.
+# These statements read names and errors, never values of rows.
 _BOOKKEEPING_SQL: Final = {
     "migrations": bookkeeping_schema.SUMMARY_SQL,
     "sources": sources.SUMMARY_SQL,

@@ -40,7 +40,7 @@ class Diagnosis:
 async def diagnose(
     settings: Settings, mapping: Mapping, state: MappingState | None = None
 ) -> Diagnosis:
-    """Read all facts. Raises ConfigurationError; the remaining errors are part of the diagnosis."""
+    """Read all facts. Raises ConfigurationError; all other errors are part of the diagnosis."""
     address = TargetAddress.parse(settings.target.url)
     examination, status = await asyncio.gather(
         examine(settings, mapping), read_report(address, mapping, state)

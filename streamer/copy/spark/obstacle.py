@@ -1,6 +1,7 @@
 """Checks that this machine has PySpark and a Java that is recent enough. Blocking.
 
-Only copies, and comparisons of large tables, need Spark. All remaining work goes on without Spark.
+Only copies, and comparisons of large tables, need Spark. streamer does all other work without
+Spark.
 """
 
 import importlib.util

@@ -227,7 +227,7 @@ def families(facts: ScrapeFacts) -> Iterable[Metric]:
 
 
 def _fleet_families(facts: ScrapeFacts) -> Iterator[Metric]:
-    """Yield the facts of the whole fleet, which every replica has."""
+    """Yield the facts of the whole fleet, which every replica exports."""
     states = gauge(
         "streamer_fleet_sources",
         "Number of sources in a state, whichever replica runs them",

@@ -63,7 +63,7 @@ class Notifier:
         """When this process first noticed each present problem."""
         self._notified: dict[Key, NotifiedProblem] = {}
         self._unstored: set[Key] = set()
-        """Keys whose last notice the bookkeeping does not have yet."""
+        """Keys whose last notice is not yet in the bookkeeping."""
         self._absent: dict[Key, float] = {}
         """The monotonic time of the first check without the problem."""
         self._retry = Backoff()

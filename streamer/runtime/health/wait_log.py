@@ -39,13 +39,13 @@ class Wait:
 
 
 class LongWaits:
-    """Stores when the wait of each subject began. Pure."""
+    """Keeps the time at which the wait of each subject began. Pure."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def update(self, waits: Iterable[Wait], now: float) -> list[tuple[Wait, float]]:
-        """Store the waits of *now*; return the waits to report, with their seconds."""
+        """Replace the known waits by *waits*; return the waits to report, with their seconds."""
         by_subject = {wait.subject: wait for wait in waits}
         self._since = {subject: self._since.get(subject, now) for subject in by_subject}
         return [

@@ -84,7 +84,7 @@ class RunningMapping:
 
     @property
     def reports_removed(self) -> bool:
-        """Whether this process, and no peer, reports the sources that no mapping has any more.
+        """Whether this process, and no peer, reports the sources that no mapping contains any more.
 
         A process with a part of the mapping, or without the newest mapping, cannot know them.
         """
@@ -209,7 +209,7 @@ async def _read_installation(removed: Sequence[Supervisor], bookkeeping: Bookkee
 
 
 async def _read_stored_names(bookkeeping: Bookkeeping) -> StoredNames:
-    """Return the tables that the target has, by the labels of their sources."""
+    """Return the tables in the bookkeeping, by the labels of their sources."""
     labels = {record.source_id: record.label for record in await read_source_records(bookkeeping)}
     stored: dict[str, set[RelationName]] = {}
     for record in await read_relation_records(bookkeeping):

@@ -130,7 +130,9 @@ class Verification:
     # ---- what is due ---------------------------------------------------------------------------
 
     async def _find_due_tables(self) -> list[DueTable]:
-        """Show the stored results, and return the tables with the time when each is due."""
+        """Copy the stored results to the health of the sources, and return the time at which each
+        table is due.
+        """
         due: list[DueTable] = []
         try:
             records = await read_verifications(self._bookkeeping)
@@ -226,7 +228,7 @@ class Verification:
             _report(table.source, result)
 
     async def _show(self, table: DueTable) -> None:
-        """Show the result that the comparison stored."""
+        """Copy the result that the comparison stored to the health of the source."""
         relation_id = table.relation.relation_id
         with contextlib.suppress(StreamerError):  # the next check shows the result
             records = await read_verifications(self._bookkeeping, relation_id)

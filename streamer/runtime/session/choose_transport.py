@@ -2,7 +2,7 @@
 
 A single unsuitable column makes all values of a source come as text, because pgoutput has one
 option for the whole stream. The planner detects later changes (`streamer.apply.write.planner`); the
-source then starts again.
+source then begins a new attempt.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

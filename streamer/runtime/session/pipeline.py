@@ -499,7 +499,9 @@ async def _store_progress(session: Session) -> None:
 
 
 def _held_by(holder: str) -> str:
-    """Name the process with the lock of a source; *holder* is its host and pid."""
+    """Return the reason why this process waits: *holder*, host and pid of a process, has the lock
+    of the source.
+    """
     host, _, pid = holder.rpartition(":")
     if not pid.isdecimal():
         return f"held by {holder}, which runs this source; this process waits to take over"

@@ -166,7 +166,7 @@ class Supervisor:
 
     @property
     def has_journal(self) -> bool:
-        """Whether files of this process have changes that the source no longer has."""
+        """Whether files of this process contain changes that the source no longer retains."""
         journaling = self.guard.journaling
         return journaling.is_active or journaling.journal is not None
 

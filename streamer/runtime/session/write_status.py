@@ -60,7 +60,7 @@ async def report_status(session: Session, heartbeat: Heartbeat) -> None:
 
 
 class _StatusReport:
-    """Stores the last written values of a source."""
+    """Keeps the last written values of a source in memory."""
 
     def __init__(self, session: Session, heartbeat: Heartbeat) -> None:
         self._bookkeeping = session.services.bookkeeping

@@ -470,9 +470,9 @@ async def resolve_at(
 ) -> Resolved:
     """Apply the rules of *source* to its relations. Raises MappingError.
 
-    Tables that rules name and the source lacks are mapped too, without a definition, so that the
-    remaining tables are not disturbed. The result also has *stored_names*, whose rows the target
-    has, because the loss of a table must be visible: see `on_table_dropped`. A new table without a
+    Tables that rules name and the source lacks are mapped too, without a definition, so that all
+    existing tables continue. The result also contains *stored_names*, because the loss of a table
+    whose rows the target contains must be visible: see `on_table_dropped`. A new table without a
     sid or target does not stop the existing tables.
     """
     names = await read_relation_names(plain, source)

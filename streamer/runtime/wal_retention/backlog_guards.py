@@ -62,7 +62,7 @@ class BacklogGuards:
         return self._running[source.label][0]
 
     async def remove(self, label: str) -> BacklogGuard:
-        """End the guard of a removed source; return the guard, which still has the journal."""
+        """End the guard of a removed source; return the guard, which still holds the journal."""
         guard, task = self._running.pop(label)
         await guard.journaling.stop_writing()
         task.cancel()

@@ -8,7 +8,7 @@ deleted, and the pipeline reads the slot.
 
 A restart would end the copies of the pipeline. So while a copy runs, the journal begins *beside*
 the pipeline, from a temporary copy of the slot. The pipeline still reads the slot, and acknowledges
-the changes that the journal has (`acknowledged_lsn`). When the target contains all of these
+the changes that the journal contains (`acknowledged_lsn`). When the target contains all of these
 changes, the journal is deleted without a restart. If the pipeline ends before, the next pipeline
 reads the journal, which then continues from the slot.
 

@@ -616,7 +616,7 @@ def _follow_function(source: SourceMapping, version: int, common: dict[str, str]
 
 
 def _published(source: SourceMapping, version: int, is_member: str, namespace: str) -> str:
-    """Return the condition that a publication has a table, or the *namespace*."""
+    """Return the condition that a publication contains a table, or the *namespace*."""
     if version < _VIA_ROOT_MIN:
         return "true"
     names = (source.publication, source.publication_inserts)

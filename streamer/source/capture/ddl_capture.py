@@ -228,7 +228,7 @@ async def send_baseline(
     """Send the present definitions of some tables through the stream, each at its position.
 
     A lock keeps the definition from changing until the message is committed. The next start sends
-    the definition of a table that is locked now. *stored*: the definitions that the target has, or
+    the definition of a table that is locked now. *stored*: the definitions in the bookkeeping, or
     None. Parts of a stored definition that are missing now were dropped at the source; other parts
     may be new.
     """

@@ -1,9 +1,9 @@
 """Converts the source's messages to records that a journal can write and read again.
 
 The journal requests no streaming, so the source sends whole committed transactions, one by one. The
-gatherer omits transactions that the journal already has. A slot falls back a little when the server
-crashes, and the source then sends transactions again. The repeated transactions also identify the
-source's history, as in `streamer.source.history_check`.
+gatherer omits transactions that the journal already contains. A slot falls back a little when the
+server crashes, and the source then sends transactions again. The repeated transactions also
+identify the source's history, as in `streamer.source.history_check`.
 
 Pure.
 """
@@ -129,8 +129,8 @@ class Gatherer:
         return True
 
     def keepalive(self, wal_end_lsn: Lsn) -> bool:
-        """Store that the source is at *wal_end_lsn*; return False if the source has a different
-        history. Call only between transactions.
+        """Note that the source has reached *wal_end_lsn*; return False if the source has a
+        different history. Call only between transactions.
         """
         if not self._history.saw_position(wal_end_lsn):
             return False

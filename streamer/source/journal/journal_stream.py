@@ -2,8 +2,8 @@
 `streamer.source.stream.replication_stream.ReplicationStream`.
 
 The stream returns only flushed records, and so only whole transactions. If the writer of the
-journal loses the source and reconnects, the stream is not affected. The stream deletes records that
-the target has.
+journal loses the source and reconnects, the stream is not affected. The stream deletes records
+whose changes the target contains.
 """
 
 import os
@@ -96,7 +96,7 @@ class JournalStream:
         self._lsn = max(self._lsn, record.lsn)
 
     def send_status(self, flush_lsn: Lsn, visible_lsn: Lsn, *, request_reply: bool = False) -> None:
-        """Delete the segments up to *flush_lsn*, whose changes the target has."""
+        """Delete the segments up to *flush_lsn*, whose changes the target contains."""
         del visible_lsn, request_reply
         self._journal.trim(flush_lsn)
 

@@ -1,1 +1,1 @@
-"""The objects that streamer has at a source: slot and publications."""
+"""The objects that streamer uses at a source: slot and publications."""

@@ -75,8 +75,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSchema:
-    """A schema whose tables a publication has. ``moves``: the transactions that last moved tables
-    to the schema, by the tables' OIDs. A table moved out of the schema and back has a new value.
+    """A schema whose tables a publication contains. ``moves``: the transactions that last moved
+    tables to the schema, by the tables' OIDs. A table moved out of the schema and back has a new
+    value.
     """
 
     fingerprint: str

@@ -16,9 +16,9 @@ def chunk_columns(
 ) -> tuple[tuple[str, str], ...] | str:
     """Return the columns with their types that can order the chunks of a table, or the obstacle.
 
-    *names*: the columns whose values the target has. *bytewise*: the text columns that are ordered
-    by bytes (`streamer.source.tables.bytewise_columns`). *is_distant*: each chunk would read most
-    pages (`streamer.source.tables.distant_keys`).
+    *names*: the columns whose values the target contains. *bytewise*: the text columns that are
+    ordered by bytes (`streamer.source.tables.bytewise_columns`). *is_distant*: each chunk would
+    read most pages (`streamer.source.tables.distant_keys`).
     """
     key = relation.key
     if relation.replica_identity == "f":

@@ -1,7 +1,7 @@
 "use strict";
 
-// Draws the charts of a source, a table or the fleet with uPlot. The charts take the boxes of the
-// pictures that the page has without this script. They share cursor, time span and marks.
+// Draws the charts of a source, a table or the fleet with uPlot. The charts replace the pictures that
+// the page shows without this script. All charts share cursor, time span and marks.
 
 {
   const AGAIN_MS = 10000; // the interval of the samples
