@@ -291,7 +291,7 @@ async def _take_resync(
             return gap
         keeps_history = _keeps_history(source, record.source)
         if keeps_history or (resync.compares and not resync.force):
-            # Stored with DIFF, so that after a restart, too, the table follows the stream.
+            # The stored mode is DIFF, so that the table follows the stream after a restart, too.
             compared = replace(resync, mode=Mode.DIFF)
             requests = await _store_to_point(
                 connection,

@@ -147,7 +147,7 @@ class CopyQueue:
         return batch
 
     def is_taken(self, mapped: "MappedRelation", batch: "list[MappedRelation]") -> bool:
-        """Whether the round of *batch* has *mapped*."""
+        """Whether *mapped* is in the round of *batch*."""
         return self._taken.get(mapped) is batch
 
     def removed(

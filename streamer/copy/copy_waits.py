@@ -68,7 +68,7 @@ def find_reasons(facts: WaitFacts) -> dict[MappedRelation, TableWait]:
 
 
 def _find_turn(facts: WaitFacts, copy: TableCopy) -> TableWait | None:
-    """Return the reason why no task has begun with *copy*; None if a task has."""
+    """Return the reason why no task has begun with *copy*; None if a task has begun."""
     if not copy.parts or copy.has_copied_parts:
         return None
     if (facts.task_name, *copy.fills) in facts.copying:

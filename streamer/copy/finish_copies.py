@@ -303,7 +303,7 @@ class Finisher:
     async def _is_elsewhere(self, target: TargetConnection, copy: TableCopy) -> bool:
         """Begin *copy* again if by now a different table has the target's name.
 
-        Parts address a table by name, so both tables may have some of the rows.
+        Parts address a table by name, so both tables may contain some of the rows.
         """
         present = await target.fetch_value("select pg_catalog.to_regclass($1)::oid", copy.table)
         if present == copy.target.oid:

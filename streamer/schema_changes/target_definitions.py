@@ -98,7 +98,7 @@ select (select i.indisvalid and i.indisready
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
 """
-# The stream sets the remaining defaults in order.
+# The stream sets all other defaults in order.
 _MADE_DEFAULT_SQL: Final = """
 select case when a.attidentity <> '' then 'identity'
             when pg_catalog.pg_get_expr(d.adbin, d.adrelid) like 'nextval(%' then 'default' end

@@ -107,10 +107,10 @@ class Ring(Generic[S]):
     def totals(self) -> list[Point]:
         """Return time and total of each slot, from the first known slot on.
 
-        The total of a slot has the highest first value of all subjects, and the sums of the second
-        and third values.
-        The ring keeps the totals, so a call reads only the slots that changed. A thread may
-        call this while the event loop adds values, and while another thread calls this.
+        The total of a slot is the maximum of the first values of all subjects, and the sums of the
+        second and third values. The ring keeps the totals, so a call reads only the slots that
+        changed. A thread may call this while the event loop adds values, and while another thread
+        calls this.
         """
         totals = self._totals
         while (slot := self._pop_outdated()) is not None:

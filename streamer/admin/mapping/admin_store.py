@@ -412,7 +412,7 @@ class AdminStore:
             await write_audit(writer, actor, "refused", "mapping", number, f"revision {number}")
 
     async def write_teardown(self, actor: str, labels: list[str]) -> None:
-        """Store that an operator tears sources down.
+        """Record that an operator tears sources down.
 
         The target cannot store this record: the teardown of the last source drops the target's
         audit.

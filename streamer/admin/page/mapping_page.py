@@ -85,7 +85,7 @@ def routes(frame: Frame) -> APIRouter:
 
 
 def server_line(discovered: Row) -> str:
-    """Name the server that answered."""
+    """Return a text that names the server that answered."""
     server = discovered["server"]
     return (
         f"Connected: PostgreSQL {server['version']}, database {server['database']}, "

@@ -43,14 +43,14 @@ class LaneTransaction:
 
     @property
     def is_partly_applied(self) -> bool:
-        """Whether the target already has some transactions of a block; a worker splits such a
+        """Whether the target already contains some transactions of a block; a worker splits such a
         block.
         """
         return False
 
     @property
     def spans_definitions(self) -> bool:
-        """Whether a block has changes of a relation from before and after a change of its
+        """Whether a block contains changes of a relation from before and after a change of its
         definition; a worker splits such a block.
         """
         return False

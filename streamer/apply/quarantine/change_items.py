@@ -115,7 +115,7 @@ class ItemReader:
         self, rows: list[Row], columns: Sequence[PlanColumn]
     ) -> list[Sequence[str | None]]:
         """Return the text of some columns of binary *rows*, column by column."""
-        # Types without modifiers, because the modifier may be the reason of a rejection.
+        # The casts omit type modifiers, because a modifier may be the reason of a rejection.
         oids = [column.target.type_oid for column in columns]
         target = self._transaction.target
         kinds = await target.fetch(_PLAIN_TYPES_SQL, oids)

@@ -35,7 +35,7 @@ class QuarantineTable:
     async def read_keys(
         self, mapped: MappedRelation, columns: KeyColumns, *, before: int | None = None
     ) -> set[bytes]:
-        """Return the keys, with *columns*, of rows in quarantine whose id is below *before*."""
+        """Return the keys, by *columns*, of rows in quarantine whose id is below *before*."""
         keys: set[bytes] = set()
         last = 0
         while rows := await read_quarantine_page(
@@ -51,7 +51,7 @@ class QuarantineTable:
         return keys
 
     async def keys_of_pending(self, blocked: BlockedKeys, columns: KeyColumns) -> list[Keys]:
-        """Return the keys with *columns* of the changes still to write."""
+        """Return the keys, by *columns*, of the changes that are still to be written."""
         pending = (change for change in blocked.pending if isinstance(change, Quarantined))
         values = (values_of_stored(columns.names, row.old, row.new) for row in pending)
         return await self._equal_keys.keys(columns, values)

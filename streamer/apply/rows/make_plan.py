@@ -570,7 +570,9 @@ def _identify(
 def _named(
     columns: tuple[PlanColumn, ...], mapping: RelationMapping, names: tuple[str, ...]
 ) -> tuple[PlanColumn, ...]:
-    """Return the target's columns for the source's columns *names*; none if one is missing."""
+    """Return the target's columns for the source's columns *names*; no column if a column is
+    missing.
+    """
     by_name = {column.name: column for column in columns if column.expression is None}
     targets = [mapping.target_column(name) or "" for name in names]
     return tuple(by_name[name] for name in targets) if set(targets) <= set(by_name) else ()

@@ -432,8 +432,8 @@ end loop;"""
     def _replace_found(self, fixed: PlanColumn, values: Sequence[str]) -> str:
         """Replace the row that the search returned, to change *fixed*, which is GENERATED ALWAYS.
 
-        No UPDATE writes such a column. A foreign key with an action would treat the DELETE as the
-        end of the row.
+        PostgreSQL refuses an UPDATE of such a column. A foreign key with an action would treat the
+        DELETE as the end of the row.
         """
         refuse = ""
         if self.plan.target.delete_acts:

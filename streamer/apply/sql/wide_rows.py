@@ -62,8 +62,8 @@ class PlanStatements:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A temporary table with some values of staged rows: the values from *start* to before
-    *stop*.
+    """A temporary table with some values of staged rows: the values from *start* up to, but not
+    including, *stop*.
     """
 
     table: str

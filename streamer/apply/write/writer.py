@@ -114,7 +114,8 @@ class Writer:
     async def write_in_order(
         self, window: LaneWindow, start: int, stop: int, *, reverse: bool = False
     ) -> None:
-        """Write the transactions *start* to before *stop* of a window in exact order.
+        """Write the transactions of a window from *start* up to, but not including, *stop* in exact
+        order.
 
         The order is exact for each table. If foreign keys connect tables, referenced tables come
         first; with *reverse* last. An error's ``transaction_number`` names the failed transaction,

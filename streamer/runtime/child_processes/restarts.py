@@ -1,8 +1,8 @@
 """Decisions of the parent about a process that ended. Pure.
 
-A process that was killed or ended unexpectedly starts again after a back-off. An exit with
-the code of a StreamerError is a *verdict*. A wrong configuration ends all processes at once. The
-remaining errors end all processes after a few exits in a row.
+A process that was killed or ended unexpectedly starts again after a back-off. An exit with the code
+of a StreamerError is a *verdict*. A wrong configuration ends all processes at once. Verdicts of a
+different kind end all processes after a few exits of a process in a row.
 """
 
 from collections.abc import Mapping

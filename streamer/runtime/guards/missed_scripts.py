@@ -6,7 +6,7 @@ number then belongs to another transaction, or is free. The target would then wa
 script forever.
 
 The source stops instead, with a `ScriptError`. streamer does not run the script: the stream has
-passed the script's place, and copies may already have its rows.
+passed the script's place, and copies may already contain its rows.
 
 A failover can also lose the source's part of a script that the target has run. No row of a mapped
 table shows that, and the source stops in the same way.

@@ -1,9 +1,9 @@
 """The mapping of this process among its replicas: all run the newest revision.
 
 An operator changes the mapping of one replica: by an apply in the mapping database, or by SIGHUP
-after a change of the file. That replica adds a revision to the bookkeeping of the target. The
-remaining replicas see its fingerprint, and read their own configuration again. The target holds no
-mapping.
+after a change of the file. That replica adds a revision to the bookkeeping of the target. Peer
+replicas see the fingerprint of the revision, and read their own configuration again. The target
+holds no mapping.
 
 A replica without the newest mapping takes no source. Its file may be older, and lack tables that
 the fleet streams. The start time of a process proves nothing: a process that starts late may have

@@ -470,7 +470,7 @@ class Replica:
         self._refused = {key: until for key, until in self._refused.items() if until > now}
 
     async def _show(self, sources: dict[str, Shared]) -> None:
-        """Show the stored states of sources that the remaining replicas run."""
+        """Show the stored states of sources that peer replicas run."""
         elsewhere = {label: shared for label, shared in sources.items() if not shared.is_assigned}
         if not elsewhere:
             return

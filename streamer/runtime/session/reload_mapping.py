@@ -1,7 +1,7 @@
 """Applies a changed mapping to a source while its stream runs.
 
-Unchanged tables continue without a break, unless they share a lane with a changed table. All
-remaining changes need a new attempt to stream the source.
+Unchanged tables continue without a break, unless they share a lane with a changed table. All other
+changes need a new attempt to stream the source.
 """
 
 from collections.abc import Callable

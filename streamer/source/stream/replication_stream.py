@@ -264,7 +264,7 @@ class ReplicationStream:
         except psycopg.Error as exc:
             self._has_ended = True
             if self._is_binary and exc.sqlstate in UNCONVERTIBLE:
-                # The server converts text only in binary mode. A restart uses text mode.
+                # The server converts text only in binary mode. The next attempt uses text mode.
                 raise TransportError(first_line(exc)) from exc
             raise translate(exc, self._label) from exc
         return burst
