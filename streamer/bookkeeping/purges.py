@@ -134,7 +134,7 @@ class RemainingColumn:
 
 @dataclass(frozen=True, slots=True)
 class PurgeRecord:
-    """A row of streamer.purge. ``next_block``: no block before this block has rows of the
+    """A row of streamer.purge. ``next_block``: no block before this block contains rows of the
     source.
     """
 
@@ -236,7 +236,7 @@ async def move_purge(
 
 
 async def finish_purge(session: Executor, record: PurgeRecord) -> None:
-    """Record that a table has no more rows of the source."""
+    """Record that a table contains no more rows of the source."""
     await session.execute(
         "update streamer.purge set finished_at = now()"
         " where (database, sid, target) = ($1, $2, $3)",

@@ -168,8 +168,8 @@ async def _refuse_remaining_rows(
 def can_backfill(mapping: RelationMapping, relation: SourceRelation | None) -> bool:
     """Whether a backfill can recompute only the columns that `set` computes differently.
 
-    Without a key, a change finds its row by the values of all columns. So the target must not have
-    values of the old expressions while the stream computes values with the new expressions.
+    Without a key, a change finds its row by the values of all columns. So the target must not
+    contain values of the old expressions while the stream computes values with the new expressions.
     """
     return relation is not None and bool(relation.key) and mapping.rule.initial is not Initial.NONE
 

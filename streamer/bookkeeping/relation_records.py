@@ -96,7 +96,7 @@ class RelationRecord(StateRecord):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the relation has no rows in the target, and no copy has begun (`read_bare`)."""
+        """Whether the target lacks rows of the relation, and no copy has begun (`read_bare`)."""
         return self.snapshot_lsn is None and not self.attempt and not self.owns_rows
 
     @property

@@ -141,7 +141,7 @@ async def require_resync(bookkeeping: Bookkeeping, relation_id: int, error: Erro
 
 
 async def demand_copy(bookkeeping: Bookkeeping, relation_id: int, resync: Resync) -> None:
-    """Require a new copy of a relation that was in sync or in copy."""
+    """Require a new copy of a relation that was in sync or was being copied."""
 
     def change(record: CopyRecord) -> Values:
         values = {"needs_resync": False, "resync": resync, "attempt": record.attempt + 1}

@@ -25,7 +25,7 @@ async def export_dbt(address: TargetAddress, mapping: Mapping, directory: Path) 
 
 
 async def _read_tables(address: TargetAddress, mapping: Mapping) -> list[ReplicatedTable]:
-    """Return the target tables that mapping and bookkeeping name and the target has."""
+    """Return the existing target tables that mapping and bookkeeping name."""
     bookkeeping = Bookkeeping(address, "streamer export")
     try:
         writers: dict[RelationName, dict[str, TableRule]] = {}

@@ -19,7 +19,7 @@ class RequestedRestart:
 
 
 async def restart(address: TargetAddress, label: str, actor: str) -> RequestedRestart:
-    """Request that the process which streams source *label* begins again.
+    """Request a new attempt from the process that streams source *label*.
 
     *label*: ``DATABASE`` or ``DATABASE:SID``. Raises MappingError for an unknown source.
     """

@@ -122,8 +122,8 @@ class TableCounters:
 
 @dataclass(frozen=True, slots=True)
 class ChangeCounters:
-    """All tables of a source at a moment, by name. ``is_settled``: no session can have changes that
-    the statistics do not count yet.
+    """All tables of a source at a moment, by name. ``is_settled``: no session can have made changes
+    that the statistics do not count yet.
     """
 
     source: ServerCounters
@@ -162,7 +162,8 @@ def tables_sql(names: Sequence[RelationName]) -> str:
 
 
 def late_sql(stopped_at: str | None) -> str:
-    """Return a query that tells whether sessions may have changes that the server has not counted.
+    """Return a query that tells whether sessions may have made changes that the server has not
+    counted.
 
     *stopped_at*: a time from which new sessions cannot write, or None. Pure.
     """

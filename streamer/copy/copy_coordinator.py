@@ -163,7 +163,7 @@ class SyncCoordinator:
                 turn, self._turn = self._turn, None
                 turn = turn or await self._acquire_turn(batch)
                 await self._share_rate()
-                if batch[0].state.follows:  # the target may have later changes by now
+                if batch[0].state.follows:  # the target may contain later changes by now
                     await self._close_snapshot()
                 exported, self._snapshot = self._snapshot, None
             context = replace(self._context, round_number=number)

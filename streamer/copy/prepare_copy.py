@@ -4,8 +4,9 @@
 source, so that readers miss no row. ``streamer.relation.filling`` records the start. After a crash
 the table holds only part of this source's rows, and streamer deletes that part.
 
-*Staged*: the target table has rows of this source, and readers. COPY fills a staging table, and one
-transaction swaps the rows (`streamer.copy.staging_tables`). A crash leaves the old rows.
+*Staged*: the target table contains rows of this source, and has readers. COPY fills a staging
+table, and one transaction swaps the rows (`streamer.copy.staging_tables`). A crash leaves the old
+rows.
 
 streamer removes rows of other programs only with consent.
 
@@ -519,7 +520,7 @@ class Preparation:
     async def begin(self, target: TargetConnection, copies: Sequence[TableCopy]) -> list[TableCopy]:
         """Store ``copying`` and a new attempt, and choose the mode of each copy.
 
-        Before a direct copy, the target table has no row of this source. Several copies begin
+        Before a direct copy, the target table contains no row of this source. Several copies begin
         without a wait for a user's lock. Return the copies that did not begin because the target
         contains rows or partitions. Raises SyncError for rows that streamer did not write, and
         TargetContentionError.
@@ -759,7 +760,8 @@ async def read_occupied(target: TargetConnection, copies: Sequence[TableCopy]) -
 
 
 async def _choose_empty(target: TargetConnection, copies: list[TableCopy]) -> list[TableCopy]:
-    """Lock the targets for reading, and return the copies whose target has no rows of this source.
+    """Lock the targets for reading, and return the copies whose target contains no rows of this
+    source.
 
     Raises TargetContentionError at once: a session that holds such a lock and waits for a further
     lock could deadlock with a user's statement.

@@ -38,15 +38,15 @@ class Entry(enum.Enum):
     WAIT = enum.auto()
     """A process has not taken the request for one of the tables yet."""
     REFUSE = enum.auto()
-    """A table streams, and the target may have former rows of this table."""
+    """A table streams, and the target may contain former rows of this table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharer:
     """A table that writes to the shared target table.
 
-    ``has_rows``: the target may have former rows. ``awaits_copy``: the table writes nothing until
-    its copy ends. ``is_requested``: a request for a copy is queued.
+    ``has_rows``: the target may contain former rows. ``awaits_copy``: the table writes nothing
+    until its copy ends. ``is_requested``: a request for a copy is queued.
     """
 
     relation_id: int

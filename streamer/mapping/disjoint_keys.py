@@ -3,7 +3,7 @@
 Several tables then write one target table without a sid, and the user promises that no two tables
 contain the same key. A row enters the target only by an INSERT, which fails if a second table has
 already written the key. From then on the key identifies the row of its table. So the target must
-have all rows of each table.
+contain all rows of each table.
 """
 
 from dataclasses import dataclass

@@ -71,7 +71,7 @@ class RenameTargets:
     is_shared: bool
     """Several relations write to the former table."""
     is_bare: bool
-    """The former table has no rows of the relation."""
+    """The former table contains no rows of the relation."""
     has_bare_successor: bool
     """Before the guard found the rename, a pattern already added the new name as a relation of this
     table. The added relation has no rows yet.

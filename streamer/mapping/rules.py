@@ -160,7 +160,7 @@ class TableRule:
         """Whether rows of the target record earlier changes, so that a copy cannot replace a
         change.
 
-        A clone without marks has only the present rows of the source.
+        A clone without marks contains only the present rows of the source.
         """
         return self.type is not TableType.CLONE or self.on_delete is OnDelete.MARK
 

@@ -122,7 +122,7 @@ def interval_partition(table: RelationName, start: datetime) -> RelationName:
 
 
 def default_partition(table: RelationName) -> RelationName:
-    """Return the name of the partition for the remaining rows."""
+    """Return the name of the default partition."""
     return RelationName(table.namespace, _base(table, _SUFFIX_BYTES) + "_default")
 
 

@@ -565,8 +565,8 @@ class TargetConnection:
     ) -> int:
         """COPY *chunks* into the named columns of a table, and run the statement *then*.
 
-        Both are one message, so the server does not wait for us in between. Returns the row count
-        of the last statement.
+        Both are one message, so the server does not wait for the client in between. Returns the row
+        count of the last statement.
         """
 
         async def watched() -> AsyncIterator[bytes]:

@@ -31,7 +31,7 @@ class Pair:
 
     @property
     def tenant(self) -> str:
-        """The label of the tenant whose rows the table has."""
+        """The label of the tenant whose rows the table contains."""
         return SourceLabel(self.facts.source.database, self.mapping.sid)
 
     @property

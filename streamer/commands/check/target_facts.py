@@ -131,7 +131,7 @@ class TargetFacts:
     removed: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Tables of removed sources: see `read_removed`."""
     former_rows: frozenset[tuple[int, str, str, str | None]] = frozenset()
-    """Rows of relations that may return to the mapping: see `read_owned_rows`."""
+    """Unmapped relations whose rows streamer wrote: see `read_owned_rows`."""
     namespaces: dict[str, Namespace] = field(default_factory=dict)
     tables: dict[RelationName, TargetTable] = field(default_factory=dict)
     types: dict[RelationName, list[str]] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class TargetFacts:
         }
 
     def needs_copy(self, source: SourceMapping, mapping: RelationMapping) -> bool:
-        """Whether `run` would begin with a copy of this table, or with the end of a copy."""
+        """Whether `run` would begin with a copy of this table, or finish an interrupted copy."""
         record = self.record(source, mapping)
         if record is None:
             return True

@@ -74,7 +74,7 @@ def _empty_mapping(
 def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Finding]:
     """Return the problems of the status, and the problems that only a check finds; the worst first.
 
-    A check also finds the cause of a stopped source or table. All screens use the words and the
+    A check also finds the cause of a stopped source or table. All views show the text and the
     remedy of the status for that cause. Where this remedy is `streamer check`, the statements of
     the check replace it. Pure.
     """
@@ -96,7 +96,7 @@ def merged(problems: Sequence[Problem], checked: Sequence[Finding]) -> list[Find
 
 
 def _has_statements(problem: Problem, finding: Finding) -> bool:
-    """Whether *problem* has all statements of *finding*, for the same database.
+    """Whether *problem* contains all statements of *finding*, for the same database.
 
     A check judges schemas and the target as a whole, where a problem names the table that stopped.
     """

@@ -36,7 +36,7 @@ class Changed:
     """The effect of adding or removing tenants.
 
     ``lines``: the lines that the operator must write or remove, if the command did not.
-    ``next_step``: the operator's next step. ``is_applied``: the mapping has the change.
+    ``next_step``: the operator's next step. ``is_applied``: the mapping contains the change.
     """
 
     labels: list[str]

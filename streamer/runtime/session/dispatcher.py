@@ -266,7 +266,7 @@ class Dispatcher:
             reached = ScriptsReached(transaction.xid, transaction.final_lsn, scripts)
             yield reached
             self._made = transaction.xid if reached.is_made else None
-        if transaction.xid == self._made:  # the target may have these rows already
+        if transaction.xid == self._made:  # the target may contain these rows already
             for changes in piece.changes:
                 relation = changes.relation
                 changes.payloads = [

@@ -12,9 +12,9 @@ the changes that the journal contains (`acknowledged_lsn`). When the target cont
 changes, the journal is deleted without a restart. If the pipeline ends before, the next pipeline
 reads the journal, which then continues from the slot.
 
-After a crash, `judge` decides. streamer continues a journal only if it has all changes between the
-target's position and the position that the source may have discarded. Only this check proves the
-absence of a gap. A lost journal shows because the slot is ahead of the target.
+After a crash, `judge` decides. streamer continues a journal only if the journal contains all
+changes between the target's position and the position that the source may have discarded. Only this
+check proves the absence of a gap. A lost journal shows because the slot is ahead of the target.
 """
 
 import asyncio

@@ -217,7 +217,7 @@ class Journal:
         """Continue with changes of *branch*, in a new segment; call `rewind` first.
 
         The branch forked after ``changes_end_lsn``. Positions past the fork are removed, because
-        the branch has changes there. Raises SpoolError.
+        the branch contains changes there. Raises SpoolError.
         """
         fork_lsn = common_end(self.branch, branch)
         if fork_lsn == EVERYTHING:
@@ -311,7 +311,7 @@ class Journal:
 
     @property
     def start_lsn(self) -> Lsn:
-        """The journal or the source has every transaction committed from here on."""
+        """The journal or the source contains every transaction committed from here on."""
         return self._segments[0].start_lsn
 
     @property

@@ -46,7 +46,7 @@ class Leaf:
     """Whether the leaf or a partition above existed before that transaction."""
     may_read: bool
     is_foreign: bool = False
-    """Whether a remote server has the rows and changes."""
+    """Whether a remote server stores the rows and their changes."""
 
     @property
     def attached_by(self) -> str:
