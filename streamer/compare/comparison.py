@@ -353,7 +353,8 @@ class Comparison:
                         name = parse_name(item.record.source)
                         rule = rules.get(name)
                         if rule is None:
-                            raise ComparisonError(f'table "{name}" does not exist at the source')
+                            lack = "in the mapping" if name in relations else "at the source"
+                            raise ComparisonError(f'table "{name}" does not exist {lack}')
                         aim = await read_relation(target, rule.target)
                         if aim is None:
                             raise ComparisonError(f'target table "{rule.target}" does not exist')
