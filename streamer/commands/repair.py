@@ -115,9 +115,9 @@ async def _repair_tables(
                 hint="remove this cause, and run `streamer repair` again",
             )
     if ended.obstacle is not None:
-        raise ComparisonError(
-            f"{ended.obstacle}, so the repair waits",
-            hint="start `streamer run`, which makes the repair; then compare again",
-        )
+        hint = "start `streamer run`, which makes the repair; then compare again"
+        if not ended.is_absent:
+            hint = "wait until `streamer requests` shows the outcome; then compare again"
+        raise ComparisonError(f"{ended.obstacle}, so the repair waits", hint=hint)
     if refused is not None:
         raise ComparisonError(refused.message, hint=refused.remedy)

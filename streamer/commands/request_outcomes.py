@@ -80,7 +80,8 @@ async def await_outcomes(
         is_queued = any(request.state is RequestState.QUEUED for request in waiting)
         if is_queued and now >= began + TAKE_SECONDS:
             return Outcomes(
-                requests, f"its process has not completed the request within {TAKE_SECONDS:g} s"
+                requests,
+                f"the process of the source has not taken the request within {TAKE_SECONDS:g} s",
             )
         await asyncio.sleep(POLL_SECONDS)
 
