@@ -210,12 +210,12 @@ def summarize(results: Iterable[TableResult], *, strict: bool = False) -> str | 
     if different := [r for r in results if r.is_different]:
         parts.append(f"{len(different)} of {len(results)} tables differ from their source")
     if failed := [r for r in results if r.error is not None]:
-        parts.append(f"{len(failed)} cannot be compared")
+        parts.append(f"{len(failed)} of {len(results)} tables cannot be compared")
     if undecided := [r for r in results if r.undecided and not r.is_different]:
         parts.append(
-            f"{len(undecided)} have rows that changed between all readings, or whose changes did "
-            "not arrive: is `streamer run` running?"
+            f"{len(undecided)} of {len(results)} tables have rows that changed between all "
+            "readings, or whose changes did not arrive: is `streamer run` running?"
         )
     if strict and (redefined := [r for r in results if r.definitions]):
-        parts.append(f"{len(redefined)} have a different definition")
+        parts.append(f"{len(redefined)} of {len(results)} tables have a different definition")
     return "; ".join(parts) or None

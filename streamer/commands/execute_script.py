@@ -305,7 +305,7 @@ class _Execution:
         conflict = "another script" if record.side is script.side else f"--on {record.side.value}"
         raise MappingError(
             f'the id "{script.id}" was used for {conflict} at source "{self._source.label}"',
-            hint="give another script an --id of its own",
+            hint="give this script a new --id",
         )
 
     def _check_version(self, plain: Connection) -> None:

@@ -45,7 +45,7 @@ that lives on would never reach the awaited positions.
 """
 SOURCE_RETRY_SECONDS: Final = 1.0
 PROBLEMS_MAX: Final = 10
-_NOT_SET_UP: Final = "nothing is set up yet: is `streamer run` running?"
+_NOT_SET_UP: Final = "the target has no bookkeeping of streamer yet: is `streamer run` running?"
 
 
 EndPositions = dict[SourceLabel, Lsn | SourceError | None]

@@ -663,7 +663,7 @@ def _choose_mode(copy: TableCopy, owns_rows: bool) -> WriteMode:
     if not owns_rows and not _may_remove(copy):
         if mapping.rule.initial is Initial.KEEP:
             return WriteMode.KEEP
-        hint = Remedy.of(f"empty the table, {OCCUPIED_WORDS}")
+        hint = Remedy.of(f"delete these rows at the target, {OCCUPIED_WORDS}")
         if mapping.rule.initial is Initial.NONE:
             source = copy.mapped.source
             again = run("resync", copy.name, database=source.database, sid=source.sid)

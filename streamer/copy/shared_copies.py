@@ -98,8 +98,8 @@ async def is_first_of_all(target: TargetConnection, mapped: MappedRelation) -> b
     match await _read_entry(target, mapped):
         case Entry.WAIT:
             raise TargetContentionError(
-                f'tables with target "{mapped.mapping.target}" still write, until their '
-                "processes take the requests for their copies"
+                f'tables still write to target "{mapped.mapping.target}": their processes have not '
+                "yet taken the requests for copies"
             )
         case Entry.REFUSE:
             raise shared_copy_error(mapped)

@@ -51,7 +51,9 @@ async def test_a_role_that_may_nothing_at_the_target(role: str, checker: Checker
     )
     assert not matching(await checker.findings(), ERROR)
     target.execute("create publication onwards")
-    await checker.mends(WARNING, "may not tag its writes as replicated", "session_setup(text)")
+    await checker.mends(
+        WARNING, "may not mark its writes with a replication origin", "session_setup(text)"
+    )
 
 
 async def test_places_for_replication_origins(checker: Checker) -> None:

@@ -147,7 +147,10 @@ async def test_each_step_can_be_undone_and_a_check_changes_nothing(
                 await work.run()
         assert not is_read_only(source)
         await case.undo()
-        assert case.said[-1] == ("undo", "there is nothing to undo")
+        assert case.said[-1] == (
+            "undo",
+            f"{streamer.mapping.sources[0].label} has no cut-over to undo",
+        )
         acts = "select action, options ->> 'step', state from streamer.request order by id"
         assert target.execute(acts) == [
             ("cutover", "check", "failed"),

@@ -49,7 +49,7 @@ def test_two_primaries_are_named_with_their_timelines() -> None:
     (text,) = found(facts)
     assert text.startswith("error")
     assert "two primaries: a:1 (timeline 1), b:2 (timeline 2)" in text
-    assert "stop the old one, a:1 (timeline 1)" in text
+    assert "stop the old primary, a:1 (timeline 1)" in text
     assert "resync" not in text
     facts.primaries = facts.primaries[1:]
     assert found(facts) == []

@@ -47,7 +47,10 @@ def _check_hosts(place: Place, facts: SourceFacts) -> Iterable[Finding]:
             place,
             "its url lists several hosts without target_session_attrs, so connections may reach a "
             "server that has no slot of streamer",
-            in_words("add target_session_attrs=read-write, or standby for a source on a standby"),
+            in_words(
+                "add target_session_attrs=read-write; for a source on a standby, add "
+                "target_session_attrs=standby"
+            ),
         )
 
 
@@ -62,7 +65,9 @@ def _check_primaries(place: Place, facts: SourceFacts) -> Iterable[Finding]:
         yield error(
             place,
             f"has two primaries: {', '.join(map(str, ours))}",
-            in_words(f"stop the old one, {old}: commits there reach neither {newest} nor streamer"),
+            in_words(
+                f"stop the old primary, {old}: its commits reach neither {newest} nor streamer"
+            ),
         )
 
 

@@ -78,7 +78,10 @@ def _identity_fix(relation: SourceRelation, details: Details, moves: Sequence[st
 
 def key_fix(relation: SourceRelation, details: Details) -> Fix:
     """Return the fix that gives a table a key in place of whole rows."""
-    words = "add a primary key at the source, or a unique index on NOT NULL columns here"
+    words = (
+        "add a primary key at the source; for a clone without `filter`, a unique index on NOT NULL "
+        "columns of the target is enough"
+    )
     return _key_fix(relation, details) or in_words(words)
 
 

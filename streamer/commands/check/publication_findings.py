@@ -238,10 +238,11 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
     publication = facts.publications.get(facts.source.publication)
     if publication is None:
         return
+    scope = "is FOR ALL TABLES" if publication.has_all_tables else "is FOR TABLES IN SCHEMA"
     if publication.has_all_tables or publication.namespaces:
         yield warning(
             Place(facts.label, f'publication "{publication.name}"'),
-            "names no tables, so PostgreSQL lets their owners run ALTER TABLE … SET UNLOGGED. "
+            f"{scope}, so PostgreSQL lets table owners run ALTER TABLE … SET UNLOGGED. "
             "Changes of an unlogged table are not in the WAL, so such a table needs a resync",
             in_words("re-create the publication with a list of tables"),
         )
@@ -251,7 +252,7 @@ def _check_all_tables(facts: SourceFacts) -> Iterable[Finding]:
         if publication.has(identity.name) and "update" in publication.publishes:
             yield warning(
                 Place(facts.label, str(identity.name)),
-                f'publication "{publication.name}" names no tables and publishes updates, so '
+                f'publication "{publication.name}" {scope} and publishes updates, so '
                 "the application's own UPDATE and DELETE of this table fail",
                 in_words("re-create the publication with a list of tables"),
             )

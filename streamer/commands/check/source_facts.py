@@ -216,7 +216,7 @@ async def read_source(source: SourceMapping, target_namespace: str) -> SourceFac
     except TimeoutError:
         facts.error = SourceConnectionError(
             f"reading its catalogs took longer than {READ_SECONDS:g} s",
-            hint="a session may hold a lock on a table: see pg_locks there",
+            hint="a session may hold a lock on a table: see pg_locks at the source",
         )
     except StreamerError as exc:
         facts.error = exc

@@ -339,7 +339,8 @@ def check_transactions(facts: SourceFacts, target: TargetFacts | None) -> Iterab
             f"creating a slot waits for prepared transaction {gid}",
             at_source(
                 f"rollback prepared {gid}",
-                words=f'or commit prepared, in database "{prepared.database}"',
+                words=f"or commit prepared {gid}; either statement must run in database "
+                f'"{prepared.database}"',
                 is_choice=True,
             ),
         )
@@ -529,5 +530,5 @@ def check_unreplicated(facts: SourceFacts) -> Iterable[Finding]:
         yield info(
             place,
             "TRUNCATE of a single partition is not replicated",
-            in_words("truncate the whole table, or delete the rows"),
+            in_words("to empty a partition, delete its rows"),
         )

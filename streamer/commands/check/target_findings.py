@@ -98,9 +98,11 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
     """Whether replication tools can distinguish streamer's writes from writes of users."""
     if not server.is_source:
         return
-    effect = "if changes are also replicated from here, they may travel back"
+    effect = "if the target is also replicated, these writes may return to their source"
     if not server.may_set_origin:
-        problem = f'role "{server.role}" may not tag its writes as replicated: {effect}'
+        problem = (
+            f'role "{server.role}" may not mark its writes with a replication origin: {effect}'
+        )
         fix = in_words("before PostgreSQL 14 only superusers have this privilege")
         if server.version >= 14_00_00:
             fix = at_target(*replication_origin.grants_sql(quote_identifier(server.role)))
@@ -111,8 +113,7 @@ def check_origins(server: TargetServer, connections: int) -> Iterable[Finding]:
             setting = "max_active_replication_origins"
         problem = (
             f"{max(0, server.free_origins)} replication origins are free, but up to "
-            f"{connections} connections write, so not all can tag their writes as "
-            f"replicated: {effect}"
+            f"{connections} connections write, so some writes have no origin: {effect}"
         )
         needed = server.origins_max - server.free_origins + connections
         words = "then restart that server; or lower `workers` or `sync.jobs`"

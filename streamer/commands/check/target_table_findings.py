@@ -387,8 +387,8 @@ def check_partitions(pair: Pair, table: TargetTable) -> Iterable[Finding]:
             f"default partition {default} has more than {ROWS_MAX:,} rows, which "
             "PostgreSQL scans under a lock for every new partition",
             in_words(
-                f'count the rows of each time in column "{rule.column}" of {default}; a larger '
-                "`keep`, or an earlier `since`, gives older rows their partitions"
+                f'count the rows of {default} by "{rule.column}"; a larger `keep`, or an earlier '
+                "`since`, gives older rows their partitions"
             ),
         )
 

@@ -273,7 +273,7 @@ class Cutover:
     async def _undo(self) -> None:
         record = self._record
         if record is None:
-            self._report("undo", "there is nothing to undo")
+            self._report("undo", f"{self._source.label} has no cut-over to undo")
             return
         if record.is_finished:
             raise CutoverError(
@@ -324,7 +324,7 @@ class Cutover:
             await self._undo_after(f"{step.value}: {reason}")
         except StreamerError as exc:
             go_on = f"run `{self._command} --yes` again, or `{self._command} --undo` to go back"
-            exc.remedy = Remedy.of(exc.remedy or "fix that", "; then ", go_on)
+            exc.remedy = Remedy.of(exc.remedy or "remove the cause", "; then ", go_on)
             exc.add_note(f"step {step.value}")
             raise
 
@@ -351,8 +351,8 @@ class Cutover:
                 await self._undo()
         except (StreamerError, TimeoutError) as exc:
             why = str(exc) or "the undo took too long"
-            undo = Remedy.of(f"go back with `{self._command} --undo`")
-            raise CutoverError(f"{failure}; going back failed: {why}", hint=undo) from exc
+            undo = Remedy.of(f"undo the cut-over with `{self._command} --undo`")
+            raise CutoverError(f"{failure}; the undo failed: {why}", hint=undo) from exc
         raise CutoverError(
             f"{failure}; the command restored the state before the cut-over, so programs may "
             f"write to {self._source.label}",

@@ -86,7 +86,8 @@ async def check_new(
         )
     if unnamed:
         raise MappingError(
-            f'the source of "{database}" has no sid, so its rows cannot be told apart from others',
+            f'the source of "{database}" has no sid, so streamer could not distinguish its rows '
+            "from rows of the new tenant",
             hint="give its url a sid first; its tables then need a column sid and a resync",
         )
     for sid in sids:

@@ -429,7 +429,7 @@ class PartCopier:
         name = (names.fname(number) or b"").decode("utf-8", "replace")
         return (
             f'at the source, column "{name}" of the row with ctid {place} is not valid UTF-8: '
-            "correct it there, then resync the table"
+            "correct the value, then resync the table"
         )
 
     def _find_untranslatable(self, locate: str) -> str | None:

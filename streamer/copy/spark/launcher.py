@@ -301,8 +301,8 @@ class SparkLauncher:
             case "starving":
                 self.is_starving = True
                 log.warning(
-                    "the copy waits for Spark: no worker has taken a task; see that workers run"
-                    " and have a core and memory free",
+                    "the copy waits for Spark: no worker has taken a task; check that workers run"
+                    " and have a free core and free memory",
                     master=self._master,
                 )
         waiting = self._waiting.get(event.get("job", ""))
