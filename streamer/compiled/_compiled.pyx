@@ -236,7 +236,8 @@ def mark_deletes(
 
     *keys* contains a byte for each column of the source; the byte is not 0 for a column of the key.
     The new tuple contains the columns of the key, or of a whole old row, and the encoded *values*.
-    All other columns are unchanged. All messages are bytes. See `streamer.apply.rows.row_metadata`.
+    All further columns are unchanged. All messages are bytes. See
+    `streamer.apply.rows.row_metadata`.
     """
     cdef Py_ssize_t size, position, begin, tail_size = PyBytes_GET_SIZE(values), used
     cdef int count = <int>PyBytes_GET_SIZE(keys), n, width
